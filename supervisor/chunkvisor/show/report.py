@@ -32,6 +32,7 @@ from chunkvisor.show.sensors import SensorLine, read_line
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.target import check_target
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
@@ -352,7 +353,7 @@ def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles
 
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
-    layout = Layout(workdir.absolute())
+    layout = Layout(require_workdir(workdir).workdir.absolute())  # a refusal names the folder as it was given
     status, lines = screen_of(layout.workdir)
     story = Story()
     for entry in read_events(layout.events):
