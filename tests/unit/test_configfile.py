@@ -146,6 +146,7 @@ def test_unknown_key_lists_the_valid_ones(folder: Path) -> None:
     [
         ("encode: {long: windows}", "5: encode.long: this key is gone: cut long texts into pieces"),
         ("upload: s3://bucket/embeddings", "5: upload: this key is gone: copy the finished files with `aws s3 cp`"),
+        ("identity: strict", "5: identity: this key is gone: a run notes other versions of the libraries"),
         ("ingest: {head: auto}", "5: ingest.head: this key is gone: a run reads its sources to the end"),
     ],
 )

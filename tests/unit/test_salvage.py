@@ -121,7 +121,7 @@ def test_what_was_written_is_found_after_a_death(tmp_path: Path, opened: Opened)
     for batch in ([1, 2], [5]):
         file.begin(np.array(batch))
 
-    assert look(files, spec(), None, never_blank) == Salvage((0, 3, 4, 9), (1, 2, 5), FACTS)
+    assert look(files, spec(), None, never_blank) == Salvage((0, 3, 4, 9), (1, 2, 5))
 
 
 def corrupt(files: AttemptFiles) -> None:
@@ -152,10 +152,10 @@ def lie(files: AttemptFiles) -> None:
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (corrupt, Salvage((0, 9), (), FACTS)),
-        (tear, Salvage((0, 9), (3, 4), FACTS)),
+        (corrupt, Salvage((0, 9))),
+        (tear, Salvage((0, 9), (3, 4))),
         (shorten, Salvage()),
-        (lie, Salvage((0, 3, 4, 9), (), FACTS)),
+        (lie, Salvage((0, 3, 4, 9))),
         (lambda files: files.partial.unlink(), Salvage()),
         (lambda files: files.batches.unlink(), Salvage()),
         (lambda files: files.batches.write_bytes(b"\xff\n" + files.batches.read_bytes()), Salvage()),

@@ -32,15 +32,6 @@ class Start(StrEnum):
     """WARM where it works, FRESH where it does not."""
 
 
-class Strictness(StrEnum):
-    """What may differ between the chunks of one output."""
-
-    STANDARD = "standard"
-    """Versions of the libraries may; the manifest says which rows have which."""
-    STRICT = "strict"
-    """Not even they."""
-
-
 class OnBadRow(StrEnum):
     """What to do with a row that the model cannot encode."""
 

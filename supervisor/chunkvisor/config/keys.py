@@ -20,6 +20,10 @@ GONE: dict[tuple[str, ...], str] = {
     ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
     ("encode", "long"): "cut long texts into pieces in the source, one a row; a run says how many it has cut off",
     ("encode", "overlap"): "cut long texts into pieces in the source, one a row; a run says how many it has cut off",
+    ("identity",): (
+        "a run notes other versions of the libraries, and the manifest names them all; remove the key. To keep to one "
+        "set of versions, pin them in the environment"
+    ),
     ("upload",): "copy the finished files with `aws s3 cp`, or with `hf upload`",
 }
 """Keys of earlier versions, or keys and one of their values, each with what to do instead.

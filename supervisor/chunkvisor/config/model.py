@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from chunkvisor.config import paths, values
-from chunkvisor.config.choices import EngineKind, FinalDtype, Strictness
+from chunkvisor.config.choices import EngineKind, FinalDtype
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.outputsection import OutputConfig, distinct_names, files_of
 from chunkvisor.config.reserved import RESERVED_NAMES
@@ -24,7 +24,7 @@ from chunkvisor.config.sections import (
     Section,
     WorkersConfig,
 )
-from chunkvisor.config.sentences import expected, refused
+from chunkvisor.config.sentences import refused
 from chunkvisor.config.values import empty
 
 
@@ -39,10 +39,6 @@ class Config(Section):
     """How texts become vectors."""
     chunk: ChunkConfig = ChunkConfig()
     """The unit of work that one worker process does."""
-    identity: Annotated[Strictness, expected('"standard" or "strict"')] = Strictness.STANDARD
-    """What may differ between the chunks of an output. standard = the versions of torch, transformers and
-    sentence-transformers: a resume under others says so, and the manifest has each with its share of rows. strict =
-    nothing: the run is refused with 78."""
     reuse: values.Flag = True
     """A text of which this workdir has a vector, made by the same model in the same way, is not encoded again."""
     reuse_from: paths.Folders = ()

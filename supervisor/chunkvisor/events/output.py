@@ -95,7 +95,7 @@ class Assembling(Event):
 
 
 @event(
-    "{output}: some rows were computed with other library versions: {changed}; the manifest lists them",
+    "{output}: some rows were computed with other library versions: {changed}; the manifest names all",
     Severity.CARE,
 )
 class OtherVersions(Event):

@@ -3,6 +3,7 @@
 A run that finds others refuses.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,6 +92,8 @@ class StagedRecord:
 @dataclass(frozen=True, slots=True)
 class _FactsRecord:
     facts: Facts
+    other_versions: tuple[dict[str, str], ...] = ()
+    """Of libraries, that computed some of the texts after those of the facts."""
 
 
 def make_state(layout: OutputLayout) -> None:
@@ -132,6 +135,12 @@ def read_facts(layout: OutputLayout) -> Facts | None:
     return record.facts if record is not None and record.facts.dimension > 0 else None
 
 
-def write_facts(layout: OutputLayout, facts: Facts) -> None:
+def read_other_versions(layout: OutputLayout) -> list[dict[str, str]]:
+    """Versions of libraries, other than those in the facts, that computed some of the texts."""
+    record = read_if_whole(_FactsRecord, layout.facts)
+    return list(record.other_versions) if record is not None else []
+
+
+def write_facts(layout: OutputLayout, facts: Facts, other_versions: Sequence[dict[str, str]] = ()) -> None:
     """Write them. Raises OSError."""
-    write_sealed(layout.facts, asdict(_FactsRecord(facts)))
+    write_sealed(layout.facts, asdict(_FactsRecord(facts, tuple(other_versions))))

@@ -32,7 +32,6 @@ Nothing is created, read or deleted here.
         reuse/                          which texts have a vector elsewhere, where, and which are encoded
         indexes/                        of the texts of other workdirs that have no index, while they are looked up
         facts.json                      what the first worker found out about the model: dimension, dtype, versions
-        versions.json                   which texts other library versions computed, where there are any
         cut-<fingerprint>.bin           which of the encoded texts were cut, where there are any
         cut_rows.bin                    the same by row, once the output is joined
         chunks/000/000012-<digest>.npy  vectors of a committed chunk

@@ -3,13 +3,13 @@
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import chunk_key
 from chunkvisor.store.chunkfiles import chunk_files, remove_chunk
-from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_staged, write_facts
+from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_other_versions, read_staged, write_facts
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.reuse import work_of
@@ -18,6 +18,9 @@ from chunkvisor_worker.contract.messages import Facts
 
 _HEADER_BYTES = 128
 """numpy pads the header of a 2-D float32 array to this length (numpy.lib.format, ARRAY_ALIGN)."""
+
+_SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
+"""Libraries whose versions may change the numbers in a vector."""
 
 
 class Ledger:
@@ -29,6 +32,8 @@ class Ledger:
         self.fingerprint = fingerprint
         self.facts: Facts | None = None
         """What the first worker found out about the model."""
+        self.other_versions: list[dict[str, str]] = []
+        """Of the libraries, that computed some of the texts after those of the facts."""
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
         self._durable: set[Path] = set()
@@ -46,7 +51,7 @@ class Ledger:
         """
         make_folder(self.layout.attempts, durable=False)
         make_folder(self.layout.chunks)
-        self.facts = read_facts(self.layout)
+        self.facts, self.other_versions = read_facts(self.layout), read_other_versions(self.layout)
         self._committed = bytearray(self.plan.count)
         for number, path in self.chunk_files():
             if number < self.plan.count and not self._committed[number] and self._size_fits(number, path):
@@ -135,6 +140,16 @@ class Ledger:
             write_facts(self.layout, facts)
             self.facts = facts
 
+    def note_versions(self, facts: Facts) -> list[str]:
+        """Keep the versions that compute now; return how they differ from the first, in words. Raises OSError."""
+        if self.facts is None or not (changed := _differences(self.facts.versions, facts.versions)):
+            return []
+        if facts.versions not in self.other_versions:
+            others = [*self.other_versions, facts.versions]
+            write_facts(self.layout, self.facts, others)
+            self.other_versions = others
+        return changed
+
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
         """Publish verified vectors by one rename. Raises OSError.
 
@@ -199,6 +214,14 @@ class Ledger:
         if not stat.S_ISREG(state.st_mode):
             return False
         return self.facts is None or state.st_size == _HEADER_BYTES + 4 * self.plan.size(number) * self.facts.dimension
+
+
+def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """In words: the libraries that shape vectors and are not the same in both."""
+    pairs = [(name, before.get(name), now.get(name)) for name in _SHAPING]
+    return [
+        f"{name} {was or 'absent'} before, {is_now or 'absent'} now" for name, was, is_now in pairs if was != is_now
+    ]
 
 
 def ledger_of(layout: OutputLayout) -> Ledger | None:

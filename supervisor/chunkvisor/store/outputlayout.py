@@ -36,7 +36,6 @@ class OutputLayout:
     """The source as it is now, read beside what an earlier run has staged."""
     staged = Entry("state", "staged.json")
     facts = Entry("state", "facts.json")
-    versions = Entry("state", "versions.json")
     chunks = Entry("state", "chunks")
     parts = Entry("state", "parts")
     quarantine = Entry("state", "quarantine")

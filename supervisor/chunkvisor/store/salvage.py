@@ -24,8 +24,6 @@ class Salvage:
     """Texts whose vectors are in its partial file, verified."""
     under_way: tuple[int, ...] = ()
     """Texts of the batches that had begun and were not written: one of them may be what ended it."""
-    facts: Facts | None = None
-    """None where nothing is done."""
 
 
 def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> Salvage:
@@ -51,7 +49,7 @@ def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callabl
                     done += _good(file, shape, batch, digest, is_blank)
     except (BadVectorsError, OSError):
         return Salvage(under_way=under_way)
-    return Salvage(tuple(sorted(done)), under_way, facts if done else None)
+    return Salvage(tuple(sorted(done)), under_way)
 
 
 def _good(

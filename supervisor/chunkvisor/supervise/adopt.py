@@ -14,13 +14,13 @@ from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import Halt
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.lessons import LessonFile
-from chunkvisor.store.salvage import Salvage, look
+from chunkvisor.store.salvage import look
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.storage import Storage, check_space
 from chunkvisor.supervise.task import Task
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Facts, Spec, Tier
+from chunkvisor_worker.contract.messages import Spec, Tier
 from chunkvisor_worker.contract.wire import read_message
 
 
@@ -51,11 +51,11 @@ def _adopt(number: int, output: OutputRun, storage: Storage, budget: Budget) -> 
             skip = tuple(spec.start + row for row in spec.skip)
             task = Task(0, number, chunk, spec.start, spec.stop, skip=skip)
             good = verdict.outcome is Outcome.COMMITTED
-            if good and _of_these_versions(evidence.result.facts if evidence.result else None, output):
+            if good:
                 storage.keep(task, files)
                 continue
-            left = Salvage() if good else look(files, spec, ledger.facts, output.blank_test(spec))
-            if left.done and _of_these_versions(left.facts, output):
+            left = look(files, spec, ledger.facts, output.blank_test(spec))
+            if left.done:
                 rows = {text - spec.start for text in task.wanted}.difference(left.done)
                 storage.keep(task, files, tuple(sorted(rows)), failed=True, interrupted=verdict.blameless)
             step = None if good else decide(verdict, History(), budget)
@@ -79,13 +79,6 @@ def forget_unsure(output: OutputRun) -> None:
 def _of_this_model(files: AttemptFiles, output: OutputRun) -> bool:
     """Whether the model's folder has not been touched since the attempt began: so its worker loaded what is there."""
     return output.model is None or output.model.settled_since(files.spec.stat().st_mtime_ns)
-
-
-def _of_these_versions(facts: Facts | None, output: OutputRun) -> bool:
-    """Whether the versions of the worker's libraries may stand beside those of the output."""
-    if facts is None or output.versions is None:
-        return True
-    return not output.versions.refuses(output.ledger.facts, facts)
 
 
 def _belongs(spec: Spec, output: OutputRun, chunk: int) -> bool:

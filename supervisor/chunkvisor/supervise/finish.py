@@ -16,17 +16,14 @@ from chunkvisor.assemble.manifest import announce, publish_manifest, read_record
 from chunkvisor.assemble.newmanifest import Origin, build_manifest
 from chunkvisor.assemble.sides import write_sides
 from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
-from chunkvisor.assemble.versionshare import share_of_rows
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.freshtable import fresh_of
 from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.identity import TEXT_KEYS
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import Place, Reuse
-from chunkvisor.store.versions import read_stretches
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.taken import taken_of
 
@@ -105,9 +102,8 @@ class Finish:
         manifest = build_manifest(
             layout, self._form, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad, cut
         )
-        if stretches := read_stretches(layout):
-            shares = share_of_rows(stretches, ledger.facts.versions, fresh_of(self.table, self.reuse))
-            manifest["versions_by_rows"] = [{"rows": rows, "versions": versions} for rows, versions in shares]
+        if ledger.other_versions:
+            manifest["other_versions"] = ledger.other_versions
         manifest["generation"] = self.begun.fixed.generation
         if self.reuse is not None:
             manifest["reused"] = [_reused(each) for each in self.reuse.places if each.texts]

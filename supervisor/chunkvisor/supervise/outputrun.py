@@ -13,7 +13,6 @@ from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.endings import texts_damaged
-from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor_worker.contract.messages import Limits, Spec
 
 
@@ -32,7 +31,6 @@ class OutputRun:
     """Of its final."""
     model: LocalModel | None = None
     """The folder from which its workers load, which must not change meanwhile."""
-    versions: VersionWatch | None = None
     rows: int = 0
     taken: int = 0
     """Texts whose vectors are taken over."""

@@ -22,11 +22,9 @@ from chunkvisor_worker.contract.messages import Facts
 class Planner:
     """Of one run: what it has checked, it need not check again."""
 
-    def __init__(self, emit: Emit, on_wait: Callable[[], None], *, strict: bool) -> None:
-        """`strict`: vectors of other versions of the libraries do not stand beside each other."""
+    def __init__(self, emit: Emit, on_wait: Callable[[], None]) -> None:
         self._emit = emit
         self._on_wait = on_wait
-        self._strict = strict
         self._problems: dict[tuple[str, str], str | None] = {}
 
     def plan(
@@ -60,7 +58,7 @@ class Planner:
         writer, used, facts = WhereWriter(folder, table), list[Candidate](), None
         ours = TableFiles(table.folder).index
         for candidate in candidates:
-            if facts is not None and candidate.facts is not None and not self._alike(facts, candidate.facts):
+            if facts is not None and candidate.facts is not None and facts.dimension != candidate.facts.dimension:
                 continue
             has_some = False
             for here, there in matches(ours, candidate.index):
@@ -100,8 +98,3 @@ class Planner:
         if key not in self._problems:
             self._problems[key] = candidate.problem(self._on_wait)
         return self._problems[key]
-
-    def _alike(self, facts: Facts, others: Facts) -> bool:
-        if facts.dimension != others.dimension:
-            return False
-        return not self._strict or facts.versions == others.versions

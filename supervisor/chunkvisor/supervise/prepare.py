@@ -11,7 +11,6 @@ from chunkvisor.assemble.badtexts import mend_records
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
-from chunkvisor.config.choices import Strictness
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.events.output import OutputOpened, TextsReused
@@ -22,13 +21,11 @@ from chunkvisor.ingest.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with
-from chunkvisor.store.versions import VersionNotes
 from chunkvisor.supervise.begin import open_table
 from chunkvisor.supervise.finish import Finish
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
-from chunkvisor.supervise.versionwatch import VersionWatch
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.files import remove_folder
 
@@ -70,7 +67,6 @@ def _output_run(
     fresh = fresh_of(table, reuse)
     _tell_opened(opening, ledger, fresh, reuse, taken, begun)
     job = _job(opening, name, ledger.fingerprint)
-    strict = config.identity is Strictness.STRICT
     taken_from = (each for each in (reuse.places if reuse else ()) if each.texts and each.kind is PlaceKind.OUTPUT)
     return OutputRun(
         ledger,
@@ -80,7 +76,6 @@ def _output_run(
         Finish(opening, begun, ledger, table, reuse, job),
         asked_form(config.outputs[name], staged.carried),
         opening.source.local,
-        VersionWatch(name, VersionNotes(begun.layout), opening.emit, strict=strict),
         rows=staged.rows,
         taken=taken,
         awaits=frozenset(each.output for each in taken_from),

@@ -16,6 +16,7 @@ from chunkvisor.events.attempt import BatchesKept, ChunkCommitted, ChunkDamaged,
 from chunkvisor.events.attempt import Quarantined as QuarantinedEvent
 from chunkvisor.events.event import Emit
 from chunkvisor.events.model import ModelWarning
+from chunkvisor.events.output import OtherVersions
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.cuttexts import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
@@ -41,6 +42,8 @@ class Storage:
         self._first_go_s: float | None = None
         self._warnings = set[str]()
         """Of the libraries, that were said."""
+        self._changes = set[tuple[str, str]]()
+        """Outputs, and changes of library versions that were said of them."""
 
     def gone(self, go_s: float) -> None:
         """A gate was opened; rates count from the first."""
@@ -70,8 +73,7 @@ class Storage:
             if facts is None:
                 raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
             self._tell_warnings(facts)
-            if output.versions is not None:
-                output.versions.saw(task.start, task.stop, output.ledger.facts, facts)
+            self._note_versions(output, facts)
             vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
             ledger = output.ledger
             cut = ledger.layout.cut_texts(ledger.fingerprint)
@@ -101,6 +103,13 @@ class Storage:
             if text not in self._warnings:
                 self._warnings.add(text)
                 self._emit(ModelWarning(f"while the model was loaded: {text}"))
+
+    def _note_versions(self, output: OutputRun, facts: Facts) -> None:
+        """Say once if the libraries are of other versions than when the output was begun."""
+        changed = ", ".join(output.ledger.note_versions(facts))
+        if changed and (output.name, changed) not in self._changes:
+            self._changes.add((output.name, changed))
+            self._emit(OtherVersions(output.name, changed))
 
     def cut(self, task: Task, at: int) -> None:
         """Note where a chunk is taken apart; that this could not be written costs a later run a few attempts."""

@@ -11,7 +11,7 @@ from chunkvisor.assemble.combine import refuse_unequal
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.config.choices import OnBadRow, Strictness
+from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.decide.dtypes import less_memory, unfit_dtype
 from chunkvisor.decide.lastwords import BadRows
@@ -94,7 +94,7 @@ class Work:
             DiskWait(config.recovery.wait_timeout, means.pause, self._emit),
             self._emit,
             means.on_wait,
-            Planner(self._emit, means.on_wait, strict=config.identity is Strictness.STRICT),
+            Planner(self._emit, means.on_wait),
             lambda: means.engines.load_ahead(source),
             computed_dtype(config.model, source.path),
             self._request.update,
