@@ -191,3 +191,30 @@ def test_one_text_is_not_lost_to_a_plugin_that_dies(workplace: Workplace, tmp_pa
     assert "no text is the cause" in ended.stderr
     assert workplace.status()["attempts"] == {"crashed": 3}
     assert "quarantined" not in names_of(workplace)
+
+
+@local_engine_only
+@pytest.mark.parametrize(("chunks", "broken"), [(3, False), (3, True), (1, False)])
+def test_a_chunk_that_never_has_memory_ends_the_run_soon(place: Workplace, chunks: int, broken: bool) -> None:
+    """The NVML assert on every batch of one chunk of 1,000: the others are done, and the words are about the GPU."""
+    texts = [f"text number {number}" for number in range(1000 * chunks)]
+    place.write_source(texts)
+    kwargs = {"plan": {f"out/{chunks // 2}": "nvml_assert@encode"}, "times": None}
+    changes = {"recovery__wait_timeout": 1} if broken else {}  # else it waits for others, of whom it can see nothing
+    place.write_config("misbehaving:make", device="cuda", chunk__size=1000, model__kwargs=kwargs, **changes)
+    if broken:
+        (place.folder / "broken").touch()
+
+    ended = place.run()
+
+    assert ended.returncode == 69, ended.stderr
+    last_words = ended.stderr[ended.stderr.index("chunkvisor: ") :]
+    assert "If it fails, reload the NVIDIA driver or reboot." in last_words
+    assert "max_bad_rows" not in last_words
+    status = place.status()
+    output = status["outputs"]["out"]
+    assert (output["chunks_done"], output["quarantined"]) == (chunks - 1, 0)
+    print(f"| {chunks} chunks, broken {broken} | {status['attempts']} |\n{last_words}")
+    assert sum(status["attempts"].values()) <= 40
+    assert place.run("--set", "env.BEHAVE='1'").returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(texts))

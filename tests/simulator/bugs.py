@@ -38,7 +38,7 @@ def _learn_whatever_comes(self: Any, kind: str, tier: Any) -> Any:
     return self._change(kind, learn(self._lessons.get(kind, ()), tier))
 
 
-def _blame_by_any_success(self: Any, _device: int, _go_s: float) -> None:
+def _blame_by_any_success(self: Any, _device: int, _go_s: float, _task: Any) -> None:
     known, self._undecided = self._undecided, []
     for each in known:
         self._quarantine(each)
@@ -48,8 +48,8 @@ def _blame_at_once(self: Any, accused: Any) -> None:
     self._quarantine(accused)
 
 
-def _blame_by_earlier_workers(self: Any, device: int, _go_s: float) -> None:
-    _encoded(self, device, math.inf)
+def _blame_by_earlier_workers(self: Any, device: int, _go_s: float, task: Any) -> None:
+    _encoded(self, device, math.inf, task)
 
 
 def _trust_templates(self: Any, step: Any, end: Any) -> None:
@@ -75,6 +75,10 @@ def _try_no_short_text(self: Any, output: int) -> None:
     return None
 
 
+def _blame_by_other_chunks(_self: Any, _accused: Any) -> bool:
+    return False
+
+
 def _count_splits(self: Any, end: Any, step: Any) -> None:
     self._fruitless += isinstance(step, Split)
     _failed(self, end, step)
@@ -95,6 +99,7 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no device is suspected": (RunHistory, "guilty", _suspect_no_device),
     "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),
     "no short text is tried": (Blame, "_short_text", _try_no_short_text),
+    "a text is too long by a success in another chunk": (Blame, "_awaits_shorter", _blame_by_other_chunks),
     "nobody is asked to leave, nor ended in time": (Draining, "turn", _keep_no_grace),
     "splits count as fruitless": (RunHistory, "failed", _count_splits),
 }

@@ -981,6 +981,49 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "X5: where the shortest text lacks memory too, though another chunk's does not, the chunk is set aside",
+        {"chunks": 2, "size": 9, "done": 1, "rows": 1, "attempts": 1},
+        """
+        join 0 look none       | start 1 on 0: 9..18
+        ready 1                | go 1: 1
+        oom 1 1x91             | cut at 13, start 2 on 0: 9..13
+        ready 2                | go 2: 1
+        oom 2 1x91             | cut at 11, start 3 on 0: 9..11
+        ready 3                | go 3: 1
+        oom 3 1x91             | cut at 10, start 4 on 0: 9..10
+        ready 4                | go 4: 1
+        oom 4 1x91             | start 5 on 0: 10..11
+        ready 5                | go 5: 1
+        oom 5 1x90             | start 6 on 0: 11..13
+        ready 6                | go 6: 1
+        oom 6 1x89             | cut at 12, start 7 on 0: 11..12
+        ready 7                | go 7: 1
+        oom 7 1x89             | start 8 on 0: 12..13
+        ready 8                | go 8: 1
+        oom 8 1x88             | start 9 on 0: 13..18
+        ready 9                | go 9: 1
+        oom 9 1x87             | cut at 15, start 10 on 0: 13..15
+        ready 10               | go 10: 1
+        oom 10 1x87            | cut at 14, start 11 on 0: 13..14
+        ready 11               | go 11: 1
+        oom 11 1x87            | start 12 on 0: 14..15
+        ready 12               | go 12: 1
+        oom 12 1x86            | start 13 on 0: 15..18
+        ready 13               | go 13: 1
+        oom 13 1x85            | cut at 16, start 14 on 0: 15..16
+        ready 14               | go 14: 1
+        oom 14 1x85            | start 15 on 0: 16..18
+        ready 15               | go 15: 1
+        oom 15 1x84            | cut at 17, start 16 on 0: 16..17
+        ready 16               | go 16: 1
+        oom 16 1x84            | start 17 on 0: 17..18 control
+        ready 17               | go 17: 1
+        oom 17 1x83            | start 18 on 0: 0..1 control
+        ready 18               | go 18: 1
+        ok 18                  | set aside 1
+        """,
+    ),
+    (
         "one text too large for the device: quarantined once another was encoded",
         {"chunks": 1, "size": 2, "attempts": 2, "rows": 1},
         """

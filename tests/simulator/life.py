@@ -199,7 +199,7 @@ class _Run:
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
         self.todo: deque[do.Instruction] = deque()
-        self.set_aside = 0
+        self.set_aside: list[Outcome] = []
         self.draining = self.stopping = self.joins_stopped = False
         self.damaged_turn = 0
         """The turn in which a part turned out damaged last: its texts are due from the next on."""
@@ -273,7 +273,8 @@ class _Run:
         if self.draining:
             return ExitCode.INTERRUPTED
         if self.set_aside:
-            return ExitCode.TRY_AGAIN
+            lacks_memory = all(outcome is Outcome.GPU_OOM for outcome in self.set_aside)
+            return ExitCode.MACHINE if lacks_memory else ExitCode.TRY_AGAIN
         self.watchdog.finished()
         return ExitCode.QUARANTINED if any(output.bad_count for output in self.outputs) else ExitCode.COMPLETE
 
@@ -742,8 +743,8 @@ class _Run:
             device = self.devices[tell.device]
             device.paused_until_s = max(device.paused_until_s, until_s)
 
-    def _aside(self, _aside: do.SetAside) -> None:
-        self.set_aside += 1
+    def _aside(self, aside: do.SetAside) -> None:
+        self.set_aside.append(aside.verdict.outcome)
 
     def leave_behind(self, *, adopt: bool) -> None:
         """The workers are gone; what some had finished is taken over by the next run, as the driver does."""

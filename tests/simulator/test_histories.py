@@ -173,6 +173,27 @@ def test_the_lessons_of_one_device_are_paid_for_once() -> None:
     ends(sick, ExitCode.COMPLETE, attempts=8 + 3)
 
 
+@pytest.mark.parametrize(("chunks", "gpus"), [(1, 1), (4, 1), (4, 2), (4, 4)])
+def test_a_chunk_without_memory_is_set_aside(chunks: int, gpus: int) -> None:
+    """X5: where every batch of one chunk of 1,000 lacks memory, the others are done, within 40 attempts."""
+    for at in range(chunks):
+        sick = world(bad=dict.fromkeys(range(at * 1000, (at + 1) * 1000), Failure.OOM), texts=chunks * 1000, gpus=gpus,
+                     chunk_size=1000, rows=32)  # fmt: skip
+        sick.lengths[0][:] = [10 + 7 * text % 97 for text in range(chunks * 1000)]
+        life = ends(sick, ExitCode.MACHINE, attempts=40)
+        (output,) = life.disk.outputs
+        assert [output.committed(chunk) for chunk in range(chunks)] == [chunk != at for chunk in range(chunks)]
+        assert not output.bad_count
+
+
+def test_a_dozen_long_texts_are_all_that_a_chunk_loses() -> None:
+    """Though eight of them fail before anything of the chunk is encoded."""
+    long = world(bad=_poisoned(12, Failure.OOM, 50), texts=2000, chunk_size=1000, rows=32)
+    for text in long.poison[0]:
+        long.lengths[0][text] = 100
+    ends(long, ExitCode.QUARANTINED, attempts=40)
+
+
 def _full(world: World, until_s: float) -> World:
     world.disk_full = [(5.0, until_s)]
     return world

@@ -66,6 +66,7 @@ LIMITS = {
     "failed attempts in a row": Limit(
         str(policy.FRUITLESS_ATTEMPTS), ("twenty attempts in a row that repeat", "B1: 36 failures in a row")
     ),
+    "texts that fail alone": Limit(str(blame.UNDECIDED_MAX), ("X5: where the shortest text lacks memory too",)),
     "short texts before the first vector": Limit(
         str(blame.PROBES_MAX), ("all hangs before a text", "three short texts")
     ),

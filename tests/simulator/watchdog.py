@@ -283,6 +283,7 @@ class Watchdog:
         # Where not one text has its vector, another run would come to the same, whatever the cause.
         any_good = any(state == VECTOR for output in self._disk.outputs for state in output.state)
         excused = self._fails or self._damaging(world) or self._all_bad(world) or not any_good
+        excused = excused or self._chunk_without_memory(world)
         if code is ExitCode.MACHINE and not excused:
             raise Broken("69 is for devices", f"{told}")
         if code is ExitCode.DISK and not world.disk_full and "damaged chunk" not in world.chances:
@@ -295,6 +296,18 @@ class Watchdog:
     def _all_bad(world: World) -> bool:
         """Whether nothing of an output can be encoded: where workers crash over it, it may as well be the machine."""
         return any(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
+
+    @staticmethod
+    def _chunk_without_memory(world: World) -> bool:
+        """Whether every text of some chunk lacks the GPU's memory, the shortest as well."""
+        starts = (
+            (bad, first)
+            for bad, texts in zip(world.poison, world.lengths, strict=True)
+            for first in range(0, len(texts), world.chunk_size)
+        )
+        return any(
+            all(bad.get(first + text) is Failure.OOM for text in range(world.chunk_size)) for bad, first in starts
+        )
 
     @staticmethod
     def _damaging(world: World) -> bool:

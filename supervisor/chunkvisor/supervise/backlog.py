@@ -22,6 +22,8 @@ class Backlog:
         self._positions = [0] * len(outputs)
         self._again: list[Task] = []
         """Sorted by when they are due, then by their texts."""
+        self._given_up: set[tuple[int, int]] = set()
+        """(output, chunk) of those of which nothing more is tried."""
 
     def take(
         self,
@@ -88,8 +90,18 @@ class Backlog:
         return any(chunk is not None for chunk in pending)
 
     def put_back(self, task: Task) -> None:
-        """Have the texts tried, or tried again."""
-        insort(self._again, task, key=_order)
+        """Have the texts tried, or tried again, unless their chunk was given up."""
+        if task.control or not self.gave_up(task):
+            insort(self._again, task, key=_order)
+
+    def give_up(self, task: Task) -> None:
+        """Try nothing more of its chunk in this run."""
+        self._given_up.add((task.output, task.chunk))
+        self._again = [each for each in self._again if each.control or not self.gave_up(each)]
+
+    def gave_up(self, task: Task) -> bool:
+        """Whether its chunk was given up as a whole."""
+        return (task.output, task.chunk) in self._given_up
 
     def holds(self, task: Task) -> bool:
         """Whether what was put back has not been handed out yet."""

@@ -150,7 +150,7 @@ class Consequences:
         self._put_parts(task, [part_of(end, first), part_of(end, second)])
 
     def _isolate(self, end: AttemptEnd) -> None:
-        if len(suspects := end.suspects) == 1 and end.verdict.one_by_one:
+        if len(suspects := end.suspects) == 1 and (end.verdict.one_by_one or end.verdict.batch_rows == 1):
             self._history.charge(replace(end, task=end.task.of(suspects), device=None))  # it was tried alone just now
         self._put_parts(end.task, suspects_apart(end), suspects)
 
@@ -216,7 +216,7 @@ class Consequences:
         kept, holes = self._keeping.pop(task.key, (None, ()))
         self._history.stored(task, now_s)
         if kept is not None and kept.device is not None:
-            self._blame.encoded(kept.device.number, kept.go_s)
+            self._blame.encoded(kept.device.number, kept.go_s, task)
         if kept is not None and holes and not kept.saved:
             bad = [task.start + row for row in holes]
             self._put_parts(task, [part_of(kept, [text], hole=True) for text in bad], bad)

@@ -67,8 +67,10 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
     names = ", ".join(chunks[:10])
     more = f" and {len(chunks) - 10} more" if len(chunks) > 10 else ""
     last = given_up[-1]
+    # What has no room on the GPU, be it long or short, will have none in the next run.
+    lacks_memory = all(each.verdict.outcome is Outcome.GPU_OOM for each in given_up)
     return Halt(
-        ExitCode.TRY_AGAIN,
+        ExitCode.MACHINE if lacks_memory else ExitCode.TRY_AGAIN,
         f"not complete: {names}{more} failed in every try; everything else is done",
         why=last.verdict.why,
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",

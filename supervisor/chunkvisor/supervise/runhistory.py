@@ -114,13 +114,18 @@ class RunHistory:
         self._other_dimension += end.verdict.other_dimension
         self._fruitless += is_fruitless(step, end.verdict, end.task.texts)
         if isinstance(step, SetAside):
-            self._barren_chunks += 1
-            self.gave_up = True
+            self.set_aside()
         if end.device is not None and end.verdict.past_its_start:
             self._suspects.started(end.device.seat)
             # What is waited for may show in a batch as well: that is the same wait, not a way through it.
             if end.verdict.outcome is not Outcome.GPU_BUSY:
                 self._waits.got_through((Outcome.GPU_BUSY, end.device.number))
+
+    def set_aside(self) -> int:
+        """A chunk is given up; returns how many that makes since the last success."""
+        self._barren_chunks += 1
+        self.gave_up = True
+        return self._barren_chunks
 
     def charge(self, end: AttemptEnd) -> None:
         """It counts as a try of its texts, and, where they are a whole chunk, against its device."""

@@ -66,7 +66,7 @@ class Scheduler:
         self._history = RunHistory(outputs, budget, self.fleet)
         self._joins = Joins(outputs, self._backlog, budget.wait_timeout_s, say)
         self._leaving = Leaving(self.fleet, say)
-        self._blame = Blame(outputs, settings.bad_rows, self._backlog, self.fleet, say, self._leaving)
+        self._blame = Blame(outputs, settings.bad_rows, self._backlog, self.fleet, say, self._leaving, self._history)
         book = LessonBook(lessons, outputs)
         self._consequences = Consequences(
             outputs,
@@ -133,10 +133,10 @@ class Scheduler:
         for device in working:
             self._assignment.open_gates(device, now_s)
         nothing_else = self._backlog.empty and not self.fleet.workers
-        self._blame.settle(nothing_else=nothing_else, gave_up=self._history.gave_up)
+        self._blame.settle(nothing_else=nothing_else)
         if self._backlog.due(now_s):
             standby = max(0, self._standby - self._history.host_ooms)
-            self._assignment.fill(working, standby, now_s, far=self._blame.undecided)
+            self._assignment.fill(working, standby, now_s, far=self._blame.looks_afar)
 
     # --- workers
 
