@@ -194,7 +194,7 @@ def make(model, device):
 """
 """Takes memory of its GPU, and starts in a fraction of a second."""
 
-_IMPATIENT = "import chunkvisor.devices.gpu as gpu; gpu._TIMEOUT_S = 1.0; from chunkvisor.cli import main; main()"
+_IMPATIENT = "import chunkvisor.devices.gpu as gpu; gpu._SMI_TIMEOUT_S = 1.0; from chunkvisor.cli import main; main()"
 """chunkvisor, with a second for nvidia-smi instead of twenty."""
 
 

@@ -81,7 +81,7 @@ def lines_of(files: InvocationFiles) -> list[dict[str, Any]]:
 def test_nvidia_smi_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After three failures in a row, a hang being one, nvidia-smi is asked no more, and no child of it is left."""
     calls = fake_smi(tmp_path / "bin", monkeypatch, script)
-    monkeypatch.setattr(gpu, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(gpu, "_SMI_TIMEOUT_S", 0.3)
     probe = GpuProbe(["GPU-a"])
 
     def asked() -> bool:

@@ -76,8 +76,8 @@ LIMITS = {
     ),
     "damaged chunks of an output": Limit(str(joins.MAX_DAMAGED), ("the fourth damaged chunk",)),
     "memory of an ended worker": Limit(_s(gate._SETTLE_S), ("what a worker has held settles",)),
-    "nvidia-smi": Limit(_s(gpu._TIMEOUT_S), ()),
-    "torch": Limit(_s(gpu._TIMEOUT_S), ()),
+    "nvidia-smi": Limit(_s(gpu._SMI_TIMEOUT_S), ()),
+    "torch": Limit(_s(gpu._TORCH_TIMEOUT_S), ()),
     "SIGTERM or SIGABRT to a worker": Limit(_s(slot.GRACE_S), ()),
     "SIGKILL to a worker": Limit(_s(12 * slot.GRACE_S), ("a machine that leaves ends its workers",)),
 }

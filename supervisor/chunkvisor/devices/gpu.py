@@ -24,7 +24,7 @@ from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.probe import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 
-_TIMEOUT_S = 180.0
+_TORCH_TIMEOUT_S = 180.0
 """The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""
 
 
@@ -53,7 +53,7 @@ class ProbeReading:
         if report is not None and self.returncode == 0 and report.cuda is None:
             return "this torch is built without CUDA"
         if self.returncode is None:
-            return f"torch gave no answer within {_TIMEOUT_S:.0f} s"
+            return f"torch gave no answer within {_TORCH_TIMEOUT_S:.0f} s"
         return f"torch could not be asked: {last_line(self.log_tail) or f'exit code {self.returncode}'}"
 
 
@@ -71,7 +71,7 @@ def ask_torch(environment: Mapping[str, str], on_wait: Callable[[], None] = lamb
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
         returncode: int | None = None
         with suppress(TimeoutError):  # the report says how far it came
-            returncode = run_child(command, log, on_wait, environment, _TIMEOUT_S)
+            returncode = run_child(command, log, on_wait, environment, _TORCH_TIMEOUT_S)
         return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))
 
 
@@ -84,7 +84,7 @@ _FIELDS = {
 }
 """What nvidia-smi calls it -> (name of ours, size of its unit)."""
 _COMMAND = ("nvidia-smi", f"--query-gpu=index,uuid,{','.join(_FIELDS)}", "--format=csv,noheader,nounits")
-_TIMEOUT_S_gpuprobe = 20.0
+_SMI_TIMEOUT_S = 20.0
 _FAILURES = 3
 _REAP_S = 1.0
 _MOST_BYTES = 64 << 10
@@ -130,7 +130,7 @@ class GpuProbe:
             return None
         assert child.stdout is not None
         if child.poll() is None:
-            if time.monotonic() - self._asked_s > _TIMEOUT_S_gpuprobe:
+            if time.monotonic() - self._asked_s > _SMI_TIMEOUT_S:
                 # In uninterruptible sleep it survives the kill; it is reaped when it has ended after all.
                 child.kill()
                 child.stdout.close()
@@ -203,7 +203,6 @@ def has_bfloat16(flags: Set[str]) -> bool:
     return not _BFLOAT16.isdisjoint(flags)
 
 
-_TIMEOUT_S_gpu = 20.0
 _FORMAT = "--format=csv,noheader,nounits"
 _DEV = Path("/dev")
 _DRIVER_FILES = ("nvidiactl", "dxg", "nvmap")
@@ -380,11 +379,11 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
     except OSError:
         return SmiAnswer(None, "")
     try:
-        output, _ = process.communicate(timeout=_TIMEOUT_S_gpu)
+        output, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         # In uninterruptible sleep it survives the kill; waiting for it would hang us as well.
         process.kill()
-        return SmiAnswer(None, f"no answer within {_TIMEOUT_S:.0f} s")
+        return SmiAnswer(None, f"no answer within {_SMI_TIMEOUT_S:.0f} s")
     return SmiAnswer(process.returncode, output.decode(errors="replace"))
 
 
