@@ -130,7 +130,11 @@ class Bench:
         config = self.trivial(chunks=chunks, start="auto", wait_s=0.2, device="cuda")
         path = {"PATH": f"{tools}:{os.environ['PATH']}"}
         self.run(config, path)
-        events = [json.loads(line) for line in (self.folder / "work/events.jsonl").read_text().splitlines() if line]
+        events = [
+            json.loads(line)
+            for line in (self.folder / "work/.chunkvisor/events.jsonl").read_text().splitlines()
+            if line
+        ]
         first = next(event["t"] for event in events if event["event"] == "go")
         last = [event["t"] for event in events if event["event"] == "chunk_committed"][-1]
         ideal = chunks * 0.2 / 8

@@ -125,7 +125,7 @@ def command(config: Path) -> list[str]:
 
 def journal(folder: Path, name: str) -> list[dict[str, Any]]:
     """The events of that name."""
-    events = map(json.loads, filter(None, (folder / "work" / "events.jsonl").read_text().splitlines()))
+    events = map(json.loads, filter(None, (folder / "work" / ".chunkvisor" / "events.jsonl").read_text().splitlines()))
     return [event for event in events if event["event"] == name]
 
 

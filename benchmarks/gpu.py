@@ -101,7 +101,7 @@ def measure(folder: Path, texts: list[str], device: str, chunk: int, repeat: int
         for size in BATCH_SIZES:
             plain = [sys.executable, str(HERE / "plain.py"), "model", "texts.json", "plain.npy"]
             theirs[size].append(call([*plain, "--device", device, "--batch-size", str(size)], folder))
-    lines = [json.loads(line) for line in (folder / "work/events.jsonl").read_text().splitlines() if line]
+    lines = [json.loads(line) for line in (folder / "work/.chunkvisor/events.jsonl").read_text().splitlines() if line]
     events = [line for line in lines if line["run"] == lines[-1]["run"]]
     ended = [event for event in events if event["event"] == "worker_ended"]
     total_s = sum(event["busy_s"] + event["idle_s"] for event in ended)

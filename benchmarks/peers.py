@@ -143,7 +143,7 @@ class Contest:
     def measure(self, peer: Peer) -> None:
         """One run of it."""
         if peer.workdir:
-            clear(self.folder / peer.workdir)
+            shutil.rmtree(self.folder / peer.workdir, ignore_errors=True)
         found = took([*peer.command, *peer.chosen], self.folder, OFFLINE)
         peer.wall_s.append(found.seconds)
         peer.cpu_s.append(found.used_s)
@@ -155,14 +155,6 @@ class Contest:
         if peer.workdir:
             peer.computed = computed(self.folder / peer.workdir)
             say(f"{peer.name}: {peer.computed}")
-
-
-def clear(workdir: Path) -> None:
-    """Leave nothing of an earlier run but the mark."""
-    for path in workdir.iterdir() if workdir.exists() else ():
-        if path.name == ".chunkvisor":
-            continue
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def table(peers: list[Peer], texts: int) -> list[str]:

@@ -127,7 +127,10 @@ class Reuse:
         return int(manifest.get("texts_encoded", manifest["distinct_texts"]))
 
     def _events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "work" / "events.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.folder / "work" / ".chunkvisor" / "events.jsonl").read_text().splitlines()
+        ]
 
 
 def main() -> None:

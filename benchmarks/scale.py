@@ -111,7 +111,7 @@ class Scale(Scratch):
         part = min(_WINDOW, count // 3)
         begin = self.commits(part + _WARM_UP)
         commit_chunks(self.workdir, count - part - _WARM_UP)
-        inodes = sum(1 for _ in (self.workdir / "outputs" / "out").rglob("*"))
+        inodes = sum(1 for _ in (self.workdir / ".chunkvisor" / "outputs" / "out").rglob("*"))
         yield Row(f"{count:,} chunks: files and folders of all that is committed", f"{inodes:,}")
         yield from self.looks(count)
         first_s, found = self.until("attempt_started")

@@ -44,7 +44,7 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.workdir = folder / "work"
-        self.journal = self.workdir / "events.jsonl"
+        self.journal = self.workdir / ".chunkvisor" / "events.jsonl"
 
     def config(self, source: Path, *, chunk: int, dimension: int = 8, batch: int = 1000) -> None:
         """A config of the trivial encoder for one output `out`."""

@@ -10,7 +10,7 @@ from chunkvisor.events.progress import DeviceTimes
 
 def computed(workdir: Path) -> str:
     """Of the last run in the workdir, while its workers computed: as its report has it."""
-    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (workdir / ".chunkvisor" / "events.jsonl").read_text().splitlines()]
     times = DeviceTimes()
     for each in events:
         if each["event"] == "worker_ended" and each["run"] == events[-1]["run"]:

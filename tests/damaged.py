@@ -51,7 +51,7 @@ def unjudged(folder: Path) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
     place.lay(LAST, "kill_supervisor")
     assert place.run().returncode == -9
-    (attempt,) = (place.workdir / "outputs" / "out" / "attempts" / "000003").iterdir()
+    (attempt,) = (place.hidden / "outputs/out" / "attempts" / "000003").iterdir()
     by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
     assert subprocess.run(by_hand, check=False, timeout=60).returncode == 0
     return place
@@ -145,38 +145,53 @@ def a_loop(path: Path) -> None:
 
 CHUNK = f"000001-{'0' * 32}.npy"
 
+OUT = ".chunkvisor/outputs/out"
+
 UNKNOWN = [
-    ["unknown", "outputs/unknown", "outputs/.unknown", "outputs/out/unknown"],
     [
-        "outputs/out/table/unknown",
-        "outputs/out/table.new",
-        "outputs/out/table.new.partial",
-        "outputs/out/table.old",
+        "unknown",
+        ".chunkvisor/unknown",
+        ".chunkvisor/outputs/unknown",
+        ".chunkvisor/outputs/.unknown",
+        f"{OUT}/unknown",
     ],
     [
-        "outputs/out/chunks/unknown",
-        "outputs/out/chunks/000/unknown",
-        "outputs/out/chunks/0",
-        "outputs/out/chunks/007",
+        f"{OUT}/table/unknown",
+        f"{OUT}/table.new",
+        f"{OUT}/table.new.partial",
+        f"{OUT}/table.old",
     ],
-    [f"outputs/out/chunks/000/{CHUNK}"],
-    [f"outputs/out/chunks/000/{CHUNK.replace('000001', '000003')}"],
-    [f"outputs/out/chunks/000/{CHUNK.replace('000001', '000444')}"],
-    [f"outputs/out/chunks/001/{CHUNK}", f"outputs/out/chunks/001/{CHUNK.replace('000001', '000003')}"],
-    ["outputs/out/attempts/unknown", "outputs/out/attempts/000000", "outputs/out/attempts/000777"],
-    ["outputs/out/attempts/000003/unknown", "outputs/out/attempts/000003/007"],
+    [
+        f"{OUT}/chunks/unknown",
+        f"{OUT}/chunks/000/unknown",
+        f"{OUT}/chunks/0",
+        f"{OUT}/chunks/007",
+    ],
+    [f"{OUT}/chunks/000/{CHUNK}"],
+    [f"{OUT}/chunks/000/{CHUNK.replace('000001', '000003')}"],
+    [f"{OUT}/chunks/000/{CHUNK.replace('000001', '000444')}"],
+    [
+        f"{OUT}/chunks/001/{CHUNK}",
+        f"{OUT}/chunks/001/{CHUNK.replace('000001', '000003')}",
+    ],
+    [
+        f"{OUT}/attempts/unknown",
+        f"{OUT}/attempts/000000",
+        f"{OUT}/attempts/000777",
+    ],
+    [f"{OUT}/attempts/000003/unknown", f"{OUT}/attempts/000003/007"],
 ]
 """Names in a workdir that nobody here makes, by what they stand beside."""
 
 STATE = [
-    "events.jsonl",
-    "lessons.json",
+    ".chunkvisor/events.jsonl",
+    ".chunkvisor/lessons.json",
     "out.npy",
     "out.json",
-    ".out.npy.partial",
-    "outputs/out/facts.json",
-    "outputs/out/staged.json",
-    "outputs/out/done.json",
+    ".chunkvisor/out.npy.partial",
+    f"{OUT}/facts.json",
+    f"{OUT}/staged.json",
+    f"{OUT}/done.json",
 ]
 """Files that are replaced where something else stands at their place."""
 
@@ -215,5 +230,5 @@ def check_no_file(folder: Path, kind: Callable[[Path], None], name: str) -> None
     assert ended.returncode == 0, ended.stderr
     assert_harmless(place, ended, name)
     # Lessons are written only when there is one.
-    assert os.path.lexists(path.with_name(f"{path.name}.aside")) or name == "lessons.json"
+    assert os.path.lexists(path.with_name(f"{path.name}.aside")) or path.name == "lessons.json"
     assert place.here("verify", str(place.workdir)).returncode == 0

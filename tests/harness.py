@@ -153,6 +153,11 @@ class Workplace:
     def _goes_to_ray(self, *arguments: str) -> bool:
         return arguments[:2] == ("run", str(self.config_path)) and "kind: ray" in self.config_path.read_text()
 
+    @property
+    def hidden(self) -> Path:
+        """The folder of all state in the workdir."""
+        return self.workdir / ".chunkvisor"
+
     def vectors(self) -> np.ndarray:
         """The final file."""
         return np.load(self.workdir / "out.npy", allow_pickle=False)
@@ -169,7 +174,7 @@ class Workplace:
 
     def events(self) -> list[dict[str, Any]]:
         """The journal."""
-        return events_in(self.workdir / "events.jsonl")
+        return events_in(self.hidden / "events.jsonl")
 
 
 def _child_here(

@@ -89,7 +89,7 @@ def in_words(argument: object) -> str:
     if isinstance(argument, Event):
         values = asdict(argument)
         return " ".join([argument.name, *(f"{key}={values[key]}" for key in sorted(KEYS & values.keys()))])
-    return re.sub(r" object at 0x[0-9a-f]+|(?<=/invocations/)\d[^/]+", "", str(argument))
+    return re.sub(r" object at 0x[0-9a-f]+|(?<=/runs/)\d[^/]+", "", str(argument))
 
 
 def run(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:

@@ -154,5 +154,5 @@ def test_a_fault_asked_for_by_a_test_is_met_on_the_gpu(place: GpuPlace, minilm_p
     with testing.fault("gpu_oom", chunk=1) as fault:
         place.complete()
     assert (fault.struck, place.failed()) == (1, [(1, "gpu_oom")])
-    log = next(place.workdir.glob("outputs/out/attempts/000001/001/worker.log")).read_text()
+    log = next(place.hidden.glob("outputs/out/attempts/000001/001/worker.log")).read_text()
     figure(f"batches cut to {lowered(place)[-1]} rows" + (", simulated" if "drill: simulated" in log else ""))

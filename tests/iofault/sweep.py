@@ -40,7 +40,9 @@ _LONGEST_S = 120.0
 
 _ALLOWED = frozenset({ExitCode.MACHINE, ExitCode.DISK, ExitCode.TRY_AGAIN, ExitCode.CONFIG})
 
-_STORY = re.compile(r"work/(events\.jsonl|report\.html|invocations/.*|lock|.*\.log|.*/\.?beat\.json.*)|calls\.jsonl")
+_STORY = re.compile(
+    r"work/(report\.html|\.chunkvisor/(events\.jsonl|runs/.*|lock)|.*\.log|.*/\.?beat\.json.*)|calls\.jsonl"
+)
 """Files that no second run goes on from; that they are there is noted all the same."""
 
 _OF_THE_MOMENT = frozenset(

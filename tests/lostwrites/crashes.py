@@ -12,7 +12,7 @@ from typing import Any
 from .disk import Disk, File
 from .recording import Call, Kind, Recording
 
-_STORY = re.compile(r"(^|.*/)(invocations|events\.jsonl|report\.html|worker\.log|ingest\.log|\.?beat\.json.*)(/.*)?")
+_STORY = re.compile(r"(^|.*/)(runs|events\.jsonl|report\.html|worker\.log|ingest\.log|\.?beat\.json.*)(/.*)?")
 """Written for people: no resume reads it, so that folders that differ only there count as one."""
 
 _PROMISES = frozenset(

@@ -328,9 +328,9 @@ def _calls(case: Path) -> list[Any]:
 def _mark_is_whole(crash: Crash) -> bool:
     """Whether each mark of a workdir can be read, without which a later format could not be refused by name."""
     for path, entry in crash.tree.items():
-        if path.endswith(".chunkvisor") and entry.kind is Kind.CREATE:
+        if path.endswith("/format.json") and entry.kind is Kind.CREATE:
             try:
-                json.loads(entry.content)["format"]
+                json.loads(entry.content)["workdir_format"]
             except (ValueError, KeyError):
                 return False
     return True

@@ -172,7 +172,7 @@ chunkvisor.encode({texts!r}, model="test", encoder="plugin:make", device="cpu", 
 
 _FORGET = """
 import os
-folder = os.open("disk/work/outputs/out/table", os.O_RDONLY)
+folder = os.open("disk/work/.chunkvisor/outputs/out/table", os.O_RDONLY)
 os.unlink("index.bin", dir_fd=folder)
 os.fsync(folder)
 """

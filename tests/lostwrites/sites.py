@@ -140,7 +140,6 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/store/ledger.py Ledger.commit fsync": "plain",
     "chunkvisor/store/ledger.py Ledger.commit sync_folder": "plain",
     "chunkvisor/store/mark.py claim make_folders": "plain",
-    "chunkvisor/store/mark.py mark fsync": "plain",
     "chunkvisor/store/mark.py mark sync_folder": "plain",
     "chunkvisor/store/parts.py Parts._make_folder make_folder": "retry",
     "chunkvisor/store/parts.py write_quarantine make_folder": "retry",

@@ -242,7 +242,7 @@ class GpuWorkplace(Workplace):
 
     def attempts(self, output: str = "out") -> list[Path]:
         """Folders of the attempts that were kept, in their order."""
-        return sorted((self.workdir / "outputs" / output / "attempts").glob("*/*"))
+        return sorted((self.workdir / ".chunkvisor" / "outputs" / output / "attempts").glob("*/*"))
 
 
 def texts(count: int, words: int = 8) -> list[str]:

@@ -148,7 +148,7 @@ def test_a_gpu_that_another_process_has_for_itself_is_waited_for(gpu_workplace: 
     gpu_workplace.write_texts(4)
     gpu_workplace.write_model_config()
     process = gpu_workplace.start("run", str(gpu_workplace.config_path))
-    journal = gpu_workplace.workdir / "events.jsonl"
+    journal = gpu_workplace.hidden / "events.jsonl"
     wait_for(lambda: process.poll() is not None or (journal.exists() and gpu_workplace.named("waiting")), LIMIT_S)
     gpu_workplace.gpu.neighbours_leave()
     ended = finish(process, LIMIT_S)
@@ -244,7 +244,7 @@ def how_it_ends_otherwise(workplace: GpuWorkplace, end: End) -> list[str]:
     workplace.write_texts(4)
     workplace.write_torch_config(**{"chunk.size": 2, "recovery.wait_timeout": 0.1, "env": end.env})
     ended = workplace.run()
-    if not (workplace.workdir / "events.jsonl").exists():
+    if not (workplace.hidden / "events.jsonl").exists():
         return [ended.stderr]
     failed = workplace.named("attempt_failed")
     wrong = [] if ended.returncode == end.exit_code else [f"exit code {ended.returncode}"]

@@ -50,7 +50,7 @@ def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
 def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
     """Start the run; it has committed so many chunks now."""
     run = workplace.start("run", str(workplace.config_path))
-    journal = workplace.workdir / "events.jsonl"
+    journal = workplace.hidden / "events.jsonl"
     wait_for(lambda: journal.exists() and len(workplace.named("chunk_committed")) >= commits, LIMIT_S)
     return run
 
@@ -247,7 +247,7 @@ def test_nvidia_smi_may_hang_when_it_is_needed(make_gpu: MakeGpu, on: Callable[.
     gpu.fault(719, "cudaDeviceSynchronize", times=1)
     gpu.fault("hold", "cudaMalloc", process=1)
     process = gpu.start([workplace.command()[0], "-c", _IMPATIENT, "run", str(workplace.config_path)])
-    journal = workplace.workdir / "events.jsonl"
+    journal = workplace.hidden / "events.jsonl"
     wait_for(lambda: journal.exists() and workplace.named("attempt_started"), LIMIT_S)
     gpu.smi("hang")
     gpu.release()

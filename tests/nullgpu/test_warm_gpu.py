@@ -52,7 +52,7 @@ def watch_template(workplace: GpuWorkplace, run: subprocess.Popen[str]) -> Seen:
 
 def _journal(workplace: GpuWorkplace) -> str:
     try:
-        return (workplace.workdir / "events.jsonl").read_text()
+        return (workplace.hidden / "events.jsonl").read_text()
     except FileNotFoundError:
         return ""
 

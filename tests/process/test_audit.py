@@ -75,7 +75,7 @@ def clean(place: Workplace) -> None:
 
 def begin_anew(place: Workplace) -> None:
     """Nothing is finished."""
-    shutil.rmtree(place.workdir / "outputs" / "out")
+    shutil.rmtree(place.hidden / "outputs/out")
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_no_child_of_a_worker_survives_it(survived: Survived) -> None:
 
 def test_failed_attempts_keep_their_logs_within_bounds(survived: Survived) -> None:
     """Attempts that failed leave a folder with a log, the others leave nothing."""
-    folders = {int(path.name) for path in (survived.place.workdir / "outputs" / "out" / "attempts").iterdir()}
+    folders = {int(path.name) for path in (survived.place.hidden / "outputs/out" / "attempts").iterdir()}
     # On a node it can remove but the node's copy.
     gone = set() if os.environ.get(CLUSTER) else {"remove_the_attempt@encode"}
     assert folders == {n for n, lapse in enumerate(LAPSES, 1) if lapse.outcome and lapse.name not in gone}

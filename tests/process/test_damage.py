@@ -55,16 +55,16 @@ def test_any_file_damaged(
         if ended.returncode:
             refused.append(name)
         shutil.rmtree(place.folder)
-    assert refused == [Path("outputs/out/identity.json")]
+    assert refused == [Path(".chunkvisor/outputs/out/identity.json")]
 
 
 @pytest.mark.parametrize("state", [unfinished, complete])
 def test_damaged_in_place(tmp_path: Path, state: Callable[[Path], ScriptedWorkplace]) -> None:
     """A change that leaves size and modification time alone is seen in files that are not read at every run."""
     place = state(tmp_path / "place")
-    names = ["out.npy", "out.json", "outputs/out/done.json"] if state is complete else []
+    names = ["out.npy", "out.json", ".chunkvisor/outputs/out/done.json"] if state is complete else []
     if state is unfinished:
-        names = [f"outputs/out/table/{name}.bin" for name in ("texts", "offsets", "row_text", "first_row")]
+        names = [f".chunkvisor/outputs/out/table/{name}.bin" for name in ("texts", "offsets", "row_text", "first_row")]
     for name in names:
         flip_in_place(place.workdir / name)
         ended = place.run_here()
@@ -91,7 +91,7 @@ def test_final_file_kept_aside(tmp_path: Path) -> None:
 
 def chunk_files(place: ScriptedWorkplace, output: str = "out") -> list[Path]:
     """Committed chunks, in order."""
-    return sorted((place.workdir / "outputs" / output / "chunks").rglob("*.npy"))
+    return sorted((place.hidden / "outputs" / output / "chunks").rglob("*.npy"))
 
 
 def swap(first: Path, second: Path) -> None:
@@ -105,7 +105,7 @@ def swap(first: Path, second: Path) -> None:
 def test_what_was_being_prepared_goes(tmp_path: Path) -> None:
     """What an earlier run could neither finish nor remove is removed by the next, though that has nothing to do."""
     place = complete(tmp_path / "place")
-    left = [place.workdir / "outputs" / "out" / name for name in ("table.new", "table.new.partial", "reuse.partial")]
+    left = [place.hidden / "outputs/out" / name for name in ("table.new", "table.new.partial", "reuse.partial")]
     for folder in left:
         folder.mkdir()
         (folder / "file").touch()
@@ -173,7 +173,7 @@ def test_state_of_another_output(tmp_path: Path, what: str) -> None:
 
 
 def _state(place: ScriptedWorkplace, what: str) -> Path:
-    return place.workdir / what if what == "lessons.json" else place.workdir / "outputs" / "out" / what
+    return place.hidden / (what if what == "lessons.json" else f"outputs/out/{what}")
 
 
 def in_turn(places: Sequence[Any], *kinds: Callable[[Path], None]) -> list[tuple[Any, Callable[[Path], None]]]:
@@ -195,7 +195,7 @@ def test_unknown_things(tmp_path: Path, kind: Callable[[Path], None], places: li
 def test_a_final_file_of_ours_is_no_foreign_one(tmp_path: Path) -> None:
     """One whose manifest was not written any more, as after a kill, is replaced, and no copy stays behind."""
     place = kept(tmp_path / "place")
-    for name in ("out.json", "outputs/out/done.json"):
+    for name in ("out.json", ".chunkvisor/outputs/out/done.json"):
         (place.workdir / name).unlink()
 
     assert_harmless(place, place.run_here(), "unrecorded")
@@ -212,9 +212,9 @@ def test_no_file_where_a_file_belongs(tmp_path: Path, kind: Callable[[Path], Non
 @pytest.mark.parametrize(
     ("name", "words", "kind"),
     [
-        ("lock", "is no file", a_pipe),
-        ("lock", "is no file", a_loop),
-        ("outputs/out/identity.json", "is damaged", a_folder),
+        (".chunkvisor/lock", "is no file", a_pipe),
+        (".chunkvisor/lock", "is no file", a_loop),
+        (".chunkvisor/outputs/out/identity.json", "is damaged", a_folder),
     ],
 )
 def test_what_cannot_be_replaced_is_named(tmp_path: Path, kind: Callable[[Path], None], name: str, words: str) -> None:
@@ -260,7 +260,7 @@ def test_a_foreign_final_file_is_kept(tmp_path: Path) -> None:
 def test_garbage_in_the_story(tmp_path: Path, content: bytes, name: str) -> None:
     """Garbage in the journal or in the lock file costs what it said, and nothing else."""
     place = complete(tmp_path / "place")
-    (place.workdir / name).write_bytes(content)
+    (place.hidden / name).write_bytes(content)
     status = place.here("status", str(place.workdir), "--json")
     assert status.returncode == 0, status.stderr
     assert json.loads(status.stdout)["outputs"]["out"]["rows_done"] == len(TEXTS)
@@ -271,7 +271,7 @@ def test_garbage_in_the_story(tmp_path: Path, content: bytes, name: str) -> None
 def test_garbage_holder(tmp_path: Path) -> None:
     """A lock file with the right keys and the wrong values is nobody's."""
     place = complete(tmp_path / "place")
-    lock = place.workdir / "lock"
+    lock = place.hidden / "lock"
     holder = json.loads(lock.read_text())
     for key in holder:
         value: Any

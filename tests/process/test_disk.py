@@ -163,9 +163,9 @@ def test_state_of_parts_waits_for_the_disk(
 def test_a_killed_join_takes_no_space(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed join has reserved is free again before a resume counts what it needs."""
     assert place.run_here("--set", "chunk.keep=true").returncode == 0
-    for name in ("out.npy", "out.json", "outputs/out/done.json"):
+    for name in ("out.npy", "out.json", ".chunkvisor/outputs/out/done.json"):
         (place.workdir / name).unlink()
-    partial = place.workdir / ".out.npy.partial"
+    partial = place.hidden / "out.npy.partial"
     partial.write_bytes(bytes(1000))
     counted = []
 
@@ -185,13 +185,13 @@ def test_a_join_that_meets_a_full_disk_leaves_nothing_in_the_way(
     """While the run waits for room to join, its own half-made file takes none."""
 
     def fail(self: FinalWriter, block: Any, missing: Any) -> Any:
-        (place.workdir / ".out.npy.partial").write_bytes(bytes(1000))
+        (place.hidden / "out.npy.partial").write_bytes(bytes(1000))
         raise full_disk()
 
     monkeypatch.setattr(FinalWriter, "write", fail)
     ended = place.run_here()
     assert ended.returncode == 74, ended.stderr
-    assert not (place.workdir / ".out.npy.partial").exists()
+    assert not (place.hidden / "out.npy.partial").exists()
 
 
 def test_failed_attempts_keep_records_only(place: ScriptedWorkplace) -> None:
@@ -200,7 +200,7 @@ def test_failed_attempts_keep_records_only(place: ScriptedWorkplace) -> None:
     place.lay("t6", "crash!")
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
-    folders = sorted((place.workdir / "outputs" / "out" / "attempts").glob("*/*"))
+    folders = sorted((place.hidden / "outputs/out" / "attempts").glob("*/*"))
     assert len(folders) > 2
     assert all((folder / "verdict.json").exists() and (folder / "worker.log").exists() for folder in folders)
     assert not [folder for folder in folders if (folder / "embeddings.npy").exists()]
@@ -306,7 +306,7 @@ def test_disk_fills_up(place: ScriptedWorkplace, small_disk: Path, freed: bool) 
 def test_a_join_tried_again_leaves_nothing(place: ScriptedWorkplace) -> None:
     """Where the disk failed as a final's record was synced, the final was begun again, in vain: it is cleared."""
     assert place.run_here().returncode == 0
-    partial = place.workdir / ".out.npy.partial"
+    partial = place.hidden / "out.npy.partial"
     partial.write_bytes(bytes(1000))
     ended = place.run_here()
     assert (ended.returncode, partial.exists()) == (0, False), ended.stderr

@@ -205,5 +205,5 @@ def test_the_page_lists_the_faults() -> None:
 
 def _struck(folder: Path) -> bool:
     """Whether a saboteur has begun."""
-    logs = folder.glob(".chunkvisor-drill-*/hang/outputs/out/attempts/000001/001/beat.json")
+    logs = folder.glob(".chunkvisor-drill-*/hang/.chunkvisor/outputs/out/attempts/000001/001/beat.json")
     return any('"forward"' in log.read_text() for log in logs)

@@ -19,7 +19,7 @@ TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5"]
 
 def own_files(place: ScriptedWorkplace) -> set[str]:
     """Names in the workdir that belong to the output."""
-    return {path.name for path in place.workdir.iterdir() if path.name.lstrip(".").startswith("out")} - {"outputs"}
+    return {path.name for path in place.workdir.iterdir() if path.name.startswith("out")}
 
 
 def quantised(vectors: np.ndarray) -> np.ndarray:

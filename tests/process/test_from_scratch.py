@@ -24,9 +24,9 @@ def place(tmp_path: Path) -> ScriptedWorkplace:
 
 def files(place: ScriptedWorkplace) -> dict[str, bytes]:
     """Final file, manifest and state, hidden ones as well."""
-    told = {"lock", "events.jsonl", "report.html", "invocations"}
+    told = {"lock", "events.jsonl", "report.html", "runs"}
     paths = {path.relative_to(place.workdir): path for path in place.workdir.rglob("*") if path.is_file()}
-    return {str(name): path.read_bytes() for name, path in paths.items() if name.parts[0] not in told}
+    return {str(name): path.read_bytes() for name, path in paths.items() if told.isdisjoint(name.parts)}
 
 
 def change(place: ScriptedWorkplace, **output: str) -> None:
@@ -84,7 +84,7 @@ def test_what_was_there_is_kept_until_it_is_replaced(place: ScriptedWorkplace) -
     ended = place.run_here("--from-scratch")
     assert ended.returncode == 75, ended.stderr
     assert not (place.workdir / "out.npy").exists()
-    kept = place.workdir / ".out.before"
+    kept = place.hidden / "out.before"
     assert (kept / "out.npy").read_bytes() == before["out.npy"]
     assert (kept / "out.json").read_bytes() == before["out.json"]
     assert str(kept) in ended.stderr
@@ -111,7 +111,7 @@ def test_finished_once_more(place: ScriptedWorkplace) -> None:
         place.config_path.write_text(yaml.safe_dump(config))
         ended = place.run_here("--from-scratch")
         assert ended.returncode == 0, ended.stderr
-        assert not (place.workdir / ".out.before").exists()
+        assert not (place.hidden / "out.before").exists()
         assert (place.workdir / "out").is_dir() == (shards is not None)
         assert (place.workdir / "out.npy").exists() == (shards is None)
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
@@ -123,7 +123,7 @@ def test_killed_while_moving(place: ScriptedWorkplace, monkeypatch: pytest.Monke
     rename = Path.rename
 
     def die(path: Path, target: Path) -> Path:
-        if path == place.workdir / "outputs" / "out":
+        if path == place.hidden / "outputs/out":
             raise OSError(5, os.strerror(5), str(path))
         return rename(path, target)
 
@@ -132,7 +132,7 @@ def test_killed_while_moving(place: ScriptedWorkplace, monkeypatch: pytest.Monke
         assert place.run_here("--from-scratch").returncode == 74
     place.lay("t3", "damage!")
     assert place.run_here("--from-scratch").returncode == 75
-    assert (place.workdir / ".out.before" / "out.npy").read_bytes() == final
+    assert (place.hidden / "out.before" / "out.npy").read_bytes() == final
     place.lift("t3")
     assert place.run_here().returncode == 0
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()

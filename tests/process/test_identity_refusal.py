@@ -44,10 +44,10 @@ def configure(place: ScriptedWorkplace, **changes: Any) -> None:
 
 def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
     """All files of the workdir but the lock, and what tells the story of each run."""
-    told = {"lock", "events.jsonl", "report.html", "invocations"}
+    told = {"lock", "events.jsonl", "report.html", "runs"}
     files = (path for path in place.workdir.rglob("*") if path.is_file())
     paths = {path.relative_to(place.workdir): path for path in files}
-    return {str(name): path.read_bytes() for name, path in paths.items() if name.parts[0] not in told}
+    return {str(name): path.read_bytes() for name, path in paths.items() if told.isdisjoint(name.parts)}
 
 
 @pytest.mark.parametrize(

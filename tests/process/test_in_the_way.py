@@ -59,8 +59,7 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 
 # Files of the person's in a folder that is to be the workdir
 
-MINE = ["out.npy", "out.json", "lock", "events.jsonl", "report.html", "model.json", "lessons.json", ".out.npy.partial"]
-MINE += ["outputs/out/identity.json", "outputs/note.txt", "template/page.html", "out/0000.npy"]
+MINE = ["out.npy", "out.json", "report.html", "out.truncated.jsonl", "out/0000.npy"]
 
 
 @pytest.mark.parametrize("name", MINE)
@@ -91,24 +90,63 @@ def test_workdir_may_be_a_folder_with_other_files(tmp_path: Path) -> None:
     assert np.array_equal(np.load(place.folder / "out.npy"), expected(TEXTS))
 
 
-@pytest.mark.parametrize(
-    ("mark", "who"),
-    [(None, "an earlier"), ('{"format": 1}', "an earlier"), ('{"workdir_format": 99}', "a newer")],
-)
-def test_workdir_of_another_version(place: ScriptedWorkplace, mark: str | None, who: str) -> None:
-    """Every command refuses a workdir whose format is not ours, or that has no mark, and leaves it as it is."""
-    path = Layout(place.workdir).mark
-    path.unlink()
-    if mark is not None:
-        path.write_text(mark)
+def an_earlier_mark(hidden: Path) -> None:
+    """What the versions before had: a file of this name."""
+    shutil.rmtree(hidden)
+    hidden.write_text('{"workdir_format": 1}')
+
+
+def a_later_format(hidden: Path) -> None:
+    """A number that this version does not know."""
+    (hidden / "format.json").write_text('{"workdir_format": 99}')
+
+
+@pytest.mark.parametrize(("make", "who"), [(an_earlier_mark, "an earlier"), (a_later_format, "a newer")])
+def test_workdir_of_another_version(place: ScriptedWorkplace, make: Callable[[Path], None], who: str) -> None:
+    """Every command refuses a workdir whose format is not ours, and leaves it as it is."""
+    make(place.hidden)
+    refused_whole(place, f"begun by {who} version of chunkvisor", "its finished files are whole and stay")
+
+
+def refused_whole(place: ScriptedWorkplace, *words: str) -> None:
+    """Each command ends with 78 and says so, and leaves the workdir as it is."""
     before = contents(place.workdir)
-    for command in ("status", "verify", "clean", "retry", "report"):
-        ended = place.here(command, str(place.workdir))
-        assert ended.returncode == 78
-        assert f"begun by {who} version of chunkvisor" in ended.stderr
-        assert "its finished files are whole and stay" in ended.stderr
-    assert place.run_here().returncode == 78
+    for command in ("status", "verify", "clean", "retry", "report", "run"):
+        ended = place.here(command, str(place.config_path if command == "run" else place.workdir))
+        assert ended.returncode == 78, ended
+        assert all(each in ended.stderr for each in words), ended.stderr
     assert contents(place.workdir) == before
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o707])
+def test_state_that_is_open_to_others_is_refused(place: ScriptedWorkplace, mode: int) -> None:
+    """State that another user may have written is not read; the refusal says how to trust it again."""
+    place.hidden.chmod(mode)
+    refused_whole(place, "cannot be trusted", "it is open to others", f"chmod 700 {place.hidden}")
+    place.hidden.chmod(0o700)
+    assert place.run_here().returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_state_of_another_user_is_refused(place: ScriptedWorkplace) -> None:
+    """State that belongs to another user is not read, by root neither."""
+    os.chown(place.hidden, 1, 1)
+    refused_whole(place, "cannot be trusted", "it belongs to ")
+
+
+def test_a_link_to_state_is_refused(place: ScriptedWorkplace) -> None:
+    """A link in the place of the state is refused: final files are renamed out of it, which needs one file system."""
+    place.hidden.rename(place.folder / "elsewhere")
+    place.hidden.symlink_to(place.folder / "elsewhere")
+    refused_whole(place, f"{place.hidden} is there already", "it is not a folder")
+
+
+def test_the_workdir_as_a_person_sees_it(place: ScriptedWorkplace) -> None:
+    """Final file, manifest and report stand at the top; all else is in one folder, which nobody else may open."""
+    assert {path.name for path in place.workdir.iterdir()} == {"out.npy", "out.json", "report.html", ".chunkvisor"}
+    assert stat.S_IMODE(place.hidden.stat().st_mode) == 0o700
+    assert (place.hidden / "events.jsonl").exists()
+    assert (place.hidden / "runs" / "latest" / "output.log").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00"])
@@ -122,19 +160,21 @@ def test_torn_mark_is_a_mark(place: ScriptedWorkplace, content: bytes) -> None:
 # Sources that are state
 
 
-@pytest.mark.parametrize("source", ["events.jsonl", "*.jsonl", "**/*.jsonl", "../place/events.jsonl"])
+@pytest.mark.parametrize(
+    "source", [".chunkvisor/events.jsonl", ".chunkvisor/*.jsonl", "../place/.chunkvisor/events.jsonl"]
+)
 def test_source_is_no_state_file(tmp_path: Path, source: str) -> None:
     """A source that is a file of the run's own, or a pattern that matches one, is refused, by `plan` as well."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
     assert place.run_here().returncode == 0
     place.write_config("scripted:make", workdir=".", outputs={"more": {"source": source, "column": "text"}})
-    before = contents(place.folder / "outputs")
+    before = contents(place.folder / ".chunkvisor/outputs")
     for command in ("run", "plan"):
         ended = place.here(command, str(place.config_path))
         assert ended.returncode == 78, ended.stderr
         assert "outputs.more.source" in ended.stderr
         assert "chunkvisor keeps in the workdir for itself" in ended.stderr
-    assert contents(place.folder / "outputs") == before
+    assert contents(place.folder / ".chunkvisor/outputs") == before
 
 
 # Places that a person names
@@ -203,7 +243,9 @@ def test_own_files_are_replaced(place: ScriptedWorkplace) -> None:
     assert figures.read_bytes().startswith(b"# HELP chunkvisor_")
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "config.yaml", "work/events.jsonl", "work/outputs/figures.prom"])
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "config.yaml", "work/.chunkvisor/events.jsonl", "work/.chunkvisor/figures.prom"]
+)
 def test_metrics_take_no_place_of_a_run(place: ScriptedWorkplace, name: str) -> None:
     """metrics.textfile that names the source, the config or state is refused."""
     before = contents(place.folder)
@@ -227,7 +269,7 @@ def test_report_replaces_no_device(place: ScriptedWorkplace) -> None:
 
 def test_verify_without_state(place: ScriptedWorkplace) -> None:
     """A final file is checked by its manifest where the state is gone, in the workdir or anywhere else."""
-    shutil.rmtree(place.workdir / "outputs")
+    shutil.rmtree(place.hidden / "outputs")
     elsewhere = place.folder / "results"
     elsewhere.mkdir()
     for name in ("out.npy", "out.json"):
@@ -254,33 +296,18 @@ def test_verify_of_nothing_is_no_success(tmp_path: Path) -> None:
     assert "can be verified yet" in ended.stderr
 
 
-# Things that would block or mislead in the place of state
-
-STATE = ["invocations/{newest}/sensors.jsonl", "outputs/out/table/offsets.bin", "outputs/out/chunks", "events.jsonl"]
-STATE += ["outputs/out/table", "outputs/out/attempts", "outputs/out/parts", "lessons.json", "report.html", "fetch"]
-STATE += ["outputs/out/done.json", "outputs/out/published.json", "outputs/out/facts.json", "outputs/out/quarantine"]
-STATE += ["model.json", "template", "invocations", "outputs/out/identity.json", "outputs/out/staged.json", "out.json"]
-STATE += ["outputs/out/chunks/000", "outputs/out/attempts/000000", "out.npy", ".chunkvisor", ".out.npy.partial"]
+# Other things in the place of final files
 
 
-@pytest.mark.parametrize("make", [a_pipe, a_file, a_link])
-@pytest.mark.parametrize("name", STATE)
-def test_anything_in_the_place_of_state(place: ScriptedWorkplace, name: str, make: Callable[[Path], None]) -> None:
-    """A pipe, a file or a link in the place of state: each command ends, in words, and writes through no link."""
-    newest = sorted((place.workdir / "invocations").iterdir())[0].name
-    path = place.workdir / name.format(newest=newest)
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    elsewhere = place.folder / "elsewhere"
-    if make is a_link:
-        elsewhere.write_text("mine")
-        path.symlink_to(elsewhere)
-    else:
-        make(path)
-    for arguments in (["status"], ["verify"], ["report"], ["clean"], ["retry"]):
-        ended = place.here(arguments[0], str(place.workdir))
+@pytest.mark.parametrize("make", [a_pipe, a_file, a_link, a_folder])
+@pytest.mark.parametrize("name", ["out.npy", "out.json", "report.html"])
+def test_anything_in_the_place_of_a_final(place: ScriptedWorkplace, name: str, make: Callable[[Path], None]) -> None:
+    """A pipe, a file, a link or a folder there: each command ends, in words, and writes through no link."""
+    path = place.workdir / name
+    path.unlink()
+    make(path)
+    for command in ("status", "verify", "report", "clean", "retry"):
+        ended = place.here(command, str(place.workdir))
         assert ended.returncode in (0, 74, 78), ended
         assert "Traceback" not in ended.stderr, ended.stderr
     ended = place.run_here()
@@ -289,7 +316,7 @@ def test_anything_in_the_place_of_state(place: ScriptedWorkplace, name: str, mak
     if ended.returncode == 0:
         assert np.array_equal(place.vectors(), expected(TEXTS))
     if make is a_link:
-        assert elsewhere.read_text() == "mine"
+        assert path.with_name("elsewhere").read_text() == "mine"
 
 
 # A copy of a live workdir

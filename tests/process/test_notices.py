@@ -128,7 +128,7 @@ def test_addresses_are_nowhere(workplace: Workplace, receiver: Receiver) -> None
     assert any(path.name == "config.yaml" for path in files)
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in ended.stdout + ended.stderr
-    record = workplace.workdir / "invocations" / "latest" / "notices.jsonl"
+    record = workplace.hidden / "runs" / "latest" / "notices.jsonl"
     assert {json.loads(line)["end"] for line in record.read_text().splitlines()} == {"not delivered to all"}
 
 

@@ -141,9 +141,9 @@ def test_state_of_other_types(
 ) -> None:
     """A record whose seal holds, with other types in it, is damage and not a bug."""
     place = finished.copy(tmp_path / "place")
-    write_sealed(place.workdir / "outputs" / "out" / record, value)
+    write_sealed(place.hidden / "outputs/out" / record, value)
     if record == "published.json":
-        (place.workdir / "outputs" / "out" / "done.json").unlink()
+        (place.hidden / "outputs/out" / "done.json").unlink()
         (place.workdir / "out.json").unlink()
     for arguments in (["run", str(place.config_path)], ["verify", str(place.workdir)], ["status", str(place.workdir)]):
         ended = place.here(*arguments)

@@ -22,7 +22,7 @@ def events_of(place: ScriptedWorkplace, *names: str) -> list[dict[str, Any]]:
 
 def parts_folder(place: ScriptedWorkplace) -> Path:
     """Where the parts of chunks lie."""
-    return place.workdir / "outputs" / "out" / "parts"
+    return place.hidden / "outputs/out" / "parts"
 
 
 def assert_quarantined(place: ScriptedWorkplace, texts: list[str], rows: list[int]) -> None:
@@ -381,7 +381,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
 def test_damaged(halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     """What is damaged is computed again, and the result is the same."""
     place = halfway.copy(tmp_path / "place")
-    (path,) = (place.workdir / "outputs" / "out").glob(name)
+    (path,) = (place.hidden / "outputs/out").glob(name)
     damage(path)
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr

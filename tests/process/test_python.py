@@ -145,7 +145,7 @@ def test_interrupted_work_goes_on() -> None:
         encode(["a", "b", "c"], set=("recovery.on_bad_row=fail",), **arguments)
     error = caught.value
     assert (error.code, error.outcome, error.log is not None and error.log.exists()) == (78, "crashed", True)
-    halted = json.loads(Path("w/events.jsonl").read_text().splitlines()[-1])
+    halted = json.loads(Path("w/.chunkvisor/events.jsonl").read_text().splitlines()[-1])
     assert (error.details()["outcome"], halted["event"], halted["outcome"]) == ("crashed", "halted", "crashed")
     assert error.what.endswith("a row cannot be encoded: texts[1]")
     assert str(error).splitlines() == error.lines()
@@ -455,6 +455,7 @@ def test_only_what_is_kept_is_promised(monkeypatch: pytest.MonkeyPatch, workdir:
 
     def run_session(request: Request, _observer: object) -> None:
         layout = Layout(request.loaded.config.workdir)
+        layout.hidden.mkdir(exist_ok=True)
         layout.events.touch()
         if started:
             layout.output("embeddings").attempts.mkdir(parents=True, exist_ok=True)
@@ -576,7 +577,7 @@ def interrupted(encoder: str, workdir: str | None, kwargs: dict[str, Any] | None
 def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
     assert interrupted("good:make", "w").startswith("interrupted: stopped by SIGINT; call it again to go on")
-    assert len(list((tmp_path / "w" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
+    assert len(list((tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
 
 
 def test_ctrl_c_where_nothing_is_kept() -> None:

@@ -48,7 +48,7 @@ def configure(place: Workplace, cluster: LocalCluster, encoder: str, **changes: 
 
 def of(place: Workplace, *names: str) -> list[dict[str, Any]]:
     """The journal's events of these names; none before there is a journal."""
-    if not (place.workdir / "events.jsonl").exists():
+    if not (place.hidden / "events.jsonl").exists():
         return []
     return [event for event in place.events() if event["event"] in names]
 

@@ -157,7 +157,7 @@ def test_a_damaged_folder_has_a_report(place: ScriptedWorkplace, damage: str) ->
     """What is missing or damaged is left out of the page."""
     place.lay("text 5", "crash")
     assert place.run_here().returncode == 0
-    events, invocations = place.workdir / "events.jsonl", place.workdir / "invocations"
+    events, invocations = place.hidden / "events.jsonl", place.hidden / "runs"
     match damage:
         case "no-journal":
             events.unlink()
@@ -175,9 +175,9 @@ def test_a_damaged_folder_has_a_report(place: ScriptedWorkplace, damage: str) ->
             )
             (invocations / "latest" / "environment.json").write_text('{"packages": 3, "host": ["x"]}')
         case "no-state":
-            shutil.rmtree(place.workdir / "outputs")
+            shutil.rmtree(place.hidden / "outputs")
         case "table":
-            shutil.rmtree(place.workdir / "outputs" / "out" / "table")
+            shutil.rmtree(place.hidden / "outputs/out" / "table")
 
     assert len(report(place).text) > 200
 
@@ -186,7 +186,7 @@ def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
     """Markup, control characters, tokens, broken UTF-8 and endless lines of a log or a journal become plain words."""
     place.lay("text 5", "crash")
     assert place.run_here().returncode == 0
-    attempt = place.workdir / "outputs" / "out" / "attempts" / "000001" / "001"
+    attempt = place.hidden / "outputs/out" / "attempts" / "000001" / "001"
     hostile = '</pre></style><script>alert(1)</script><img src=x onerror="alert(2)">{{ 7 * 7 }}{% endfor %}'
     (attempt / "worker.log").write_bytes(
         f"{hostile}\n".encode()
@@ -196,7 +196,7 @@ def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
         + b"\nthe end"
     )
     (attempt / "fault.json").write_text("[" * 100_000)
-    with open(place.workdir / "events.jsonl", "a") as events:
+    with open(place.hidden / "events.jsonl", "a") as events:
         for name in ("halted", "attempt_failed", "quarantined", "waiting", "run_started"):
             values = dict.fromkeys(
                 ("what", "why", "remedy", "reason", "output", "outcome", "rule", "place", "row", "device"), hostile
@@ -223,7 +223,7 @@ def test_a_journal_cannot_show_files_from_elsewhere(place: ScriptedWorkplace, tm
     (elsewhere / "attempts" / "000000" / "001" / "worker.log").write_text("private words")
     output = "../../../elsewhere"
     event = {"event": "attempt_failed", "t": 1_800_000_000, "run": "r", "output": output, "chunk": 0, "attempt": 1}
-    with open(place.workdir / "events.jsonl", "a") as events:
+    with open(place.hidden / "events.jsonl", "a") as events:
         events.write(json.dumps({**event, "outcome": "crashed", "log": str(elsewhere)}) + "\n")
 
     assert "private words" not in report(place).text

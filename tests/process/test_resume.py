@@ -90,7 +90,7 @@ def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     assert [text for call in place.calls()[done_before:] for text in call] == ["t0", "t1"]
     assert ("keeps chunks of 2 texts" in ended.stderr) == ("chunk__size" in change)
-    assert (place.workdir / "outputs" / "out" / "chunks").exists() == ("chunk__keep" in change)
+    assert (place.hidden / "outputs/out" / "chunks").exists() == ("chunk__keep" in change)
 
 
 @local_engine_only
@@ -111,7 +111,7 @@ def test_result_made_by_hand(tmp_path: Path) -> None:
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
     place.lay("t0", "kill_supervisor")
     assert place.run().returncode == -9
-    (attempt,) = (place.workdir / "outputs" / "out" / "attempts" / "000000").iterdir()
+    (attempt,) = (place.hidden / "outputs/out" / "attempts" / "000000").iterdir()
     by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
     assert subprocess.run(by_hand, env=os.environ, check=False, timeout=60).returncode == 0
     assert len(place.calls()) == 2

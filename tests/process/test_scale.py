@@ -85,7 +85,7 @@ def test_a_committed_chunk_leaves_one_file(workplace: Workplace) -> None:
     workplace.write_source(texts)
     workplace.write_config("good:make", chunk__size=4, chunk__keep=True)
     assert workplace.run().returncode == 0
-    state = workplace.workdir / "outputs" / "out"
+    state = workplace.hidden / "outputs/out"
     assert list((state / "attempts").iterdir()) == []
     assert len([path for path in (state / "chunks").rglob("*") if path.is_file()]) == 10
     assert np.array_equal(workplace.vectors(), expected(texts))

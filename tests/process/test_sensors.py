@@ -206,7 +206,7 @@ def test_a_run_notes_its_gpus_and_workers(workplace: Workplace, monkeypatch: pyt
     ended = workplace.run()
 
     assert ended.returncode == 0, ended.stderr
-    lines = lines_of(InvocationFiles(workplace.workdir / "invocations" / "latest"))
+    lines = lines_of(InvocationFiles(workplace.hidden / "runs" / "latest"))
     assert all(line["t"] and line["host"]["available_bytes"] and line["parent"]["rss_bytes"] for line in lines)
     gpus = [gpu for line in lines for gpu in line.get("gpus", ())]
     assert {gpu["device"] for gpu in gpus} <= {0}

@@ -54,7 +54,7 @@ def joined(place: ScriptedWorkplace) -> np.ndarray:
 
 def visible(place: ScriptedWorkplace) -> set[str]:
     """Names in the workdir that belong to the output."""
-    return {path.name for path in place.workdir.iterdir() if path.name.lstrip(".").startswith("out")} - {"outputs"}
+    return {path.name for path in place.workdir.iterdir() if path.name.startswith("out")}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,9 @@ def test_damaged_shard(place: ScriptedWorkplace, damage: Callable[[Path], None],
     assert {"out.damaged", "out.damaged.aside"} <= visible(place)
 
 
-@pytest.mark.parametrize("lost", [["out.json"], ["outputs/out/done.json"], ["out.json", "outputs/out/done.json"]])
+@pytest.mark.parametrize(
+    "lost", [["out.json"], [".chunkvisor/outputs/out/done.json"], ["out.json", ".chunkvisor/outputs/out/done.json"]]
+)
 def test_lost_records(place: ScriptedWorkplace, lost: list[str]) -> None:
     """One lost record is written anew from the other; without both the rows are computed again."""
     for name in lost:

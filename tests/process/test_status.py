@@ -137,7 +137,7 @@ def test_no_journal(place: ScriptedWorkplace) -> None:
     """Without a journal the story is gone, but not the state."""
     place.lift("t2")
     assert place.run().returncode == 0
-    (place.workdir / "events.jsonl").unlink()
+    (place.hidden / "events.jsonl").unlink()
     assert status_here(place)["state"] == "complete"
 
 
@@ -186,6 +186,7 @@ def test_a_command_without_memory_answers_in_words() -> None:
 def test_a_step_of_the_clock(tmp_path: Path) -> None:
     """A run whose start seems to have moved by seconds, as after a step of the clock, lives if it holds the lock."""
     layout = Layout(tmp_path)
+    layout.hidden.mkdir()
     with hold(layout.lock, "run"):
         note = json.loads(layout.lock.read_text())
         layout.lock.write_text(json.dumps({**note, "started_at": note["started_at"] + 5}))

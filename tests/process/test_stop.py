@@ -95,7 +95,7 @@ def test_second_signal_stops_at_once(
     assert ended.returncode == code, ended.stderr
     assert committed(workplace) == before
     assert not events(workplace, "attempt_failed")
-    assert not list((workplace.workdir / "outputs" / "out" / "attempts").glob("*/*"))
+    assert not list((workplace.hidden / "outputs/out" / "attempts").glob("*/*"))
     check_resume(workplace)
 
 
@@ -117,7 +117,7 @@ def test_signal_ends_a_wait(workplace: Workplace) -> None:
         "misbehaving:make", model__kwargs={"plan": {"out/0": "hub_429@load"}, "times": None}, chunk__size=4
     )
     process = workplace.start("run", str(workplace.config_path))
-    wait_for(lambda: (workplace.workdir / "events.jsonl").exists() and events(workplace, "waiting"))
+    wait_for(lambda: (workplace.hidden / "events.jsonl").exists() and events(workplace, "waiting"))
     process.send_signal(SIGTERM)
     assert finish(process).returncode == 143
     assert workplace.status()["state"] == "stopped"

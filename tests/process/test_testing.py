@@ -178,7 +178,7 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
         assert workplace.run().returncode == 0
     failed = [event for event in workplace.events() if event["event"] == "attempt_failed"]
     assert [(each["chunk"], each["outcome"]) for each in failed] == [(1, "device_fault")]
-    (log,) = workplace.workdir.glob("outputs/out/attempts/000001/001/worker.log")
+    (log,) = workplace.hidden.glob("outputs/out/attempts/000001/001/worker.log")
     assert "the fault device-assert strikes here, as a test asked" in log.read_text()
 
 
@@ -195,7 +195,7 @@ def test_it_leaves_no_trace(workplace: Workplace, temporary: Path) -> None:
     undisturbed = json.loads((workplace.folder / "other" / "out.json").read_text())
     assert {key for key in struck if struck[key] != undisturbed[key]} <= {"created_at", "digest_of_record", "seal"}
     identities = [
-        json.loads((folder / "outputs" / "out" / "identity.json").read_text())
+        json.loads((folder / ".chunkvisor" / "outputs" / "out" / "identity.json").read_text())
         for folder in (workplace.workdir, workplace.folder / "other")
     ]
     assert identities[0] == identities[1]

@@ -23,7 +23,7 @@ FILES: dict[str, set[str]] = {
 
 def own_files(place: ScriptedWorkplace) -> set[str]:
     """Names in the workdir that belong to the output."""
-    return {path.name for path in place.workdir.iterdir() if path.name.lstrip(".").startswith("out")} - {"outputs"}
+    return {path.name for path in place.workdir.iterdir() if path.name.startswith("out")}
 
 
 def calls(place: ScriptedWorkplace) -> list[str]:

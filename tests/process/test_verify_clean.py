@@ -45,7 +45,7 @@ def manifest(place: ScriptedWorkplace) -> Path:
 
 def state(place: ScriptedWorkplace, name: str) -> Path:
     """A part of the output's state."""
-    return place.workdir / "outputs" / "out" / name
+    return place.hidden / "outputs/out" / name
 
 
 def chunk(place: ScriptedWorkplace) -> Path:

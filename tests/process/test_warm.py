@@ -222,7 +222,7 @@ def test_warm_without_a_template_ends_the_run(workplace: Workplace, why: str, co
     assert ended.returncode == code, ended.stderr
     assert words in ended.stderr
     assert re.search(r"do: +(Write|.*\. Or write) `workers.start: auto`", ended.stderr), ended.stderr
-    assert str(workplace.workdir / "template" / "worker.log") in ended.stderr
+    assert str(workplace.hidden / "template" / "worker.log") in ended.stderr
     assert starts(workplace) == []
 
 

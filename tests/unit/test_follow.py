@@ -24,6 +24,7 @@ def note(text: str) -> bytes:
 def test_news(tmp_path: Path) -> None:
     """Only whole lines count, each once; damaged ones are passed over; a shorter journal is read from its start."""
     layout = Layout(tmp_path)
+    layout.hidden.mkdir()
     follower = Follower(layout)
 
     def news() -> list[str]:
@@ -43,7 +44,8 @@ def test_news(tmp_path: Path) -> None:
 
 def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
     """Of a long story only the last few lines are told at the first look, and none of them twice."""
-    (tmp_path / "events.jsonl").write_text(
+    Layout(tmp_path).hidden.mkdir()
+    Layout(tmp_path).events.write_text(
         "".join(json.dumps({"t": number + 1, "event": "note", "text": f"n{number}"}) + "\n" for number in range(50))
     )
     follower = Follower(Layout(tmp_path))
@@ -57,7 +59,8 @@ def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
 def test_follower_tells_nothing_of_earlier_runs(tmp_path: Path) -> None:
     """What the run before has told is not taken for news of this one."""
     story = [("note", {"text": "old"}), ("invoked", {"workdir": "w", "invocation": ""}), ("note", {"text": "new"})]
-    (tmp_path / "events.jsonl").write_text(
+    Layout(tmp_path).hidden.mkdir()
+    Layout(tmp_path).events.write_text(
         "".join(json.dumps({"t": 1, "event": event, **details}) + "\n" for event, details in story)
     )
     follower = Follower(Layout(tmp_path))

@@ -71,7 +71,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A journal of two runs; the first left half a line. It is summed up every kilobyte."""
     monkeypatch.setattr(journal_module, "_EVERY_BYTES", 1000)
     monkeypatch.setattr(journal_module, "_SHARE", 0)
-    path = tmp_path / "events.jsonl"
+    path = tmp_path / ".chunkvisor" / "events.jsonl"
+    path.parent.mkdir()
     for run in ("first", "second"):
         journal = Journal(path, run)
         for event in story(COUNT):
@@ -156,14 +157,14 @@ def test_nothing_is_left_out(path: Path) -> None:
 def test_follower_reads_the_end(path: Path) -> None:
     """Who looks on sees workers, rates and the last news of the run, though he has read but the end of its story."""
     (path.parent / "outputs").mkdir()
-    follower = Follower(Layout(path.parent))
+    follower = Follower(Layout(path.parent.parent))
     snapshot = follower.look()
     assert snapshot.chunks == COUNT
     assert snapshot.chunks_here == 51
     assert [line.words for line in follower.news][-1] == "waiting: the hub"
     assert len(follower.news) == 5
     assert list(follower.begun_anew()) == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
-    log = Layout(path.parent).output("a").attempt(3, 1).batches
+    log = Layout(path.parent.parent).output("a").attempt(3, 1).batches
     log.parent.mkdir(parents=True)
     with log.open("wb", buffering=0) as file:
         batches = BatchLog(file)
@@ -176,13 +177,13 @@ def test_follower_reads_the_end(path: Path) -> None:
 
 def test_what_was_summed_up_is_not_read_again(path: Path) -> None:
     """All that comes before the last sums may be gone: nothing of it is read, however much it was."""
-    before, follower = sums(read_state(path)[0]), Follower(Layout(path.parent)).look()
+    before, follower = sums(read_state(path)[0]), Follower(Layout(path.parent.parent)).look()
     _, offset = newest_state(path)
     data = path.read_bytes()
     last = data.rindex(b"\n", 0, offset - 1) + 1
     path.write_bytes(b"x" * (last - 1) + data[last - 1 :])
     assert sums(read_state(path)[0]) == before
-    assert Follower(Layout(path.parent)).look() == follower
+    assert Follower(Layout(path.parent.parent)).look() == follower
 
 
 def test_runs_follow_each_other_line_by_line(tmp_path: Path) -> None:

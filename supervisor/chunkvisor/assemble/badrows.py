@@ -51,7 +51,7 @@ def record(layout: OutputLayout, rows: Iterable[dict[str, Any]]) -> dict[str, An
             yield line
 
     write_blocks(layout.quarantined_twin, lines())
-    copy_atomic(layout.quarantined_twin, layout.quarantined, mode=RESULT)
+    copy_atomic(layout.quarantined_twin, layout.quarantined, mode=RESULT, made_in=layout.hidden)
     file = {"file": layout.quarantined.name, "digest": f"sha256:{digest.hexdigest()}"}
     return {"quarantined": first, "quarantined_rows": count, "quarantined_in": file}
 
@@ -96,7 +96,7 @@ def mend(layout: OutputLayout, manifest: dict[str, Any]) -> bool:
     good = [path for path in paths if holds(path, manifest)]
     for path in paths:
         if good and path not in good:
-            copy_atomic(good[0], path, mode=RESULT if path == layout.quarantined else PRIVATE)
+            copy_atomic(good[0], path, mode=RESULT if path == layout.quarantined else PRIVATE, made_in=layout.hidden)
     return bool(good)
 
 

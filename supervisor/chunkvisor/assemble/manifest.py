@@ -45,7 +45,7 @@ def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple
 
 def publish_manifest(layout: OutputLayout, manifest: dict[str, Any], stamps: Sequence[Stamp]) -> None:
     """Write the manifest and the record of the finished output. Raises OSError."""
-    write_sealed(layout.manifest, manifest, mode=RESULT)
+    write_sealed(layout.manifest, manifest, mode=RESULT, made_in=layout.hidden)
     write_sealed(layout.done, asdict(_DoneRecord(manifest, tuple(stamps))))
     layout.publishing.unlink(missing_ok=True)
 

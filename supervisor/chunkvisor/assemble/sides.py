@@ -78,7 +78,7 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
             ranges = ranges_of(manifest)
             assert ranges is not None
             set_aside(path, files_too=True)
-            write_atomic(path, _npy(ranges), mode=RESULT)
+            write_atomic(path, _npy(ranges), mode=RESULT, made_in=layout.hidden)
         elif path == layout.truncated:
             if layout.cut_rows.exists():
                 set_aside(path, files_too=True)
@@ -88,7 +88,7 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
             if there is None:
                 continue  # the next run stages it again
             set_aside(path, files_too=True)
-            copy_atomic(there, path, mode=RESULT)
+            copy_atomic(there, path, mode=RESULT, made_in=layout.hidden)
 
 
 def remove_sides(layout: OutputLayout, manifest: dict[str, Any], but: Collection[Path] = ()) -> None:

@@ -52,7 +52,7 @@ def record(
 
 def write_list(layout: OutputLayout) -> None:
     """Write the file that lists them, a row and its tokens a line. Raises OSError."""
-    write_blocks(layout.truncated, (lines for _, lines in _lines(layout.cut_rows)), mode=RESULT)
+    write_blocks(layout.truncated, (lines for _, lines in _lines(layout.cut_rows)), mode=RESULT, made_in=layout.hidden)
 
 
 def _noted_at(layout: OutputLayout, place: Place) -> Path | None:

@@ -14,7 +14,7 @@ from chunkvisor.ingest.tablefiles import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.lock import hold
-from chunkvisor.store.mark import require_workdir, set_links_of_others_aside
+from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import read_reuse
 from chunkvisor.store.seal import DamagedError
@@ -67,7 +67,6 @@ def _remove(folder: Path) -> list[int]:
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
-    set_links_of_others_aside(layout)
     with hold(layout.lock, ""):
         yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
 

@@ -212,18 +212,13 @@ def remove_state(wanted: OneFile) -> None:
     if wanted.keep or not layout.lock.exists():
         return
     with hold(layout.lock, ""):
-        remove_folder(output.state)
-        for path in (output.manifest, output.final, output.partial("npy"), output.quarantined, output.truncated):
+        for path in (output.manifest, output.final, output.quarantined, output.truncated):
             path.unlink(missing_ok=True)
-        if layout.outputs.exists():
-            try:
-                layout.outputs.rmdir()
-            except OSError:
-                return  # it is the workdir of other jobs, too
-        for path in (layout.mark, layout.events, layout.model, layout.lessons, layout.report, layout.lock):
-            path.unlink(missing_ok=True)
-        for folder in (layout.fetch, layout.template, layout.invocations):
-            remove_folder(folder)
+        if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
+            remove_folder(output.state)
+            return  # it is the workdir of other jobs, too
+        layout.report.unlink(missing_ok=True)
+        remove_folder(layout.hidden)
     with contextlib.suppress(OSError):
         layout.workdir.rmdir()
 

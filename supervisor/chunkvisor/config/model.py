@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from chunkvisor.config import paths, values
 from chunkvisor.config.choices import EngineKind, FinalDtype
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.outputsection import OutputConfig, distinct_names, files_of
-from chunkvisor.config.reserved import RESERVED_NAMES
+from chunkvisor.config.outputsection import REPORT, OutputConfig, distinct_names, files_of
 from chunkvisor.config.sections import (
     ChunkConfig,
     EncodeConfig,
@@ -74,7 +73,7 @@ class Config(Section):
                 "`chunkvisor doctor` on one of the nodes, with engine: {kind: local}"
             )
         taken = {file.casefold(): name for name, output in self.outputs.items() for file in files_of(name, output)}
-        taken |= dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
+        taken[REPORT] = "chunkvisor itself"
         for name, members in self.combine.items():
             for member in members:
                 if member not in self.outputs:

@@ -7,9 +7,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from chunkvisor.config import paths, values
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.config.sections import EncodeConfig, Section
 from chunkvisor.config.sentences import expected, refused
+
+REPORT = "report.html"
+"""Stands in the workdir next to the final files, so that no final file may have this name."""
 
 _TEXT_FILE = re.compile(r"\.txt(\.gz|\.zst)?$", re.IGNORECASE)
 
@@ -23,7 +25,7 @@ def distinct_names(outputs: dict[str, "OutputConfig"]) -> dict[str, "OutputConfi
             raise refused(f"{other} and {name} would be the same file where letter case does not count; rename one")
     if not outputs:
         raise refused("at least one output is needed")
-    owners = dict.fromkeys(RESERVED_NAMES, "chunkvisor itself")
+    owners = {REPORT: "chunkvisor itself"}
     for name, output in outputs.items():
         for file in files_of(name, output):
             if (owner := owners.setdefault(file.casefold(), f"output {name}")) != f"output {name}":

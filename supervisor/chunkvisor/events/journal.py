@@ -113,7 +113,7 @@ def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
 def speed_of_trials(workdir: Path, journal: Path) -> float | None:
     """Texts a second of the largest trial of this workdir; None where there was none."""
     for folder in sorted(workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*"), key=_size_of_trial, reverse=True):
-        if rate := read_state(folder / journal.name)[0].texts_per_s:
+        if rate := read_state(folder / journal.relative_to(workdir))[0].texts_per_s:
             return rate
     return None
 

@@ -272,7 +272,7 @@ class Afterwards(Observer):
         """Learn which invocation it is, and how far it came."""
         self.worked |= isinstance(event, AttemptStarted)
         if isinstance(event, Invoked) and event.invocation:
-            self._files = InvocationFiles(self._layout.invocations / event.invocation)
+            self._files = InvocationFiles(self._layout.runs / event.invocation)
 
     @property
     def began(self) -> bool:

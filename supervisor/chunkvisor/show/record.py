@@ -72,10 +72,10 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     than what it leaves to read.
     """
     try:
-        make_folder(layout.invocations, durable=False)
-        names = [entry.name for entry in layout.invocations.iterdir()]
+        make_folder(layout.runs, durable=False)
+        names = [entry.name for entry in layout.runs.iterdir()]
         name = f"{next_number(names):03d}_{time.strftime('%Y-%m-%d_%H%M%S')}"
-        files = InvocationFiles(layout.invocations / name)
+        files = InvocationFiles(layout.runs / name)
         files.folder.mkdir(mode=0o700)
         os.close(open_kept(files.log))
     except OSError:
@@ -95,7 +95,7 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
         finally:
             temporary.unlink(missing_ok=True)
     for old in superfluous(names, KEPT - 1):
-        remove_folder(layout.invocations / old)
+        remove_folder(layout.runs / old)
     return files
 
 

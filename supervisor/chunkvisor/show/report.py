@@ -359,7 +359,7 @@ def render(workdir: Path, now_s: float) -> str:
     for entry in read_events(layout.events):
         story.apply(entry.run, entry.t, entry.event)
     story.cut_off()
-    invocations = [InvocationFiles(path) for path in sorted(layout.invocations.glob("*/")) if not path.is_symlink()]
+    invocations = [InvocationFiles(path) for path in sorted(layout.runs.glob("*/")) if not path.is_symlink()]
     lacking = any(output.quarantined for output in status.outputs.values())
     mood = {State.HALTED: "bad", State.STOPPED: "care"}.get(status.state, "care" if lacking else "good")
     head = [tag("p", workdir.name, class_="soft"), tag("h1", lines[0]), *(tag("p", line) for line in lines[1:])]

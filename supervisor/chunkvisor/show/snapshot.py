@@ -181,7 +181,7 @@ def take_readings(layout: Layout, state: RunState, *, sensors: bool = True) -> R
                 continue
     if not sensors or not state.invocation:
         return Readings(beats)
-    return Readings(beats, last_line(InvocationFiles(layout.invocations / state.invocation).sensors))
+    return Readings(beats, last_line(InvocationFiles(layout.runs / state.invocation).sensors))
 
 
 def look_at(state: RunState, *, sensors: bool = True) -> Snapshot | None:

@@ -174,9 +174,9 @@ def _taken(path: Path) -> Halt:
         name = f"the run with pid {holder.pid} on {holder.host}, started {human_moment(holder.since)},"
     return Halt(
         ExitCode.TRY_AGAIN,
-        f"{name} already works in {path.parent}",
+        f"{name} already works in {path.parent.parent}",
         why="one run at a time may write there",
-        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {path.parent}",
+        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {path.parent.parent}",
     )
 
 

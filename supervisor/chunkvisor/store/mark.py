@@ -1,20 +1,20 @@
-"""The mark of a workdir: by it a folder is known as ours, and in no other one anything is written over or removed."""
+"""The hidden folder of a workdir: by it a folder is known as ours, and only we may enter it.
+
+Nothing is written over or removed in a folder without it.
+"""
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from chunkvisor.config.reserved import RESERVED_NAMES
 from chunkvisor.errors import Halt, config_error, no_workdir
-from chunkvisor.events.journal import read_events
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.lock import read_note
-from chunkvisor.store.refusal import not_ours
-from chunkvisor.store.seal import DamagedError, read_sealed
-from chunkvisor_worker.contract.files import make_folders, open_kept, read_bounded, set_aside, sync_folder
+from chunkvisor.store.refusal import not_ours, user_name
+from chunkvisor_worker.contract.files import make_folders, read_bounded, sync_folder, write_atomic
 
 FORMAT = 1
 """Of all state in a workdir. It counts on with each change that another version would misread; there is no other
@@ -23,19 +23,46 @@ _KEY = "workdir_format"
 
 
 def is_workdir(layout: Layout) -> bool:
-    """Whether a run has worked here. Raises Halt (78) if it was one of another version, whose state we cannot read."""
-    if not _is_marked(layout):
-        if _begun_without_mark(layout):
-            raise _of_another_version(layout.workdir, "an earlier version")
+    """Whether a run has worked here.
+
+    Raises Halt (78) if it was one of another version, whose state we cannot read, or if others could have changed it.
+    """
+    if not _is_private(layout):
         return False
     try:
         made = json.loads(read_bounded(layout.mark) or b"")
     except (ValueError, RecursionError):
-        return True  # half-written before a power cut: that it is there says enough
-    written = made.get(_KEY, 0) if isinstance(made, dict) else FORMAT
+        return True  # lost or damaged: that its folder is there says enough
+    written = made.get(_KEY, FORMAT) if isinstance(made, dict) else FORMAT
     if isinstance(written, int) and written != FORMAT:
         raise _of_another_version(layout.workdir, "a newer version" if written > FORMAT else "an earlier version")
     return True
+
+
+def _is_private(layout: Layout) -> bool:
+    """Whether the hidden folder is there; raises Halt (78) unless it is a folder that only its owner, we, may enter."""
+    try:
+        found = layout.hidden.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if stat.S_ISREG(found.st_mode):  # the mark, before all state was in one folder
+        raise _of_another_version(layout.workdir, "an earlier version")
+    if not stat.S_ISDIR(found.st_mode):
+        raise not_ours(layout.hidden, "choose another workdir", "it is not a folder", ours="chunkvisor")
+    if found.st_uid != os.geteuid():
+        raise _not_private(layout, f"it belongs to {user_name(found.st_uid)}", f"run as {user_name(found.st_uid)}")
+    if found.st_mode & 0o077:
+        remedy = f"if you know that nobody has changed it: chmod 700 {layout.hidden}"
+        raise _not_private(layout, f"it is open to others ({stat.filemode(found.st_mode)})", remedy)
+    return True
+
+
+def _not_private(layout: Layout, why: str, remedy: str) -> Halt:
+    return config_error(
+        f"the state in {layout.hidden} cannot be trusted: {why}",
+        why="what is read from it decides which files are written and which processes are ended",
+        remedy=f"{remedy}; or choose another workdir",
+    )
 
 
 def _of_another_version(workdir: Path, which: str) -> Halt:
@@ -66,9 +93,8 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     if not known and (found := next(_in_the_way(layout, outputs), None)) is not None:
         why = f"a run in {layout.workdir} needs this name for itself"
         raise not_ours(found, "choose another workdir, best an empty folder", why, ours="chunkvisor")
-    if not _is_marked(layout):
+    if not layout.mark.exists():
         mark(layout)
-    set_links_of_others_aside(layout)
 
 
 def _require_text(workdir: Path) -> None:
@@ -82,65 +108,17 @@ def _require_text(workdir: Path) -> None:
         ) from None
 
 
-def set_links_of_others_aside(layout: Layout) -> None:
-    """Where others may write into the workdir, a link of theirs in the place of a folder would lead us out of it.
-
-    A person's own link, to a larger disk say, stays. Files are not written through any link. Raises OSError.
-    """
-    for entry in _entries(layout.workdir):
-        if entry.name in RESERVED_NAMES or entry.name.startswith("."):
-            _set_aside_if_others(entry)
-    for output in _entries(layout.outputs):
-        _set_aside_if_others(output)
-        for entry in _entries(Path(output.path)):
-            _set_aside_if_others(entry)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _set_aside_if_others(entry: os.DirEntry[str]) -> None:
-    if entry.is_symlink() and entry.stat(follow_symlinks=False).st_uid not in (0, os.geteuid()):
-        set_aside(Path(entry.path), files_too=True)
-
-
 def mark(layout: Layout) -> None:
-    """Write the mark. Raises OSError."""
-    set_aside(layout.mark)
-    fd = open_kept(layout.mark, os.O_WRONLY)
-    try:
-        text = {"about": "this folder is a workdir of chunkvisor, which owns the names in it", _KEY: FORMAT}
-        os.pwrite(fd, json.dumps(text).encode() + b"\n", 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Make the hidden folder and write the mark. Raises OSError."""
+    layout.hidden.mkdir(mode=0o700, exist_ok=True)
     sync_folder(layout.workdir)
-
-
-def _is_marked(layout: Layout) -> bool:
-    return layout.mark.is_file() and not layout.mark.is_symlink()
-
-
-def _begun_without_mark(layout: Layout) -> bool:
-    """Whether there is a note of a run in the lock, a journal, or a sealed identity, as all versions have written."""
-    if read_note(layout.lock) is not None or next(read_events(layout.events), None) is not None:
-        return True
-    with suppress(OSError):
-        for folder in layout.outputs.iterdir():
-            with suppress(DamagedError, OSError):
-                if read_sealed(layout.output(folder.name).identity) is not None:
-                    return True
-    return False
+    about = "this folder is the state of a workdir of chunkvisor, and for no one else to write"
+    write_atomic(layout.mark, json.dumps({"about": about, _KEY: FORMAT}).encode() + b"\n")
 
 
 def _in_the_way(layout: Layout, outputs: Iterable[str]) -> Iterator[Path]:
     """What has a name of ours in a folder that is not ours, but for what is empty: an interrupted start, say."""
-    taken = {layout.workdir / name for name in RESERVED_NAMES}
+    taken = {layout.report}
     for output in map(layout.output, outputs):
         taken |= {
             output.final,
@@ -148,14 +126,9 @@ def _in_the_way(layout: Layout, outputs: Iterable[str]) -> Iterator[Path]:
             output.manifest,
             output.quarantined,
             output.truncated,
-            output.partial("npy"),
-            output.partial("parquet"),
             output.file("parquet"),
             output.ranges,
             output.rows_table,
-            output.partial_shards,
-            output.before,
-            output.next.state,
         }
     yield from (path for path in sorted(taken) if os.path.lexists(path) and not _is_empty(path))
 

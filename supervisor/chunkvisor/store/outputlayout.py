@@ -7,6 +7,9 @@ from pathlib import Path
 from chunkvisor.store.entry import Entry
 from chunkvisor_worker.contract.files import AttemptFiles
 
+HIDDEN = ".chunkvisor"
+"""Folder of all state in a workdir; only its owner may open it."""
+
 CHUNKS_PER_FOLDER = 1000
 """Chunk files are spread over folders: listing and creating stay fast with 100,000 chunks."""
 
@@ -55,9 +58,14 @@ class OutputLayout:
     """The same as <output>.truncated.jsonl, as int32: tokens before the cut of each row, 0 for one that is whole."""
 
     @property
+    def hidden(self) -> Path:
+        """Folder of all state of the workdir."""
+        return self.workdir / HIDDEN
+
+    @property
     def state(self) -> Path:
         """Everything of this output but its final files."""
-        return self.kept or self.workdir / "outputs" / self.name
+        return self.kept or self.hidden / "outputs" / self.name
 
     @property
     def leftovers(self) -> tuple[Path, ...]:
@@ -104,27 +112,27 @@ class OutputLayout:
         return self.workdir / f"{self.name}.rows.parquet"
 
     def partial(self, suffix: str) -> Path:
-        """The final file while it is being made; in the same folder, so that one rename publishes it."""
-        return self.workdir / f".{self.name}.{suffix}.partial"
+        """The final file while it is being made; on the same file system, so that one rename publishes it."""
+        return self.hidden / f"{self.name}.{suffix}.partial"
 
     @property
     def partial_rows(self) -> Path:
         """The rows in float32, from which a final of another form is made."""
-        return self.workdir / f".{self.name}.npy.rows"
+        return self.hidden / f"{self.name}.npy.rows"
 
     @property
     def partial_shards(self) -> Path:
         """The folder of the shards while it is being filled."""
-        return self.workdir / f".{self.name}.partial"
+        return self.hidden / f"{self.name}.partial"
 
     def replaced(self, place: Path) -> Path:
         """The final file, or the folder of shards, while another form of the same rows takes its place."""
-        return self.workdir / f".{place.name}.replaced"
+        return self.hidden / f"{place.name}.replaced"
 
     @property
     def before(self) -> Path:
         """Folder of what the output was before it was begun anew, until the new final file is there."""
-        return self.workdir / f".{self.name}.before"
+        return self.hidden / f"{self.name}.before"
 
     @property
     def earlier(self) -> "OutputLayout":
@@ -134,7 +142,7 @@ class OutputLayout:
     @property
     def next(self) -> "OutputLayout":
         """The same, with the state that is to take the place of this one."""
-        return OutputLayout(self.workdir, self.name, self.workdir / f".{self.name}.next")
+        return OutputLayout(self.workdir, self.name, self.hidden / f"{self.name}.next")
 
     def cut_texts(self, fingerprint: str) -> Path:
         """Tokens before the cut of each text that is encoded under that fingerprint; see `store.cuttexts`."""
@@ -169,7 +177,7 @@ class CombinedLayout(OutputLayout):
     @property
     def state(self) -> Path:
         """What is known of its files."""
-        return self.workdir / "combined" / self.name
+        return self.hidden / "combined" / self.name
 
 
 def parse_chunk_name(name: str) -> tuple[int, str] | None:

@@ -141,7 +141,7 @@ def _path_of(error: OSError) -> Path | None:
 
 
 def _forbidden(error: OSError, path: Path) -> Halt:
-    me = _user(os.geteuid())
+    me = user_name(os.geteuid())
     return config_error(
         f"{me} may not use {path}: {error.strerror}",
         why=_rights(path),
@@ -156,11 +156,12 @@ def _rights(path: Path) -> str:
             found = each.stat()
         except OSError:
             continue
-        return f"{each} belongs to {_user(found.st_uid)} ({stat.filemode(found.st_mode)})"
+        return f"{each} belongs to {user_name(found.st_uid)} ({stat.filemode(found.st_mode)})"
     return ""
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """Return the name of that user, or the number of one without a name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

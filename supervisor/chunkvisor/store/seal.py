@@ -31,10 +31,10 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def write_sealed(path: Path, content: dict[str, Any], *, mode: int = PRIVATE) -> None:
-    """Write `content` and its digest, under the key `seal`, atomically. Raises OSError."""
+def write_sealed(path: Path, content: dict[str, Any], *, mode: int = PRIVATE, made_in: Path | None = None) -> None:
+    """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`. Raises OSError."""
     sealed = {**content, _SEAL: digest_of(content)}
-    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", mode=mode)
+    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", mode=mode, made_in=made_in)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:

@@ -91,7 +91,7 @@ class Vandal:
 
     def save_identities(self) -> None:
         """Remember them; only the first is sure to be whole, and it never changes."""
-        for path in self._workdir.glob("outputs/*/identity.json"):
+        for path in self._workdir.glob(".chunkvisor/outputs/*/identity.json"):
             copy = self._safe / path.parent.name
             if not copy.exists() and path.is_file() and path.stat().st_size:
                 shutil.copy(path, copy)
@@ -99,7 +99,7 @@ class Vandal:
     def restore_identities(self) -> None:
         """Bring them back."""
         for copy in self._safe.iterdir():
-            path = self._workdir / "outputs" / copy.name / "identity.json"
+            path = self._workdir / ".chunkvisor" / "outputs" / copy.name / "identity.json"
             if path.parent.is_dir():
                 path.unlink(missing_ok=True)
                 shutil.copy(copy, path)

@@ -250,7 +250,7 @@ class Soak:
 
     def _count(self, place: Workplace) -> None:
         """Take the story of the newest run before anything damages it."""
-        entries = [entry for entry in read_events(place.workdir / "events.jsonl") if entry.run not in self._told]
+        entries = [entry for entry in read_events(place.hidden / "events.jsonl") if entry.run not in self._told]
         for entry in entries:
             match entry.event:
                 case FailureEvent() as event:

@@ -93,25 +93,35 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
             sync_folder(each.parent)
 
 
-def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE) -> None:
+def write_atomic(
+    path: Path, data: bytes, *, durable: bool = True, mode: int = PRIVATE, made_in: Path | None = None
+) -> None:
     """Replace `path` by `data` in one rename; the file is private to the user unless `mode` says otherwise.
 
     With `durable` the file and its folder are synced, so that it survives a power cut, and a folder or a pipe that
-    stands in the way is set aside. Raises OSError, and then leaves neither a half-written `path` nor a temporary file.
+    stands in the way is set aside. It is made in the same folder, or in `made_in` on the same file system. Raises
+    OSError, and then leaves neither a half-written `path` nor a temporary file.
     """
-    write_blocks(path, [data], durable=durable, mode=mode)
+    write_blocks(path, [data], durable=durable, mode=mode, made_in=made_in)
 
 
-def copy_atomic(source: Path, target: Path, *, mode: int = PRIVATE) -> None:
+def copy_atomic(source: Path, target: Path, *, mode: int = PRIVATE, made_in: Path | None = None) -> None:
     """Copy a file into the place of another, as `write_atomic`, in bounded memory. Raises OSError."""
     with open_regular(source) as file:
-        write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), mode=mode)
+        write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), mode=mode, made_in=made_in)
 
 
-def write_blocks(path: Path, blocks: Iterable[bytes], *, durable: bool = True, mode: int = PRIVATE) -> None:
+def write_blocks(
+    path: Path,
+    blocks: Iterable[bytes],
+    *,
+    durable: bool = True,
+    mode: int = PRIVATE,
+    made_in: Path | None = None,
+) -> None:
     """As `write_atomic`, of data that need not be in memory as a whole. Raises what the blocks raise, too."""
     # Without the pid: what a killed process left there is replaced by the next write. Every path has one writer.
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = (made_in or path.parent) / f".{path.name}.tmp"
     try:
         if durable:
             set_aside(path)
