@@ -209,7 +209,7 @@ def remove_state(wanted: OneFile) -> None:
     """Remove what we have put into the state folder, by name, and the folder if nothing else is in it."""
     layout = Layout(wanted.workdir)
     output = layout.output(OUTPUT)
-    if wanted.keep or not layout.lock.exists():
+    if wanted.keep or not layout.hidden.is_dir():
         return
     with hold(layout.lock, ""):
         for path in (output.manifest, output.final, output.quarantined, output.truncated):
