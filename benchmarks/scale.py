@@ -25,7 +25,7 @@ from machine import machine_line
 from measured import Measured, succeed
 from scratch import Commits, Scratch
 
-_INGEST = "chunkvisor.ingest.stage"
+_INGEST = "chunkvisor.sources.stage"
 _WINDOW = 2000
 _WARM_UP = 300
 _KINDS = ("wall_ms", "cpu_ms")

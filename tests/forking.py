@@ -36,7 +36,7 @@ KILL_AT = "drivers.kill_at"
 _WORKER = "chunkvisor_worker"
 _MODULES = (
     *(_WORKER, f"{_WORKER}.template", f"{_WORKER}.probe"),
-    *("chunkvisor.ingest.stage", KILL_AT),
+    *("chunkvisor.sources.stage", KILL_AT),
 )
 COMMAND_LINE = (sys.executable, "-c", "from chunkvisor.cli import main; main()")
 """Of `chunkvisor`, under this interpreter."""

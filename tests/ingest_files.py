@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -24,8 +24,8 @@ _LOADED_LATE = (
     *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.sensors"),
     *("chunkvisor.show.lines", "chunkvisor.show.terminal", "chunkvisor.show.systemd"),
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
-    *("chunkvisor.show.report", "chunkvisor.devices.health", "chunkvisor.ingest.stage"),
-    *("chunkvisor.ingest.peek", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
+    *("chunkvisor.show.report", "chunkvisor.devices.health", "chunkvisor.sources.stage"),
+    *("chunkvisor.sources.table", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
     *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
 )
 """What a process imports when it needs it."""

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.ingest.table import StagedTable
-from chunkvisor.ingest.tablefiles import TableFiles, TableSource, write_record
+from chunkvisor.sources.table import StagedTable, TableFiles, TableSource, write_record
 
 
 def first_come_first_numbered(rows: Sequence[int]) -> np.ndarray:

@@ -24,10 +24,10 @@ from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
-from chunkvisor.ingest.given import place_of, writing
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, is_watched
 from chunkvisor.show.observer import Observer, Observers
+from chunkvisor.sources.given import place_of, writing
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.supervise.request import Request

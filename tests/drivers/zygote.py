@@ -48,7 +48,8 @@ def prepare(kind: str) -> None:
     """Import what the children import."""
     modules = ["chunkvisor_worker.job", "chunkvisor_worker.sabotage"]
     if kind != "worker":
-        modules += [f"chunkvisor.{name}" for name in ("cli.run", "ingest.stage", "supervise.session", "supervise.work")]
+        names = ("cli.run", "sources.stage", "supervise.session", "supervise.work")
+        modules += [f"chunkvisor.{name}" for name in names]
         modules += ["duckdb", "forking"]
     for module in modules:
         importlib.import_module(module)

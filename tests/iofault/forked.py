@@ -29,7 +29,7 @@ from chunkvisor_worker.contract.files import umask
 from drivers.zygote import fork_sibling
 
 ROLES = {
-    "chunkvisor.ingest.stage": "ingest",
+    "chunkvisor.sources.stage": "ingest",
     "chunkvisor_worker": "worker",
     "chunkvisor_worker.template": "template",
 }

@@ -120,12 +120,12 @@ def record_all(folder: Path, names: Collection[str]) -> dict[str, Recording]:
 
 
 MISSED_IN: dict[str, str] = {
-    "chunkvisor/ingest/stage.py stage fsync": "plain",
+    "chunkvisor/sources/stage.py stage fsync": "plain",
     "chunkvisor/commands/onefile.py _move sync_folder": "one file",
     "chunkvisor/commands/onefile.py _move sync_folder 2": "one file",
     "chunkvisor/commands/onefile.py _move fsync": "one file",
     "chunkvisor/api.py _workdir make_folders": "python",
-    "chunkvisor/ingest/given.py write_texts fsync": "python",
+    "chunkvisor/sources/given.py write_texts fsync": "python",
     "chunkvisor/assemble/before.py _make_before make_folder": "from scratch",
     "chunkvisor/assemble/before.py keep_before sync_folder": "from scratch",
     "chunkvisor/assemble/checkedfile.py CheckedFile._sync_once fsync": "python",
@@ -145,7 +145,7 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/store/parts.py write_quarantine make_folder": "retry",
     "chunkvisor/commands/onefile.py encode make_folders": "one file",
     "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2": "update in shards",
-    "chunkvisor/ingest/indexing.py _write fsync": "update of an earlier version",
+    "chunkvisor/sources/index.py _write fsync": "update of an earlier version",
     "chunkvisor/supervise/planreuse.py Planner._write fsync": "update before there is a final",
     "chunkvisor/store/parts.py Parts.add fsync": "retry",
     "chunkvisor/store/parts.py Parts.add sync_folder": "retry",

@@ -32,12 +32,12 @@ from chunkvisor.decide.lessons import apply, learn
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
-from chunkvisor.ingest.readers import read_rows
-from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import resolve
-from chunkvisor.ingest.stage import stage
-from chunkvisor.ingest.table import StagedTable
 from chunkvisor.show.status import read_status
+from chunkvisor.sources.readers import read_rows
+from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.resolve import resolve
+from chunkvisor.sources.stage import stage
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of

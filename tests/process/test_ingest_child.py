@@ -13,12 +13,11 @@ import psutil
 import pytest
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.child import _halt, stage_table
-from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.signature import signature
-from chunkvisor.ingest.sources import resolve
-from chunkvisor.ingest.stage import _halt_of
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.child import _halt, stage_table
+from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.resolve import resolve, signature
+from chunkvisor.sources.stage import _halt_of
+from chunkvisor.sources.table import StagedTable
 from chunkvisor_worker.contract.wire import from_json, to_json
 from harness import lives
 from ingest_files import write_texts
@@ -82,7 +81,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def children() -> list[psutil.Process]:
     """Processes that read sources for this one."""
-    return [child for child in psutil.Process().children() if "chunkvisor.ingest.stage" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "chunkvisor.sources.stage" in child.cmdline()]
 
 
 @pytest.mark.usefixtures("started")
@@ -127,8 +126,8 @@ PARENT = """
 import os, signal, sys
 from pathlib import Path
 import psutil
-from chunkvisor.ingest.child import _halt, stage_table
-from chunkvisor.ingest.request import IngestRequest
+from chunkvisor.sources.child import _halt, stage_table
+from chunkvisor.sources.request import IngestRequest
 
 def die():
     print(psutil.Process().children()[0].pid, flush=True)
@@ -202,7 +201,7 @@ def test_small_memory(tmp_path: Path, large: Path) -> None:
 
 def test_parent_does_not_import_duckdb() -> None:
     """Neither DuckDB nor torch is imported by what the parent imports."""
-    code = "import chunkvisor.ingest.child, sys; print(sorted({'duckdb', '_duckdb', 'torch'} & set(sys.modules)))"
+    code = "import chunkvisor.sources.child, sys; print(sorted({'duckdb', '_duckdb', 'torch'} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     assert (
@@ -232,7 +231,7 @@ def test_texts_that_cannot_be_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(path: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    monkeypatch.setattr("chunkvisor.ingest.table.read_sealed", fail)
+    monkeypatch.setattr("chunkvisor.sources.table.read_sealed", fail)
     with pytest.raises(Halt) as caught:
         stage_table(request_for(tmp_path / "a.csv"), tmp_path / "table", nothing)
     assert caught.value.code is ExitCode.DISK

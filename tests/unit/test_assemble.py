@@ -19,7 +19,7 @@ from chunkvisor.assemble.chunkreader import ChunkDamagedError
 from chunkvisor.assemble.finalfiles import all_partials
 from chunkvisor.assemble.form import Form
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.fixed import Plan

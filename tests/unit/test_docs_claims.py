@@ -23,9 +23,9 @@ from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS
-from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.stage import stage
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.stage import stage
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome, WorkerExit

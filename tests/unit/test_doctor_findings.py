@@ -29,7 +29,7 @@ from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import ProbeReading
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
-from chunkvisor.ingest.sourcesize import SourceSize
+from chunkvisor.sources.child import SourceSize
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase

@@ -34,7 +34,7 @@ ROOMS = (
         "supervise",
         "show",
         "assemble",
-        "ingest",
+        "sources",
         "engine",
         "devices",
     ),
@@ -69,7 +69,7 @@ def files_of(package: Path) -> list[Path]:
 def test_supervisor_knows_only_the_contract() -> None:
     """Of the worker the supervisor imports nothing but `contract`; and no heavy library but in a child."""
     for path in files_of(SUPERVISOR):
-        allowed = {"duckdb"} if path.parent.name == "ingest" else set()
+        allowed = {"duckdb"} if path.parent.name == "sources" else set()
         if path.parent.name == "ray" and path.name in ("bridge.py", "agentproxy.py", "survey.py"):
             allowed = {"ray"}
         for name in imported(path):
@@ -159,7 +159,7 @@ METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 """Of a Path; `open` of some objects of ours is another one."""
 OTHERS = {"self._engine", "StagedTable", "station.gate"}
 MAY_OPEN = {
-    "ingest/": "sources are checked by `sources`; the tables are made in a new folder of the child's own",
+    "sources/": "sources are checked by `resolve`; the tables are made in a new folder of the child's own",
     "devices/": "reads /proc, /sys and /dev",
     "commands/doctor/": "reads /proc and /sys",
     "commands/drill.py": "works in a scratch folder",

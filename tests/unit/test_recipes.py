@@ -10,11 +10,11 @@ import pytest
 from chunkvisor.commands import doctor
 from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS
-from chunkvisor.ingest.child import columns_in_words
-from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.sources import Format, resolve
-from chunkvisor.ingest.stage import stage
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.child import columns_in_words
+from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.resolve import Format, resolve
+from chunkvisor.sources.stage import stage
+from chunkvisor.sources.table import StagedTable
 from harness import ROOT
 from ingest_files import write_texts
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from chunkvisor.ingest import table
-from chunkvisor.ingest.rowcount import rows_of
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources import table
+from chunkvisor.sources.table import StagedTable, rows_of
 
 
 class Table:

@@ -6,8 +6,7 @@ import numpy as np
 
 from chunkvisor.assemble.badrows import count_of, every_row
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.ingest.rowcount import rows_of
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import read_quarantine, write_quarantine
 from chunkvisor.store.seal import DamagedError

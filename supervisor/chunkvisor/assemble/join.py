@@ -17,7 +17,7 @@ from chunkvisor.assemble.numbers import Positions, Ranges
 from chunkvisor.assemble.reform import Source, reform, rows_of
 from chunkvisor.assemble.textvectors import Taken, TakenDamagedError, TextVectors
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.assemble.truncated import write_list
-from chunkvisor.ingest.tablefiles import TableFiles
+from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.stamp import digest_file

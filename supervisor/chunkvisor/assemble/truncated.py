@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import pick_rows

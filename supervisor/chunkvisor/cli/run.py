@@ -175,8 +175,8 @@ def _require_text(source: str) -> None:
     """Raises Halt (78), naming the columns, unless every file is plain text, which has one column."""
     import tempfile
 
-    from chunkvisor.ingest.child import columns_in_words
-    from chunkvisor.ingest.sources import Format, resolve
+    from chunkvisor.sources.child import columns_in_words
+    from chunkvisor.sources.resolve import Format, resolve
 
     files = [file for file in resolve([source]) if file.format is not Format.TXT]
     if files:

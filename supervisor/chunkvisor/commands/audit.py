@@ -26,7 +26,7 @@ from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.engine.trial import Conditions, allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout

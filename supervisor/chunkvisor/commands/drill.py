@@ -30,10 +30,10 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import LimitsLowered, Waiting
 from chunkvisor.events.state import RunState
-from chunkvisor.ingest.table import StagedTable
 from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.status import read_status
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.mark import mark

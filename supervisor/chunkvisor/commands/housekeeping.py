@@ -10,7 +10,7 @@ from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_
 from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.tablefiles import TableFiles
+from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.lock import hold

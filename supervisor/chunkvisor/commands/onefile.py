@@ -21,10 +21,9 @@ from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputComplete
 from chunkvisor.events.state import RunState
-from chunkvisor.ingest.signature import signature
-from chunkvisor.ingest.sources import resolve
 from chunkvisor.show.lines import how_to_read
 from chunkvisor.show.observer import Observer, Observers
+from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of

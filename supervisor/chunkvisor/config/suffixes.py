@@ -8,10 +8,10 @@ FORMATS = {
     ".parquet": "parquet",
     ".txt": "txt",
 }
-"""Values of `ingest.sources.Format`."""
+"""Values of `sources.resolve.Format`."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""Values of `ingest.sources.Compression`."""
+"""Values of `sources.resolve.Compression`."""
 
 AS_PARQUET = (
     "Write a parquet file of it, by one line of Python, and name that file: "

@@ -27,9 +27,9 @@ from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.progress import AttemptKey
-from chunkvisor.ingest.peek import peek
 from chunkvisor.show.sensors import SensorLine, read_line
 from chunkvisor.show.status import State, Status, screen_of
+from chunkvisor.sources.table import peek
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.store.mark import require_workdir

@@ -14,9 +14,9 @@ from chunkvisor.errors import Halt
 from chunkvisor.events import output as of_output
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.child import stage_table
-from chunkvisor.ingest.remote import shown
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.child import stage_table
+from chunkvisor.sources.fetch import shown
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, write_fixed, write_staged
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout

@@ -25,7 +25,7 @@ from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.config.model import Config
 from chunkvisor.decide.cut import Cut, Wanted, in_order
 from chunkvisor.errors import config_error
-from chunkvisor.ingest.tablefiles import TableFiles
+from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.fixed import Fixed, read_facts, read_fixed, read_staged
 from chunkvisor.store.identity import Identity

@@ -18,7 +18,7 @@ from chunkvisor.assemble.sides import write_sides
 from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.identity import TEXT_KEYS
 from chunkvisor.store.ledger import Ledger

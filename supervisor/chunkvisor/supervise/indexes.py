@@ -4,8 +4,8 @@ from pathlib import Path
 from types import TracebackType
 
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.indexing import index_of
-from chunkvisor.ingest.tablefiles import TableFiles
+from chunkvisor.sources.index import index_of
+from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.supervise.opening import Opening
 from chunkvisor_worker.contract.files import remove_folder

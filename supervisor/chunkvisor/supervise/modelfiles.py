@@ -55,7 +55,7 @@ class ModelFiles:
         except OSError as error:
             raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         if at_hand is None:
-            from chunkvisor.ingest.firstrow import try_first_row
+            from chunkvisor.sources.child import try_first_row
 
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:

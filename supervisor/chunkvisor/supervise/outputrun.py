@@ -7,8 +7,7 @@ from typing import Any
 from chunkvisor.assemble.form import Form
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.modelsource import LocalModel
-from chunkvisor.ingest.rowcount import rows_of
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.seal import DamagedError

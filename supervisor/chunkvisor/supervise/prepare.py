@@ -15,9 +15,7 @@ from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.events.output import OutputOpened, TextsReused
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.freshtable import fresh_of
-from chunkvisor.ingest.rowcount import rows_of
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, work_with

@@ -11,8 +11,8 @@ from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.events.run import Note
-from chunkvisor.ingest.indexing import index_of
-from chunkvisor.ingest.table import StagedTable
+from chunkvisor.sources.index import index_of
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.fixed import read_fixed, write_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout

@@ -6,10 +6,9 @@ from typing import Any
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
-from chunkvisor.ingest.remote import is_remote
-from chunkvisor.ingest.request import IngestRequest
-from chunkvisor.ingest.signature import signature
-from chunkvisor.ingest.sources import SourceFile, resolve
+from chunkvisor.sources.fetch import is_remote
+from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.resolve import SourceFile, resolve, signature
 from chunkvisor.store.fixed import Staged, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout

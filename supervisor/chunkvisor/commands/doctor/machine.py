@@ -17,7 +17,7 @@ from chunkvisor.commands.doctor.readings import (
     Wanted,
     Whereabouts,
 )
-from chunkvisor.ingest.sourcesize import SourceSize
+from chunkvisor.sources.child import SourceSize
 from chunkvisor.store.disk import RESERVE_BYTES, need_bytes
 from chunkvisor.units import counted, human_bytes
 

@@ -30,9 +30,8 @@ from chunkvisor.engine.ray.survey import Survey, survey
 from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import plain
-from chunkvisor.ingest.firstrow import try_first_row
-from chunkvisor.ingest.sourcesize import SourceSize, measure_source
 from chunkvisor.show.status import State, read_status
+from chunkvisor.sources.child import SourceSize, measure_source, try_first_row
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.fixed import read_facts, read_staged
 from chunkvisor.store.layout import Layout

@@ -37,12 +37,10 @@ from chunkvisor.engine.trial import read_expected
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry, read_with_trials
-from chunkvisor.ingest.child import stage_table
-from chunkvisor.ingest.indexing import index_of
-from chunkvisor.ingest.table import StagedTable
-from chunkvisor.ingest.tablefiles import TableFiles
-from chunkvisor.ingest.textindex import matches
-from chunkvisor.ingest.wherewriter import WhereWriter
+from chunkvisor.sources.child import stage_table
+from chunkvisor.sources.dedupe import matches
+from chunkvisor.sources.index import WhereWriter, index_of
+from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.chunkfiles import committed_chunks

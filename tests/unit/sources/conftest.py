@@ -1,0 +1,39 @@
+"""Shared by the ingest tests: staging without a child process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.stage import stage
+from chunkvisor.sources.table import StagedTable
+from ingest_files import Stage
+
+
+@pytest.fixture
+def stage_here(tmp_path: Path) -> Stage:
+    """Stages a request in this process: `stage_here("a.csv", column="text")`, files relative to tmp_path."""
+    count = 0
+
+    def staged(*names: str, **wanted: Any) -> StagedTable:
+        nonlocal count
+        count += 1
+        folder = tmp_path / f"table-{count}"
+        folder.mkdir()
+        stage(IngestRequest(sources=tuple(str(tmp_path / name) for name in names), **wanted), folder)
+        return StagedTable.open(folder)
+
+    return staged
+
+
+@pytest.fixture
+def rows_of() -> Callable[[StagedTable], list[str]]:
+    """The text of every row of a table."""
+
+    def rows(table: StagedTable) -> list[str]:
+        texts = table.texts(0, table.distinct)
+        return [texts[number] for number in table.row_text(0, table.rows)]
+
+    return rows
