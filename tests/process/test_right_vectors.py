@@ -230,7 +230,11 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
         {},
         "activation own.activations.Wave.*2_Dense/config.json.*Tanh.*trust_remote_code",
     ),
-    "weights renamed": (with_renamed_weights, {}, r"drawn at random: .*encoder.*of other names: module\..*"),
+    "weights renamed": (
+        with_renamed_weights,
+        {},
+        r"drawn at random: .*Download the model again.*of other names: module\.",
+    ),
     "no end token": (
         without_token("add_eos_token"),
         {},
@@ -393,13 +397,15 @@ def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> Non
 
 def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     """What only loading shows ends the run with 78 after one attempt; the message says what to set."""
-    configure(job, kinds.qodo(tmp_path), model__trust_remote_code=False, workers__standby=0)
+    configure(job, kinds.qodo(tmp_path), model__trust_remote_code=False, workers__start="auto")
 
     ended = job.run()
 
     assert ended.returncode == 78, ended.stderr
     assert "add_eos_token" in ended.stderr
     assert "processor_kwargs: {add_eos_token: true}" in ended.stderr
+    assert "WrongModelError" not in ended.stderr  # a class of ours tells a person nothing
+    assert "the model is refused, and the next worker tells why" in ended.stderr
     assert sum(event["event"] == "AttemptFailed" for event in job.events()) <= 1
 
 

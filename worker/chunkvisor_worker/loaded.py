@@ -188,12 +188,12 @@ def check_loaded(model: Any, spec: ModelSpec, heard: Heard) -> None:
 def _check_weights(heard: Heard) -> None:
     made_up = [name for name in dict.fromkeys(heard.made_up) if not _POOLER.search(name)]
     if made_up:
+        # A message is cut in the terminal: what to do comes before the other names.
         raise WrongModelError(
-            f"weights of the model are in none of its files, and were drawn at random: {_some(made_up)}. Each worker "
-            "would draw others, so equal texts would get different vectors. "
-            + (f"The files have weights of other names: {_some(heard.left_over)}. " if heard.left_over else "")
-            + "Download the model again; or choose a checkpoint that was saved from the class that its config.json "
-            "names."
+            f"weights of the model are in none of its files, and were drawn at random: {_some(sorted(made_up))}. Each "
+            "worker would draw others, so equal texts would get different vectors. Download the model again; or choose "
+            "a checkpoint that was saved from the class that its config.json names."
+            + (f" The files have weights of other names: {_some(sorted(heard.left_over))}." if heard.left_over else "")
         )
     if heard.left_over:
         heard.note(f"weights that the files have and the model does not use: {_some(heard.left_over)}")
@@ -293,8 +293,8 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
         key = '"is_causal": false' if saved.get("is_causal") is False else '"use_bidirectional_attention": true'
         raise WrongModelError(
             f"config.json says {key}, but in the model as transformers {_version()} loads it a token sees only those "
-            f"before it: the vectors would be those of another model. {_older(spec)} Then set model.trust_remote_code "
-            "to true, if the model brings its own attention."
+            f"before it: the vectors would be those of another model. {_older(spec)}"
+            + ("" if spec.trust_remote_code else " Then set model.trust_remote_code to true: its attention is its own.")
         )
     return causal
 

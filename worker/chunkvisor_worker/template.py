@@ -125,7 +125,8 @@ def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
     except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and needs its record, too
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
-        words = f"{fault.chain[0].name}: {fault.chain[0].message}"
+        first = fault.chain[0]
+        words = first.message if first.name.startswith("chunkvisor_worker.") else f"{first.name}: {first.message}"
         if spec.device != "cpu" and diagnose(fault).rule.name == HIDDEN_GPU:
             return None, _asks(words)  # no fault of the machine's, which the record would tell of
         write_message(files.fault, fault, durable=False)

@@ -22,6 +22,7 @@ from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.template import TemplateSpec
 
+_WRONG_MODEL = "wrong-model"  # rule of the taxonomy
 TEMPLATES = 2
 """A template that dies or gets stuck is replaced once; twice is no accident."""
 
@@ -157,6 +158,8 @@ class Starter:
         self._template = None
         if self._start is Start.WARM:
             raise _no_warm_start(why, failed)
+        if failed is not None and (fault := failed.fault()) is not None and diagnose(fault).rule.name == _WRONG_MODEL:
+            why = "the model is refused, and the next worker tells why"
         self._emit(WarmGivenUp(reason=why))
 
 

@@ -97,6 +97,8 @@ def head_of(message: str) -> str:
 def _line(cause: Cause, head: str) -> str:
     name = cause.name.rpartition(".")[2]
     first = next((line for line in head.splitlines() if line.strip()), "")
+    if first and cause.name.startswith("chunkvisor_worker."):
+        return _plain(first.strip())  # our own words need no class
     return _plain(f"{name}: {first.strip()}" if first else name)
 
 

@@ -115,7 +115,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     ),
     misconfigured(
         "wrong-model",
-        "The model that was loaded is not the one that its files describe: the vectors would look right and be wrong.",
+        "The model that is loaded is not the one that its files describe.",
         "The message says what to set or to install. docs/reference/right-vectors.md has all that is checked.",
         of_class("chunkvisor_worker.loaded.WrongModelError"),
     ),
