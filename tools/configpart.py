@@ -51,8 +51,16 @@ def takes(field: FieldInfo) -> str:
         TypeAdapter(annotated[kind, None, *field.metadata]).validate_python(object())
     except ValidationError as error:
         (first, *_) = error.errors()
-        return str(first.get("ctx", {}).get("what", "a mapping"))
+        what = str(first.get("ctx", {}).get("what", "a mapping"))
+        return _SHORT.get(what, what)
     raise AssertionError(f"{field} takes anything")
+
+
+_SHORT = {
+    'a positive number of seconds, or a time like "90s", "10m" or "2h"': "a time",
+    "a mapping with plain values only (text, finite numbers, true, false, null, lists, mappings)": "a mapping",
+}
+"""Words of errors that are longer than a table needs -> what its page says elsewhere."""
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldInfo]:
