@@ -1,7 +1,7 @@
 """What the integration tests on one GPU share: the GPU, a place to run on it, and the table at the end.
 
 Nothing here imports torch: it is what runs on the GPU, in processes of its own. The page to it is
-docs/how-to/gpu-tests.md.
+README.md.
 """
 
 import os

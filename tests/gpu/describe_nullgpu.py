@@ -1,7 +1,7 @@
 """`python tests/gpu/describe_nullgpu.py FOLDER`: makes a null GPU in the folder, and describes it for these tests.
 
 Prints the path of the description, which CHUNKVISOR_TEST_GPU is to name; to be run by the interpreter of a null GPU's
-environment (docs/how-to/gpu-tests.md).
+environment (README.md).
 """
 
 import importlib

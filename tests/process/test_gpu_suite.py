@@ -42,7 +42,7 @@ def test_without_a_gpu_it_is_one_skipped_line(tmp_path: Path) -> None:
 
 def test_the_page_lists_the_cases() -> None:
     """The page has a line for every case and for no other, and says "no" where a null GPU cannot show it."""
-    page = (ROOT / "docs" / "how-to" / "gpu-tests.md").read_text("utf-8")
+    page = (ROOT / "tests" / "gpu" / "README.md").read_text("utf-8")
     listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\S+) \|$", page, re.MULTILINE))
 
     assert {name: listed[name] == "no" for name in listed} == cases()
