@@ -17,6 +17,7 @@ from local_cluster import LocalCluster, local_cluster
 from chunkvisor.engine.ray.agent import Scratch
 from chunkvisor_worker.contract.environment import RUN_ID
 from harness import MARK, Workplace, expected, finish, kill, wait_for
+from smallbert import save_small_bert
 from soaked import wide
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
@@ -91,6 +92,23 @@ def test_same_bytes_as_on_this_machine(place: Workplace, cluster: LocalCluster, 
     assert local.run().returncode == 0
     assert (place.workdir / "out.npy").read_bytes() == (local.workdir / "out.npy").read_bytes()
     wait_for(lambda: not agents())  # the daemon of a busy node reaps them later
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+def test_cut_rows_come_home(place: Workplace, cluster: LocalCluster, minilm_path: Path) -> None:
+    """Which rows the model has read in part is listed as on this machine: `cut.bin` travels with the vectors."""
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    place.write_source(["short", "word " * 100, "brief"])
+    model = save_small_bert(place.folder / "model", minilm_path, Pooling(32))
+    configure(place, cluster, "sentence-transformers", model__name=str(model))
+
+    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
+
+    assert ended.returncode == 0, ended.stderr
+    assert place.manifest()["truncated"]["rows"] == 1
+    assert (place.workdir / "out.truncated.jsonl").read_text() == '{"row": 1, "tokens": 102}\n'
 
 
 @pytest.mark.timeout(900)  # two nodes and some ten workers, one after the other where the machine is busy

@@ -326,6 +326,11 @@ def test_what_was_loaded_is_told(tmp_path: Path) -> None:
     _, loaded = encoded(kinds.decoder("Qwen2")(tmp_path / "b"), {}, {})
     assert (loaded.pooling, loaded.causal, loaded.padding_side) == ("lasttoken", True, "left")
 
+    _, loaded = encoded(kinds.router(tmp_path / "d"), {}, {"task": "query"})
+    query, document = "query: Transformer (BertModel), Pooling", "document: Transformer (RobertaModel), Pooling"
+    assert loaded.modules == (f"Router ({query}; {document})",)
+    assert loaded.pooling == "mean, cls"
+
     _, loaded = encoded(with_left_over(tmp_path / "c"), {}, {})
     assert any("does not use: cls.predictions.bias" in note for note in loaded.notes)
 
@@ -409,6 +414,18 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     assert sum(event["event"] == "AttemptFailed" for event in job.events()) <= 1
 
 
+def test_code_left_out_on_purpose_stands_in_the_manifest(job: Workplace, tmp_path: Path) -> None:
+    """With `trust_remote_code: false` the run says which code it leaves out, and the manifest that it was left out."""
+    configure(job, with_negative_code(tmp_path), model__trust_remote_code=False)
+
+    ended = job.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert "(modeling_own.py) is left out, because model.trust_remote_code is false" in ended.stderr
+    assert job.manifest()["model"]["trust_remote_code"] is False
+    assert job.manifest()["model"]["loaded"]["modules"][0] == "Transformer (BertModel)"
+
+
 def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> None:
     """A warning of the libraries while they load stands on the terminal once, whatever the number of workers."""
     path = with_left_over(tmp_path)
@@ -420,3 +437,5 @@ def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> 
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("Default prompt name is set to 'mine'") == 1
     assert ended.stderr.count("does not use: cls.predictions.bias") == 1
+    notes = job.manifest()["model"]["loaded"]["notes"]
+    assert any("does not use: cls.predictions.bias" in note for note in notes)

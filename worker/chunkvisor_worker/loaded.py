@@ -333,11 +333,13 @@ def _is_causal(model: Any, spec: ModelSpec) -> bool | None:
 def describe(model: Any, prompt: str | None, causal: bool | None, notes: tuple[str, ...]) -> Loaded:
     """What was loaded, for the manifest."""
     tokenizer: Any = getattr(model, "tokenizer", None)
-    pooling = next((module.pooling_mode for module in model if type(module).__name__ == "Pooling"), "")
+    # All that there are: a Router's routes may have different ones.
+    found = [module.pooling_mode for module in model.modules() if type(module).__name__ == "Pooling"]
+    poolings = dict.fromkeys(each if isinstance(each, str) else " + ".join(map(str, each)) for each in found)
     ours = hasattr(tokenizer, "padding_side")
     return Loaded(
         modules=tuple(_class_of(module) for module in model),
-        pooling=pooling if isinstance(pooling, str) else " + ".join(map(str, pooling)),
+        pooling=", ".join(poolings),
         causal=causal,
         prompt=prompt or None,
         padding_side=str(tokenizer.padding_side) if ours else "",
@@ -347,9 +349,12 @@ def describe(model: Any, prompt: str | None, causal: bool | None, notes: tuple[s
 
 
 def _class_of(module: Any) -> str:
-    """Such as `Transformer (Qwen2Model)`."""
-    inner = getattr(module, "model", None) if type(module).__name__ == "Transformer" else None
+    """Such as `Transformer (Qwen2Model)`, or `Router (query: Transformer (BertModel), Pooling)` with all its routes."""
     kind = type(module).__name__
+    if kind == "Router":
+        routes = (f"{name}: {', '.join(map(_class_of, each))}" for name, each in module.sub_modules.items())
+        return f"{kind} ({'; '.join(routes)})"
+    inner = getattr(module, "model", None) if kind == "Transformer" else None
     return f"{kind} ({type(inner).__name__})" if inner is not None else kind
 
 

@@ -62,6 +62,7 @@ def build_manifest(
             "dtype": facts.dtype or model.dtype,
             "max_length": facts.max_length if facts.max_length is not None else model.max_length,
             "encoder": model.encoder,
+            "trust_remote_code": model.trust_remote_code,
             "loaded": asdict(loaded) if loaded else None,
         },
         "encode": {
