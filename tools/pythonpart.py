@@ -12,21 +12,27 @@ import chunkvisor.results
 from chunkvisor.arguments import meanings
 from chunkvisor.assemble import badreasons
 from chunkvisor.show import status
+from configpart import keys as keys_of_config
 from docstrings import attribute_docs
 from md import code, table
 
+KEYS = keys_of_config()
 _MEANT = {"StrPath": "str | os.PathLike", "OnEvent": "Callable | Observer"}
 """Names of types that are nobody's but the module's -> what they are."""
 
 
 def arguments(function: str, *told: str) -> str:
-    """Every argument of a function of the module with its type, its default and its meaning; without those `told`."""
+    """Each argument of a function but those `told`: type, default, and its meaning or the key that means the same."""
     tree = ast.parse(inspect.getsource(chunkvisor.api))
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
     named, meant = found.args, meanings(getattr(chunkvisor.api, function))
     rows = [(each, "required") for each in named.args]
     for each, default in zip(named.kwonlyargs, named.kw_defaults, strict=True):
         rows.append((each, "required" if default is None else code(ast.unparse(default))))
+    for each, _ in rows:
+        sections = [name for name in ("model", "encode") if f"{name}.{each.arg}" in KEYS]
+        if sections:
+            meant[each.arg] = f"As {code(f'{sections[0]}.{each.arg}')}"
     lines = [(code(each.arg), code(_type(each)), said, meant[each.arg]) for each, said in rows if each.arg not in told]
     return table(("argument", "type", "default", "what"), lines)
 

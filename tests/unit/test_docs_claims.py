@@ -207,9 +207,9 @@ def _repository() -> Iterator[str]:
 
 
 def test_the_run_folder_has_every_file() -> None:
-    """The page names each path of the layout, of an attempt and of an invocation."""
+    """The page names each path of the workdir, of an attempt and of an invocation; not the records of an output."""
     page = text_of(ROOT / "docs" / "reference" / "run-folder.md")
-    for kind in (Layout, OutputLayout, InvocationFiles, AttemptFiles):
+    for kind in (Layout, InvocationFiles, AttemptFiles):
         for name, entry in vars(kind).items():
             file = getattr(entry, "name", None) or getattr(entry, "_name", None)
             if isinstance(file, str) and not name.startswith("_") and not callable(entry):
