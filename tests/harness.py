@@ -25,8 +25,8 @@ import yaml
 
 from chunkvisor import child
 from chunkvisor.cli import main
-from chunkvisor.decide import policy
-from chunkvisor.supervise import driver
+from chunkvisor.decide import budget
+from chunkvisor.heart import loop
 from drivers.zygote import MARK as MARK
 from forking import COMMAND_LINE, KILL_AT, Forked
 
@@ -136,8 +136,8 @@ class Workplace:
         with (
             mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
             mock.patch.object(child, "run_child", _child_here),
-            mock.patch.object(driver, "_PAUSE_S", 0.02),
-            mock.patch.object(policy, "BACKOFF_S", 0.01),
+            mock.patch.object(loop, "_PAUSE_S", 0.02),
+            mock.patch.object(budget, "BACKOFF_S", 0.01),
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),
         ):

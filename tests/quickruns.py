@@ -11,10 +11,10 @@ from unittest import mock
 import duckdb
 import yaml
 
-import chunkvisor.decide.policy
+import chunkvisor.decide.budget
+import chunkvisor.heart.joins
+import chunkvisor.heart.loop
 import chunkvisor.supervise.diskwait
-import chunkvisor.supervise.driver
-import chunkvisor.supervise.joins
 import chunkvisor.supervise.session
 from chunkvisor.show.record import surroundings
 
@@ -42,9 +42,9 @@ def be_quick() -> None:
         (chunkvisor.show.record, "_version", versions.get),
         # It looks at every process of the machine; workers end with their supervisor all the same.
         (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
-        (chunkvisor.decide.policy, "BACKOFF_S", 0.01),
-        (chunkvisor.supervise.driver, "_PAUSE_S", 0.02),
-        (chunkvisor.supervise.joins, "PAUSE_S", 0.05),
+        (chunkvisor.decide.budget, "BACKOFF_S", 0.01),
+        (chunkvisor.heart.loop, "_PAUSE_S", 0.02),
+        (chunkvisor.heart.joins, "PAUSE_S", 0.05),
         (chunkvisor.supervise.diskwait, "_FIRST_S", 0.05),
         (duckdb, "connect", _reconnect()),
     ):

@@ -393,10 +393,12 @@ class Encoder:
         self.calls = 0
 
     def encode(self, texts, batch_size):
-        self.calls += 1
         assert "torch" not in sys.modules
         rows = [np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8] for text in texts]
         vectors = np.stack(rows).astype(np.float32) + 1
+        if texts == [SPEC.get("canary")]:  # of another chunk
+            return vectors
+        self.calls += 1
         moment = {1: "encode", 2: "second"}.get(self.calls, "later")
         changed = _misbehave(moment, Call(texts, batch_size, vectors))
         if os.environ.get("CUDA_LAUNCH_BLOCKING"):

@@ -42,8 +42,7 @@ def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
     device = device_of(workplace)
     rows: dict[int, set[int]] = {}
     for each in workplace.named("go"):
-        least = min([each["rows"], *(tier["rows"] for tier in each["tiers"])])
-        rows.setdefault(device[each["chunk"], each["attempt"]], set()).add(least)
+        rows.setdefault(device[each["chunk"], each["attempt"]], set()).add(each["rows"])
     return rows
 
 
@@ -91,7 +90,7 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
 
 
 def test_a_gpu_on_which_all_fails_is_left_out(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """Three failures there while others succeed are enough: no chunk is taken apart, and no row is lost."""
+    """A failure and two canaries there are enough: no chunk is taken apart, and no row is lost."""
     workplace = on(make_gpu([8 * GIB] * 3))
     workplace.gpu.fault(719, "kernel:layer_norm", gpu=2)
     for number in (0, 1):
@@ -105,7 +104,7 @@ def test_a_gpu_on_which_all_fails_is_left_out(make_gpu: MakeGpu, on: Callable[..
     assert ended.returncode == 0, ended.stderr
     (dropped,) = workplace.named("device_dropped")
     assert dropped["device"] == "Null GPU (GPU-21f00000)"
-    assert "attempts in a row failed there while others succeeded elsewhere" in dropped["why"]
+    assert "cannot encode a text any more that was encoded before" in dropped["why"]
     assert used_devices(workplace)[2] <= 5
     assert {each["event"] for each in workplace.events()}.isdisjoint({"chunk_split", "part_failed", "quarantined"})
     device = device_of(workplace)

@@ -1,6 +1,7 @@
 """Whole runs on a null GPU: a real supervisor, real workers, torch's own allocator."""
 
 import importlib.metadata
+import json
 from typing import Any
 
 import pytest
@@ -11,10 +12,17 @@ from nullgpu import GpuWorkplace, texts
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
 
 
-def rows_of(workplace: GpuWorkplace, chunk: int) -> list[int]:
-    """The most rows in a batch of its longest texts, at each try of the chunk."""
-    goes = [each for each in workplace.named("go") if each["chunk"] == chunk]
-    return [min([each["rows"], *(tier["rows"] for tier in each["tiers"])]) for each in goes]
+def tokens_of_longest(workplace: GpuWorkplace) -> int:
+    """Tokens of the longest text, by the batch of 64 that did not fit."""
+    (failed,) = workplace.named("attempt_failed")
+    beat = workplace.attempts()[0] / "beat.json"
+    assert failed["outcome"] == "gpu_oom"
+    return int(json.loads(beat.read_text())["batch_tokens"]) // 64
+
+
+def tokens_of(workplace: GpuWorkplace, chunk: int) -> list[int | None]:
+    """The most padded tokens in a batch, at each try of the chunk; None = as many as come."""
+    return [each["tokens"] for each in workplace.named("go") if each["chunk"] == chunk]
 
 
 @pytest.mark.newer
@@ -60,8 +68,8 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
         request.getfixturevalue("new_interpreters")
     gpu_workplace.gpu.nvml(init=nvml, smi="ok")
     run_with_long_texts(gpu_workplace)
-    assert rows_of(gpu_workplace, 0) == [64]
-    assert rows_of(gpu_workplace, 1) == [64, 32]
+    assert tokens_of(gpu_workplace, 0) == [None]
+    assert tokens_of(gpu_workplace, 1) == [None, 32 * tokens_of_longest(gpu_workplace)]
     assert len({each["pid"] for each in gpu_workplace.named("attempt_started")}) == 3
     assert [each["start"] for each in gpu_workplace.named("attempt_started")] == ["warm", "warm", "fresh"]
     assert [each["outcome"] for each in gpu_workplace.named("attempt_failed")] == ["gpu_oom"]
@@ -83,7 +91,7 @@ def test_the_nvml_assert_where_nvidia_smi_fails_as_well(gpu_workplace: GpuWorkpl
         gpu_workplace.gpu.without_device_files()
     ended = run_with_long_texts(gpu_workplace)
     assert "nvidia-smi does not list the GPUs: the run goes on with 1 GPU" in ended.stderr
-    assert rows_of(gpu_workplace, 1) == [64, 32]
+    assert tokens_of(gpu_workplace, 1) == [None, 32 * tokens_of_longest(gpu_workplace)]
     (failed,) = gpu_workplace.named("attempt_failed")
     assert failed["outcome"] == "gpu_oom"
     if ASSERTS_NVML:

@@ -330,7 +330,7 @@ CASES = (
         "no-memory-for-the-smallest-batch",
         {"out/1": "cuda_oom@encode"},
         3,
-        {"committed": 2, "gpu_oom": 3 + 2 * 4},
+        {"committed": 2, "gpu_oom": 4 + 2 * 4},
         (*QUARANTINED, "batches: from now on at most 2 rows", "batches: from now on at most 1 row", "gpu_oom"),
         done=(0, 1, 2),
         bad_rows=(4, 5, 6, 7),

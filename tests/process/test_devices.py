@@ -80,15 +80,13 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, fault: list[int |
     events = gpus.events()
     (dropped,) = [event for event in events if event["event"] == "device_dropped"]
     assert "GPU-00000001" in dropped["device"]
-    told = re.search(r"(\d+) attempts in a row failed there", dropped["why"])
-    assert told is not None, dropped["why"]
+    assert re.search("cannot encode a text any more that was encoded before|has encoded no text", dropped["why"])
     assert not [event for event in events if event["event"] in ("chunk_split", "chunk_set_aside", "quarantined")]
     attempts = gpus.status()["attempts"]
     assert attempts.pop("committed") == 16
-    # It takes three failures there and three successes elsewhere; if a success comes last, one more attempt is at it.
-    assert int(told[1]) >= 3
+    # It takes one failure and two canaries; a first may begin with its shortest text, before another is known.
     assert set(attempts) <= {"device_fault", "interrupted"}
-    assert int(told[1]) <= sum(attempts.values()) <= int(told[1]) + 1
+    assert 3 <= sum(attempts.values()) <= 6
     np.testing.assert_array_equal(gpus.vectors(), expected(TEXTS))
 
 

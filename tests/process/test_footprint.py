@@ -62,7 +62,7 @@ def test_nothing_heavy_is_loaded(workplace: Workplace) -> None:
             looks[pid] = looks.get(pid, 0) + bool(maps)
             assert not any(name in maps for name in ("libtorch", "libcuda", "libnvidia-ml")), command
     modules, _ = told(process)
-    assert "chunkvisor.supervise.driver" in modules
+    assert "chunkvisor.heart.loop" in modules
     assert not modules.intersection(HEAVY)
     assert looks[process.pid] > 1
     assert len(looks) > 1

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.decide.history import Company
+from chunkvisor.decide.budget import Company
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import View, company_of, in_company
 from chunkvisor_worker.contract.exits import Outcome

@@ -28,10 +28,10 @@ from chunkvisor.commands.verify import verify
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.decide.lessons import apply, learn
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
+from chunkvisor.heart.memory import Memory
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.request import IngestRequest
@@ -48,7 +48,7 @@ from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError, write_sealed
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec, Tier
+from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec
 from chunkvisor_worker.contract.wire import read_message
 from harness import expected
 from hostile import VALUES, another, damaged, mutated
@@ -279,7 +279,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         texts = [f"{name}{number}" for number in range(6)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     place.lay("out5", "value_error!")
-    place.lay("out0", "oom")
+    place.lay("out1", "oom")
     place.lay("more1", "value_error!")
     place.lay("more2", "damage!")
     assert place.run_here().returncode == 75
@@ -298,11 +298,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def _lessons(place: ScriptedWorkplace, path: Path) -> None:
     for key in json.loads(place_lessons) if (place_lessons := _text(path)) else ():
         file = LessonFile(path, key)
-        lessons = file.get("")
-        rows, tokens = apply(Limits(8, 100), lessons).of_length(20)
-        assert rows >= 1
-        assert tokens is None or tokens >= 1
-        file.save("", learn(lessons, Tier(4, 2, 50)))
+        memory = Memory(file.get)
+        limits = memory.limits(Limits(8, 100), "")
+        assert limits.rows >= 1
+        assert limits.tokens is None or limits.tokens >= 1
+        file.save("", 2, 50)
 
 
 def _text(path: Path) -> str:

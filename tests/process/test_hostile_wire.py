@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.decide.history import Budget, History
+from chunkvisor.decide.budget import Budget
 from chunkvisor.decide.outcome import EndedBy, judge
-from chunkvisor.decide.policy import decide
 from chunkvisor.engine.warm import Template, TemplateState
+from chunkvisor.heart.policy import History, decide
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather
 from chunkvisor.store.salvage import look

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.decide.history import Budget
+from chunkvisor.decide.budget import Budget
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt

@@ -118,7 +118,7 @@ def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) ->
 
 def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) -> None:
     """Row, file and line in its last words and in the status, which counts them as every view does."""
-    place.lay("t1", "value_error!")
+    place.lay("t1", "nan!")
     place.lay("t8", "wait")
     run = place.start("run", str(place.config_path))
     wait_for(lambda: place.calls() and "t8" in place.calls()[-1])

@@ -1,107 +1,116 @@
 """Bugs that were mended, put back one at a time: to see that lives find them, and how soon."""
 
-import math
 import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from chunkvisor.decide.lessons import learn
-from chunkvisor.decide.steps import Split
-from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.blame import Blame
-from chunkvisor.supervise.consequences import Consequences
-from chunkvisor.supervise.draining import Draining
-from chunkvisor.supervise.lessonbook import LessonBook
-from chunkvisor.supervise.retries import Retries
-from chunkvisor.supervise.runhistory import RunHistory
-from chunkvisor.supervise.scheduler import Scheduler
+from chunkvisor.heart.memory import Memory
+from chunkvisor.heart.scheduler import Gate, Scheduler
+from chunkvisor.heart.work import Backlog
 
 from .life import simulate
 from .watchdog import Broken
 
-_heed_worker, _do, _wait = Scheduler._heed_worker, Consequences._do, Retries.wait
-_failed = RunHistory.failed
-_encoded = Blame.encoded
+_ended, _fail, _history = Scheduler._ended, Scheduler._fail, Scheduler._history
+_retry, _split = Scheduler._retry, Scheduler._split
+_wait = Memory.wait
 
 
-def _go_before_verdict(self: Any, stimulus: Any, now_s: float) -> None:
-    worker = self.fleet.workers.get(stimulus.worker)
-    if isinstance(stimulus, on.Ended) and worker is not None and not self._drain.begun:
-        _heed_worker(self, on.Freed(stimulus.worker), now_s)
-    _heed_worker(self, stimulus, now_s)
+def _go_before_verdict(self: Any, end: Any, now_s: float) -> None:
+    worker = self.workers[end.worker]
+    worker.gate = Gate.PASSED if worker.gate is Gate.OPEN else worker.gate
+    self._open_gates(worker.device, now_s)
+    _ended(self, end, now_s)
 
 
-def _learn_whatever_comes(self: Any, kind: str, tier: Any) -> Any:
-    return self._change(kind, learn(self._lessons.get(kind, ()), tier))
+def _learn_whatever_comes(self: Any, kind: str, lesson: Any) -> Any:
+    self._lessons[kind] = lesson
+    return lesson
 
 
-def _blame_by_any_success(self: Any, _device: int, _go_s: float, _task: Any) -> None:
-    known, self._undecided = self._undecided, []
-    for each in known:
-        self._quarantine(each)
+def _always_proven(self: Any, work: Any, end: Any, *rest: Any) -> Any:
+    return replace(_history(self, work, end, *rest), proven=True)
 
 
-def _blame_at_once(self: Any, accused: Any) -> None:
-    self._quarantine(accused)
+def _alone_is_proof(self: Any, work: Any, end: Any, *rest: Any) -> Any:
+    return replace(_history(self, work, end, *rest), proven=end.proven or len(work.texts) == 1)
 
 
-def _blame_by_earlier_workers(self: Any, device: int, _go_s: float, task: Any) -> None:
-    _encoded(self, device, math.inf, task)
+def _one_look(self: Any, work: Any, end: Any, *rest: Any) -> Any:
+    return replace(_history(self, work, end, *rest), tries=1)
 
 
-def _trust_templates(self: Any, step: Any, end: Any) -> None:
-    _do(self, step, end)
-    for device in self._fleet.alive:
-        device.fresh_only = False
+def _no_canary_fails(self: Any, *given: Any) -> Any:
+    return replace(_history(self, *given), canaries=0)
 
 
-def _wait_by_the_sum(self: Any, step: Any, end: Any) -> None:
-    _wait(self, step, end)
-    self._history._waits._since_s[self._history.cause(end)] -= step.delay_s
+def _trust_templates(self: Any, step: Any, work: Any, *rest: Any) -> None:
+    _retry(self, step, replace(work, fresh=False), *rest)
+    for device in self.alive:
+        device.fresh = False
 
 
-def _suspect_no_device(self: Any) -> Any:
-    return ()
+def _wait_by_the_sum(self: Any, outcome: Any, where: Any, now_s: float) -> None:
+    _wait(self, outcome, where, now_s)
+    self._waits[outcome, where] -= 5
 
 
-def _keep_lost_controls(self: Any) -> None:
-    return None
+def _suspect_no_device(self: Any, work: Any, end: Any, verdict: Any, worker: Any, now_s: float) -> None:
+    doubted = worker.device.doubt if worker is not None else False
+    _fail(self, work, end, verdict, worker, now_s)
+    if worker is not None:
+        worker.device.doubt = doubted
 
 
-def _try_no_short_text(self: Any, output: int) -> None:
-    return None
-
-
-def _blame_by_other_chunks(_self: Any, _accused: Any) -> bool:
-    return False
-
-
-def _count_splits(self: Any, end: Any, step: Any) -> None:
-    self._fruitless += isinstance(step, Split)
-    _failed(self, end, step)
+def _count_splits(self: Any, *given: Any) -> None:
+    self._memory.note("fruitless")
+    _split(self, *given)
 
 
 def _keep_no_grace(_self: Any, _now_s: float) -> None:
     return None
 
 
+def _forget_lost(_self: Any, _output: int, _chunk: int) -> None:
+    return None
+
+
+def _store_late(self: Any, end: Any, now_s: float) -> None:
+    """Decide as if what was salvaged did not count before the disk has answered."""
+    with (
+        mock.patch.object(Memory, "stored", _store_nothing),
+        mock.patch.object(Scheduler, "_history", _without_salvage),
+    ):
+        _ended(self, end, now_s)
+
+
+def _store_nothing(_self: Any, _output: int, _now_s: float) -> None:
+    return None
+
+
+def _without_salvage(self: Any, work: Any, end: Any, *rest: Any) -> Any:
+    good = self._outputs[work.output].known_good() is not None
+    return replace(_history(self, work, end, *rest), good=good)
+
+
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "go before the verdict": (Scheduler, "_heed_worker", _go_before_verdict),
-    "a wider lesson replaces a narrower": (LessonBook, "learn", _learn_whatever_comes),
-    "a text is blamed by a success on another device": (Blame, "encoded", _blame_by_any_success),
-    "a text is blamed without a control": (Blame, "accuse", _blame_at_once),
-    "a text is blamed by a worker that had the device before": (Blame, "encoded", _blame_by_earlier_workers),
-    "a broken GPU gets warm workers for ever": (Consequences, "_do", _trust_templates),
-    "wait_timeout is summed over workers": (Retries, "wait", _wait_by_the_sum),
-    "no device is suspected": (RunHistory, "guilty", _suspect_no_device),
-    "texts accused on a lost device wait for it": (Blame, "_acquit_on_lost_devices", _keep_lost_controls),
-    "no short text is tried": (Blame, "_short_text", _try_no_short_text),
-    "a text is too long by a success in another chunk": (Blame, "_awaits_shorter", _blame_by_other_chunks),
-    "nobody is asked to leave, nor ended in time": (Draining, "turn", _keep_no_grace),
-    "splits count as fruitless": (RunHistory, "failed", _count_splits),
+    "go before the verdict": (Scheduler, "_ended", _go_before_verdict),
+    "a wider lesson replaces a narrower": (Memory, "learn", _learn_whatever_comes),
+    "every attempt is taken for proven": (Scheduler, "_history", _always_proven),
+    "a text alone is taken for a proof": (Scheduler, "_history", _alone_is_proof),
+    "a text is blamed at the first look": (Scheduler, "_history", _one_look),
+    "canaries that fail are not counted": (Scheduler, "_history", _no_canary_fails),
+    "a broken GPU gets warm workers for ever": (Scheduler, "_retry", _trust_templates),
+    "wait_timeout is summed over workers": (Memory, "wait", _wait_by_the_sum),
+    "no device is suspected": (Scheduler, "_fail", _suspect_no_device),
+    "what was salvaged counts only once it is stored": (Scheduler, "_ended", _store_late),
+    "nobody is asked to leave, nor ended in time": (Scheduler, "_drain", _keep_no_grace),
+    "splits count as fruitless": (Scheduler, "_split", _count_splits),
+    "what is lost is not computed again": (Backlog, "lost", _forget_lost),
 }
 """(where, what, the bug)."""
 

@@ -1,28 +1,28 @@
-"""A life: the scheduler, a driver on a virtual clock, and a world that does to it what its seed says.
+"""A life: the scheduler, a loop on a virtual clock, and a world that does to it what its seed says.
 
-The supervisor may die between any two instructions; it then begins again with what the modelled disk has kept.
+The parent may die between any two instructions; it then begins again with what the modelled disk has kept.
 """
 
 import heapq
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chunkvisor.decide.history import Company
-from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.budget import Company
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.supervise import instructions as do
-from chunkvisor.supervise import stimuli as on
-from chunkvisor.supervise.scheduler import Scheduler
-from chunkvisor.supervise.task import Task
+from chunkvisor.errors import ExitCode
+from chunkvisor.heart import messages, policy
+from chunkvisor.heart.memory import Lesson
+from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, Scheduler
+from chunkvisor.heart.work import Work
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 
-from .disk import MISSING, VECTOR, Disk, Output
+from .disk import MISSING, Disk, Output
 from .terse import terse
 from .verdicts import Failure, verdict
 from .watchdog import Broken, Watchdog
@@ -37,10 +37,6 @@ RESTART_S = 60.0
 IDLE_TURNS = 500
 """So many turns in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s."""
 
-ATTEMPTS = 20
-"""So many attempts for each text, and for each run twenty times as many, are no search any more: six times as many as
-any of 5,000 lives has needed."""
-
 MISHAPS = 40
 """So many small ones in a life, at most: without an end of mishaps no life has to end."""
 
@@ -52,11 +48,13 @@ class Process:
     """A worker."""
 
     number: int
-    task: Task
+    work: Work
     device: "Device"
     limits: Limits
     started_s: float = 0.0
     warm: bool = False
+    canary: int | None = None
+    proven: bool = False
     plan: int = 0
     """Rises when what was to happen to it does not."""
     told_ready: bool = False
@@ -105,13 +103,13 @@ class Device:
 
 
 class _Died(Exception):
-    """The supervisor died."""
+    """The parent died."""
 
 
 class _Ended(Exception):
     """The run halted."""
 
-    def __init__(self, code: ExitCode, halt: Halt | None = None) -> None:
+    def __init__(self, code: ExitCode, halt: Any = None) -> None:
         super().__init__(code)
         self.code = code
         self.halt = halt
@@ -126,7 +124,7 @@ class Life:
         self.now_s = 0.0
         self.instructions = 0
         self.steps = 0
-        """Stimuli so far."""
+        """Events so far."""
         self.disk = Disk([_output(world, number) for number in range(len(world.lengths))])
         self.watchdog = Watchdog(world, self.disk)
         self.deaths = sorted(world.deaths, reverse=True)
@@ -135,6 +133,10 @@ class Life:
         self.codes: list[ExitCode] = []
         self.history: list[str] | None = [] if trace else None
         self.attempts = 0
+        texts = sum(map(len, world.lengths))
+        bad = sum(map(len, world.poison))
+        self.attempts_max = 200 + 4 * texts + 20 * bad
+        """A retry that nothing counts goes on for ever without being noticed otherwise."""
 
     def live(self) -> "Life":
         """To the end. Raises Broken where an invariant does not hold."""
@@ -157,17 +159,17 @@ class Life:
                 raise Broken("ends", f"after 100 runs there is no end: {Counter(self.codes)}")
 
     def run_once(self) -> ExitCode:
-        """One run: to its exit code, or to the death of the supervisor (TERMINATED)."""
+        """One run: to its exit code, or to the death of the parent (TERMINATED)."""
         run = _Run(self)
         try:
             return run.play()
         except _Ended as end:
             if self.history is not None and end.halt is not None:
-                self.note(str(end.halt))
+                self.note(terse(end.halt))
             run.leave_behind(adopt=True)
             return end.code
         except _Died:
-            self.note("--- the supervisor dies")
+            self.note("--- the parent dies")
             self.disk.die(self.chance)
             run.leave_behind(adopt="adopted" in self.world.chances)
             return ExitCode.TERMINATED
@@ -186,7 +188,7 @@ class Life:
 
 
 class _Run:
-    """One run of the supervisor; also what the scheduler asks of the engine (`Capacity`)."""
+    """One run of the parent; also the scheduler's `View`."""
 
     def __init__(self, life: Life) -> None:
         self.life, self.world, self.chance = life, life.world, life.chance
@@ -198,41 +200,39 @@ class _Run:
         self.ended: dict[int, tuple[Process, Verdict]] = {}
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
-        self.todo: deque[do.Instruction] = deque()
+        self.todo = deque[messages.Command]()
+        self.joining = set[int]()
+        self.join_due: dict[int, float] = {}
+        self.join_since: dict[int, float] = {}
+        self.damaged = Counter[int]()
+        self.join_stop_s = NEVER
         self.set_aside: list[Outcome] = []
-        self.draining = self.stopping = self.joins_stopped = False
+        self.draining = self.stopping = False
         self.damaged_turn = 0
         """The turn in which a part turned out damaged last: its texts are due from the next on."""
         self.over_s = NEVER
         """When all has to be over."""
         self.paused_until_s = 0.0
-        self.last_halt: Halt | None = None
+        self.last_halt: Any = None
         self.without_s: float | None = None
         self.aside: set[str] = set()
         self.clustered = bool(self.world.nodes)
         self.began_s = life.now_s
         self.watchdog.begin()
-        self.scheduler = Scheduler(self.outputs, self.world.settings, self.disk.lessons, self, lambda: self.life.now_s)
-        self._acts: dict[type, Any] = {
-            do.Start: self._start, do.Go: self._go, do.End: self._end, do.Look: self._look, do.Keep: self._keep,
-            do.Quarantine: self._quarantine, do.Compose: self._compose, do.Cut: self._cut, do.Join: self._join,
-            do.SaveLessons: self._save_lessons, do.DropDevice: self._drop, do.DropNode: self._drop_node,
-            do.HaltRun: self._halt, do.HaltByBadRows: self._halt_by_bad_rows, do.TellWaiting: self._waiting,
-            do.SetAside: self._aside, do.Leave: self._leave_soon, do.StopJoins: self._stop_joins,
-        }  # fmt: skip
+        self.scheduler = Scheduler(self.outputs, life.world.settings, self.disk.lessons.get, self, lambda: life.now_s)
 
-    # --- Capacity
+    # --- View
 
     def holding(self, device: int) -> bool:
-        """See Capacity."""
+        """See View."""
         return False
 
     def has_room(self, device: int) -> bool:
-        """See Capacity."""
+        """See View."""
         return True
 
     def left_s(self, worker: int) -> float | None:
-        """See Forecast: as a rate so far would tell it, rightly or not."""
+        """See View: as a rate so far would tell it, rightly or not."""
         process = self.processes.get(worker)
         return process.left_s(self.life.now_s) if process is not None else None
 
@@ -252,19 +252,20 @@ class _Run:
                 self._at(out.at_s - life.now_s, self._node_goes, out)
         step_s, scheduler = 0.25, self.scheduler
         idle = 0
-        time_passed = on.TimePassed()
-        while not scheduler.finished:
+        self._begin_joins()
+        while not (scheduler.finished and not self.joining and not (self.join_due and not self.draining)):
             self.turns += 1
             busy = self._happen()
             self._engine_waits()
-            self._tell(time_passed)
+            self._tell(messages.Tick())
+            self._begin_joins()
             self.watchdog.after_turn(self)
             self.ended.clear()
             step_s = 0.25 if busy or self.over_s != NEVER else min(step_s * 4, 16.0)
             idle = 0 if busy else idle + 1
             if idle > IDLE_TURNS:
                 raise Broken("ends", f"nothing has happened for {idle} turns, and the run has not ended")
-            if scheduler.finished:
+            if scheduler.finished and not self.joining and not (self.join_due and not self.draining):
                 break
             next_s = life.now_s + step_s
             if self.events and self.events[0][0] < next_s:
@@ -286,7 +287,10 @@ class _Run:
             self.draining, self.stopping = True, self.stopping or grace_s == 0
             if grace_s:
                 self.over_s = min(self.over_s, life.now_s + grace_s)
-            self._tell(on.Drain(self.over_s if self.over_s != NEVER else None) if grace_s else on.Stop())
+            left_s = max(0.0, self.over_s - life.now_s)
+            if grace_s and self.over_s != NEVER:
+                self.join_stop_s = min(self.join_stop_s, self.over_s - min(RESERVE * left_s, RESERVE_S))
+            self._tell(messages.Stop((self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf))
         while events and events[0][0] <= life.now_s:
             _, _, act, subject, plan = heapq.heappop(events)
             if isinstance(subject, Process) and subject.plan != plan:
@@ -300,16 +304,16 @@ class _Run:
         plan = subject.plan if isinstance(subject, Process) else 0
         heapq.heappush(self.events, (self.life.now_s + delay_s, self.sequence, act, subject, plan))
 
-    def _tell(self, stimulus: on.Stimulus) -> None:
-        self._hear(stimulus)
+    def _tell(self, event: messages.Event) -> None:
+        self._hear(event)
         if self.todo:
             self._obey()
 
-    def _hear(self, stimulus: on.Stimulus) -> list[do.Instruction]:
+    def _hear(self, event: messages.Event) -> list[messages.Command]:
         self.life.steps += 1
-        if self.life.history is not None and type(stimulus) is not on.TimePassed:
-            self.life.note(f"> {terse(stimulus)}")
-        said = self.scheduler.handle(stimulus)
+        if self.life.history is not None and not isinstance(event, messages.Tick):
+            self.life.note(f"> {terse(event)}")
+        said = self.scheduler.handle(event)
         self.todo.extend(said)
         return said
 
@@ -321,11 +325,23 @@ class _Run:
             life.deaths.pop()
             raise _Died
 
-    def _act(self, instruction: do.Instruction) -> on.Stimulus | None:
+    def _act(self, command: messages.Command) -> messages.Event | None:
         if self.life.history is not None:
-            self.life.note(f"    < {terse(instruction)}")
-        act: Callable[[Any], on.Stimulus | None] | None = self._acts.get(type(instruction))
-        return act(instruction) if act is not None else None
+            self.life.note(f"    < {terse(command)}")
+        match command:
+            case messages.Start():
+                return self._start(command)
+            case messages.Go():
+                self._go(command)
+            case messages.End():
+                self._end(command)
+            case messages.Look():
+                self._at(0.5, self._looked, self.devices[command.device])
+            case messages.Store():
+                return self._store(command)
+            case messages.Tell():
+                self._told(command.news)
+        return None
 
     # --- devices
 
@@ -334,8 +350,7 @@ class _Run:
         self.numbered += 1
         self.devices[device.number] = device
         opinion = None if not gpu.watched and device.number % 2 else self._opinion(gpu)
-        name = f"gpu {device.number}"
-        self._tell(on.DeviceJoined(device.number, name, gpu.node, gpu.kind, opinion))
+        self._tell(messages.Device(device.number, gpu.node, gpu.kind, opinion))
 
     def _opinion(self, gpu: Gpu) -> Opinion:
         if not gpu.watched:
@@ -344,23 +359,41 @@ class _Run:
             return Opinion(Health.BROKEN, "it is lost")
         return Opinion(Health.BUSY, "somebody has it") if within(gpu.busy, self.life.now_s) else GOOD
 
-    def _look(self, look: do.Look) -> None:
-        self._at(0.5, self._looked, self.devices[look.device])
-
     def _looked(self, device: Device) -> None:
         if not device.left:
             device.opinion = self._opinion(device.gpu)
-            self._tell(on.Looked(device.number, device.opinion))
+            self._tell(messages.Device(device.number, opinion=device.opinion))
 
-    def _drop(self, drop: do.DropDevice) -> None:
-        self.devices[drop.device].left = True
-        self.last_halt = drop.halt
+    def _told(self, news: messages.News) -> None:
+        match news:
+            case messages.Dropped(place=str() as node, code=code):
+                self.last_halt = code
+                self.aside.add(node)
+                self._leave(node)
+            case messages.Dropped(place=int() as number, code=code):
+                self.devices[number].left = True
+                self.last_halt = code
+            case messages.Halted(why="bad rows"):
+                self.watchdog.too_many(news)
+                raise _Ended(ExitCode.CONFIG, news)
+            case messages.Halted(code=code):
+                raise _Ended(code, news)
+            case messages.Waiting(device=device, delay_s=delay_s):
+                until_s = self.life.now_s + delay_s
+                if device is None:
+                    self.paused_until_s = max(self.paused_until_s, until_s)
+                elif device in self.devices:
+                    paused = self.devices[device]
+                    paused.paused_until_s = max(paused.paused_until_s, until_s)
+            case messages.Failed(step=policy.GiveUp(), verdict=Verdict() as judged):
+                self.set_aside.append(judged.outcome)
+            case messages.Learnt(kind=kind, rows=rows, tokens=tokens, lasting=True):
+                self.disk.save_lesson(kind, Lesson(rows, tokens))
 
-    def _drop_node(self, drop: do.DropNode) -> on.NodeLeft:
-        self.last_halt = drop.halt
-        self.aside.add(drop.node)
-        self._leave(drop.node)
-        return on.NodeLeft(drop.node)
+    def _gone_devices(self, node: str) -> None:
+        for device in self.devices.values():
+            if device.gpu.node == node:
+                self._tell(messages.Device(device.number, gone=True))
 
     def _leave(self, node: str) -> None:
         for device in self.devices.values():
@@ -373,13 +406,13 @@ class _Run:
         first = self.chance.random() < 0.5
         if first:
             self._leave(node)
-            self._tell(on.NodeLeft(node))
+            self._gone_devices(node)
         for process in lost:
             if process.number in self.processes:
                 self._gone(process, verdict(Failure.NODE))
         if not first:
             self._leave(node)
-            self._tell(on.NodeLeft(node))
+            self._gone_devices(node)
 
     def _node_goes(self, out: Outage) -> None:
         if out.node in self.aside:
@@ -402,32 +435,29 @@ class _Run:
         self.without_s = now_s if self.without_s is None else self.without_s
         coming = any(act == self._node_returns for _, _, act, _, _ in self.events)
         if not coming and self.last_halt is not None:
-            raise _Ended(self.last_halt.code, self.last_halt)
+            raise _Ended(self.last_halt, self.last_halt)
         if now_s - self.without_s >= self.world.settings.budget.wait_timeout_s:
             raise _Ended(ExitCode.TRY_AGAIN)
 
     # --- workers
 
-    def _start(self, start: do.Start) -> on.Started | on.NotStarted:
+    def _start(self, start: messages.Start) -> messages.Ended | None:
         device = self.devices[start.device]
-        warm = self.world.warm and not start.task.fresh
-        process = Process(start.worker, start.task, device, start.limits, self.life.now_s, warm)
+        warm = self.world.warm and not start.work.fresh
+        process = Process(start.worker, start.work, device, start.limits, self.life.now_s, warm, start.canary)
         device.started_turn = self.turns
         self.watchdog.starts(self, process)
         self.life.attempts += 1
-        if self.life.attempts > ATTEMPTS * (sum(map(len, self.world.lengths)) + 20 * (1 + len(self.life.codes))):
-            raise Broken("ends", f"after {self.life.attempts:,} attempts: something is tried again that nothing counts")
+        if self.life.attempts > self.life.attempts_max:
+            raise Broken("ends", f"{self.life.attempts} attempts, and there is no end")
         if within(self.world.disk_full, self.life.now_s):
-            return on.NotStarted(start.worker, Verdict(Outcome.DISK_FULL, "no worker could be started: disk full"))
+            return messages.Ended(start.worker, Verdict(Outcome.DISK_FULL, "no worker could be started: disk full"))
         if within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
-            limits = Limits(rows=1)
-            return on.NotStarted(
-                start.worker, Verdict(Outcome.HOST_OOM, "no worker could be started", limits=limits, batch_rows=1)
-            )
+            return messages.Ended(start.worker, Verdict(Outcome.HOST_OOM, "no worker could be started", batch_rows=1))
         self.processes[start.worker] = process
         device.processes.append(process)
         self._prepare(process)
-        return on.Started(start.worker, warm)
+        return None
 
     def _prepare(self, process: Process) -> None:
         took_s = self.chance.uniform(0.3, 3.0)
@@ -440,6 +470,7 @@ class _Run:
             process.phase = self.chance.choice((Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE))
             if process.phase is Phase.TOKENIZE and not self.watchdog.may_fail_by_chance(process):
                 process.phase = Phase.START
+            process.proven = process.phase is Phase.TOKENIZE and process.canary is not None
             self._fail(process, took_s, self.chance.choice((Failure.SEGFAULT, Failure.HOST_OOM, Failure.KILLED)))
         else:
             self._at(took_s, self._ready, process)
@@ -447,13 +478,13 @@ class _Run:
     def _ready(self, process: Process) -> None:
         process.told_ready = True
         process.phase = Phase.READY
-        self._tell(on.Ready(process.number))
+        self._tell(messages.Called(process.number))
 
     def _refuse(self, process: Process) -> None:
         self._forget(process)
-        self._tell(on.Refused(process.number))
+        self._tell(messages.Ended(process.number, None))
 
-    def _go(self, go: do.Go) -> None:
+    def _go(self, go: messages.Go) -> None:
         process = self.processes[go.worker]
         self.watchdog.goes(self, process)
         process.gone, process.limits, process.go_step = True, go.limits, self.life.steps
@@ -479,40 +510,46 @@ class _Run:
 
     def _compute(self, process: Process, fault: Failure) -> None:
         """What becomes of its batches, longest texts first."""
-        task, limits = process.task, process.limits
-        lengths, poison = self.world.lengths[task.output], self.world.poison[task.output]
+        work, limits = process.work, process.limits
+        lengths, poison = self.world.lengths[work.output], self.world.poison[work.output]
         room = process.device.gpu.tokens // (1 if process.alone else 2)
-        order = sorted(task.wanted, key=lengths.__getitem__, reverse=True)
+        order = sorted(work.texts, key=lengths.__getitem__, reverse=True)
+        first = None
+        if process.canary is not None:
+            first = process.canary if process.canary >= 0 else order.pop(max(0, len(order) + process.canary))
         took_s, at, count = 0.2, 0, len(order)
         transient = self.watchdog.may_fail_by_chance(process) and self.life.mishap("transient")
-        while at < count:
-            longest = lengths[order[at]]
-            rows, tokens = limits.of_length(longest)
-            rows = min(rows, max(1, tokens // longest) if tokens else rows, count - at)
+        while at < count or first is not None:
+            if first is not None:
+                batch, rows, longest = [first], 1, lengths[first]
+            else:
+                longest = lengths[order[at]]
+                rows, tokens = limits.rows, limits.tokens
+                rows = min(rows, max(1, tokens // longest) if tokens else rows, count - at)
+                batch = order[at : at + rows]
             process.batch, process.rows_done = (rows, rows * longest), at
-            process.batches.append(order[at : at + rows])
+            process.batches.append(batch)
             took_s += 0.1 + rows * longest / 4000
             process.batch_ends_s.append(self.life.now_s + took_s)
             if rows * longest > room:
                 self._fail(process, took_s, Failure.OOM)
                 return
-            if fault is not Failure.NONE or transient:
+            if fault is not Failure.NONE or (transient and (first is None or not order)):
                 cause = fault if fault is not Failure.NONE else Failure.ILLEGAL
                 if cause is Failure.HANG:
                     self._hang(process)
                 else:
                     self._fail(process, took_s, cause)
                 return
-            if poison:
-                for text in order[at : at + rows]:
-                    failure = poison.get(text, Failure.NAN)
-                    if failure is Failure.HANG:
-                        self._hang(process)
-                        return
-                    if failure is not Failure.NAN and failure is not Failure.DIMENSION:
-                        self._fail(process, took_s, failure)
-                        return
-            at += rows
+            for text in batch if poison else ():
+                failure = poison.get(text, Failure.NAN)
+                if failure is Failure.HANG:
+                    self._hang(process)
+                    return
+                if failure is not Failure.NAN and failure is not Failure.DIMENSION:
+                    self._fail(process, took_s, failure)
+                    return
+            at, first = at + (rows if first is None else 0), None
         process.result = self._result(process)
         if self.chance.random() < 0.7:
             self._at(took_s, self._frees, process)
@@ -520,21 +557,23 @@ class _Run:
         self._at(took_s, self._writes, process)
 
     def _result(self, process: Process) -> Verdict:
-        task = process.task
-        poison = self.world.poison[task.output]
-        bad = [text for text in task.wanted if text in poison] if poison else []
+        work = process.work
+        poison = self.world.poison[work.output]
+        bad = [text for text in work.texts if text in poison] if poison else []
+        known = process.canary is not None and process.canary >= 0
+        process.proven = known or len(bad) < len(work.texts)
         if any(poison[text] is Failure.DIMENSION for text in bad):
-            # As if another attempt had told the right dimension before.
-            alike = all(poison.get(text) is Failure.DIMENSION for text in task.wanted)
+            # As if another attempt had found the right dimension.
+            alike = all(poison.get(text) is Failure.DIMENSION for text in work.texts) and not known
             return verdict(Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits)
         if bad:
-            return verdict(Failure.NAN, limits=process.limits, bad_rows=tuple(text - task.start for text in bad))
+            return verdict(Failure.NAN, limits=process.limits, bad_rows=tuple(text - work.texts[0] for text in bad))
         return verdict(Failure.NONE)
 
     def _frees(self, process: Process) -> None:
         process.told_freed = True
         process.phase = Phase.WRITE
-        self._tell(on.Freed(process.number))
+        self._tell(messages.Called(process.number, freed=True))
 
     def _writes(self, process: Process) -> None:
         result = process.result
@@ -563,11 +602,20 @@ class _Run:
         self._at(STALL_S, self._overdue, process)
 
     def _overdue(self, process: Process) -> None:
-        self._tell(on.Overdue(process.number, "no progress"))
+        """The loop's own business: patience is over."""
+        self._end_now(process, hang=True)
 
-    def _end(self, end: do.End) -> None:
+    def _end(self, end: messages.End) -> None:
         process = self.processes.get(end.worker)
         if process is None or process.ending:
+            return
+        if end.gently:
+            self._leave_soon(process)
+        else:
+            self._end_now(process, hang=False)
+
+    def _end_now(self, process: Process, *, hang: bool) -> None:
+        if process.ending:
             return
         process.ending = True
         process.plan += 1
@@ -575,15 +623,14 @@ class _Run:
             self._at(40.0, self._stuck, process)
             return
         done = process.told_freed and process.result is not None and self.chance.random() < 0.5
-        if end.by is EndedBy.HANG:
+        if hang:
             process.result = verdict(Failure.HANG, process.phase, process.limits, *process.batch)
         elif not done:
             process.result = verdict(Failure.STOPPED)
         self._at(0.3, self._failed, process)
 
-    def _leave_soon(self, leave: do.Leave) -> None:
+    def _leave_soon(self, process: Process) -> None:
         """It ends after the batch under way, unless it fails or is done before."""
-        process = self.processes[leave.worker]
         self.watchdog.leaves(self, process)
         if process.result is None or not process.batch_ends_s:
             return  # it hangs, or fails before its first batch: the end of the time ends it
@@ -596,15 +643,12 @@ class _Run:
         process.result = verdict(Failure.STOPPED)
         self._at(process.batch_ends_s[ends[0]] - now_s, self._failed, process)
 
-    def _stop_joins(self, _stop: do.StopJoins) -> None:
-        self.joins_stopped = True
-
     def _stuck(self, process: Process) -> None:
         """Even SIGKILL has not ended it: its machine is done without."""
-        halt = Halt(ExitCode.MACHINE, "a worker cannot be killed")
+        halt = ExitCode.MACHINE
         node = process.device.gpu.node
         if not node:
-            raise _Ended(halt.code, halt)
+            raise _Ended(halt, halt)
         self.last_halt = halt
         self.aside.add(node)
         self._lose(node)
@@ -616,26 +660,27 @@ class _Run:
         began_s = None if process.warm else process.started_s
         self._salvage(process, judged)
         company, saved, under_way = self._company(process, judged), process.saved, process.under_way
-        said = self._hear(on.Ended(process.number, judged, company, began_s, saved, under_way))
+        said = self._hear(messages.Ended(process.number, judged, company, began_s, saved, under_way, process.proven))
         self.watchdog.answered(process, judged, said, self.life.steps)
         self._obey()
 
     def _salvage(self, process: Process, judged: Verdict) -> None:
         """What it has left of batches that were finished: one that was ended from outside was at any of them."""
-        batches, task = process.batches, process.task
-        if not batches or task.control or judged.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
+        batches, work = process.batches, process.work
+        if not batches or judged.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
             return
         at = self.chance.randrange(len(batches)) if judged.asked_for or judged.outcome is Outcome.LOST else -1
         at = process.left_after if process.left_after is not None and judged.asked_for else at
-        poison = self.world.poison[task.output]
+        poison = self.world.poison[work.output]
         if judged.phase is Phase.FORWARD and at < len(batches):
             process.under_way = frozenset(batches[at])
         done = [text for batch in batches[:at] for text in batch]
         if judged.outcome is not Outcome.LOST and not any(poison.get(text) is Failure.DIMENSION for text in done):
-            process.saved = frozenset(text for text in done if text not in poison)
+            process.saved = frozenset(text for text in done if text not in poison and text != process.canary)
+        process.proven = process.proven or any(text not in poison for text in done)
 
     def _company(self, process: Process, judged: Verdict) -> Company:
-        """As the driver has it from torch's message and the last look; those of before the run are part of the GPU."""
+        """As the loop has it from torch's message and the last look; those of before the run are part of the GPU."""
         gpu, now_s = process.device.gpu, self.life.now_s
         if judged.outcome not in (Outcome.GPU_OOM, Outcome.GPU_BUSY):
             return Company.UNTOLD
@@ -670,84 +715,65 @@ class _Run:
             return Verdict(Outcome.DISK_FULL, f"{what} could not be stored")
         return None
 
-    def _keep(self, keep: do.Keep) -> on.Stored | on.NotStored:
-        task = keep.task
-        self.watchdog.keeps(self, keep)
-        if (full := self._disk_full("vectors")) is not None:
-            return on.NotStored(task, full)
-        output = self.outputs[task.output]
-        holes = [task.start + row for row in keep.holes] + list(task.skip)
-        output.keep(task.chunk, task.start, task.stop, holes, failed=keep.failed)
-        return on.Stored(task, whole=output.committed(task.chunk))
+    def _store(self, store: messages.Store) -> messages.Stored:
+        work, output = store.work, self.outputs[store.work.output]
+        if store.bad is not None:
+            self.watchdog.quarantines(work)
+        else:
+            self.watchdog.keeps(self, store)
+        if (full := self._disk_full("it")) is not None:
+            return messages.Stored(work, full)
+        if store.bad is not None:
+            output.quarantine(work.chunk, work.texts[0])
+        else:
+            output.keep(work.chunk, work.texts)
+        return messages.Stored(work)
 
-    def _quarantine(self, quarantine: do.Quarantine) -> on.Quarantined | on.NotStored:
-        task = quarantine.task
-        self.watchdog.quarantines(task)
-        if (full := self._disk_full("a verdict")) is not None:
-            return on.NotStored(task, full)
-        self.outputs[task.output].quarantine(task.chunk, task.start)
-        return on.Quarantined(task)
+    # --- joins: the loop's own background work
 
-    def _compose(self, compose: do.Compose) -> on.Stored | on.NotStored | on.PartsDamaged:
-        task = compose.task
-        output = self.outputs[task.output]
-        self.watchdog.composes(task)
-        if (full := self._disk_full("a chunk")) is not None:
-            return on.NotStored(task, full)
-        if output.parts.get(task.chunk) and self.life.mishap("damaged part"):
-            output.lose_part(task.chunk, self.chance.choice(output.parts[task.chunk]))
-            self.damaged_turn = self.turns
-            return on.PartsDamaged(task.output, task.chunk)
-        output.compose(task.chunk)
-        return on.Stored(task, whole=True)
-
-    def _cut(self, cut: do.Cut) -> None:
-        self.outputs[cut.task.output].cut(cut.task.chunk, cut.at)
-
-    def _save_lessons(self, save: do.SaveLessons) -> None:
-        self.watchdog.saves(save)
-        self.disk.save_lessons(save.kind, save.lessons)
-
-    def _join(self, join: do.Join) -> None:
-        self.watchdog.joins(join.output)
-        self._at(self.chance.uniform(0.1, 3.0), self._joined, self.outputs[join.output])
+    def _begin_joins(self) -> None:
+        if self.draining and (self.stopping or self.life.now_s >= self.join_stop_s):
+            self.join_due.clear()
+            return
+        for number, output in enumerate(self.outputs):
+            due = self.life.now_s >= self.join_due.get(number, 0)
+            if output.complete and due and not output.published and number not in self.joining:
+                self.watchdog.joins(number)
+                self.joining.add(number)
+                self.join_due.pop(number, None)
+                self._at(self.chance.uniform(0.1, 3.0), self._joined, output)
 
     def _joined(self, output: Output) -> None:
-        number = self.outputs.index(output)
-        if self.stopping or self.joins_stopped:
-            self._tell(on.JoinStopped(number))
-        elif within(self.world.disk_full, self.life.now_s):
-            self._tell(on.JoinWaits(number, Halt(ExitCode.DISK, "no space to join")))
-        elif self.life.mishap("damaged chunk"):
+        number, now_s = self.outputs.index(output), self.life.now_s
+        self.joining.discard(number)
+        if self.stopping or now_s >= self.join_stop_s:
+            return
+        if within(self.world.disk_full, now_s):
+            since_s = self.join_since.setdefault(number, now_s)
+            if now_s - since_s >= self.world.settings.budget.wait_timeout_s:
+                raise _Ended(ExitCode.DISK, "no space to join")
+            self.join_due[number] = now_s + 5
+        elif self.life.mishap("damaged chunk") or (output.parts and self.life.mishap("damaged part")):
             chunk = self.chance.randrange(output.chunks)
-            output.discard(chunk)
-            self._tell(on.ChunkDamaged(number, chunk))
+            self.damaged[number] += 1
+            if output.parts and self.chance.random() < 0.5:
+                chunk = self.chance.choice(sorted(output.parts))
+                if not output.parts[chunk]:
+                    return
+                output.lose_part(chunk, self.chance.choice(output.parts[chunk]))
+            else:
+                output.discard(chunk)
+            self.damaged_turn = self.turns
+            if self.damaged[number] > 3:
+                raise _Ended(ExitCode.DISK, "damaged again and again")
+            self._tell(messages.Lost(number, chunk))
         else:
             output.published = True
-            self._tell(on.Joined(number))
 
     # --- ends
 
-    def _halt(self, halt: do.HaltRun) -> None:
-        raise _Ended(halt.halt.code, halt.halt)
-
-    def _halt_by_bad_rows(self, halt: do.HaltByBadRows) -> None:
-        self.watchdog.too_many(halt)
-        raise _Ended(ExitCode.CONFIG)
-
-    def _waiting(self, tell: do.TellWaiting) -> None:
-        until_s = self.life.now_s + tell.delay_s
-        if tell.device is None:
-            self.paused_until_s = max(self.paused_until_s, until_s)
-        elif tell.device in self.devices:
-            device = self.devices[tell.device]
-            device.paused_until_s = max(device.paused_until_s, until_s)
-
-    def _aside(self, aside: do.SetAside) -> None:
-        self.set_aside.append(aside.verdict.outcome)
-
     def leave_behind(self, *, adopt: bool) -> None:
-        """The workers are gone; what some had finished is taken over by the next run, as the driver does."""
+        """The workers are gone; what some had finished is taken over by the next run, as the loop does."""
         finished = [
             (each, each.result)
             for each in self.processes.values()
@@ -757,13 +783,12 @@ class _Run:
         if not adopt or within(self.world.disk_full, self.life.now_s):
             return
         for process, judged in finished:
-            task, output = process.task, self.outputs[process.task.output]
-            fresh = all(output.state[text] == MISSING for text in task.wanted)
-            if judged.outcome is Outcome.COMMITTED and fresh and task.texts:
-                output.keep(task.chunk, task.start, task.stop, task.skip)
+            work, output = process.work, self.outputs[process.work.output]
+            fresh = all(output.state[text] == MISSING for text in work.texts)
+            if judged.outcome is Outcome.COMMITTED and fresh:
+                output.keep(work.chunk, work.texts)
             elif process.saved and fresh:
-                without = frozenset(range(task.start, task.stop)).difference(process.saved)
-                output.keep(task.chunk, task.start, task.stop, without, failed=True)
+                output.keep(work.chunk, process.saved)
 
 
 def _output(world: World, number: int) -> Output:
@@ -784,6 +809,3 @@ def simulate(seed: int, size: str = "small", *, world: World | None = None, trac
         crash = Broken("no bug", f"{type(bug).__name__}: {bug}")
         crash.life = life
         raise crash from bug
-
-
-__all__ = ["GOOD", "VECTOR", "Life", "simulate"]

@@ -1,35 +1,32 @@
-"""Stimuli and instructions in few words, for histories that people read."""
+"""Events and commands in few words, for histories that people read."""
 
 from dataclasses import fields
 
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Opinion
-from chunkvisor.errors import Halt
-from chunkvisor.supervise.task import Task
-from chunkvisor_worker.contract.messages import Limits, Tier
+from chunkvisor.heart.work import Work
+from chunkvisor_worker.contract.messages import Limits
 
 
 def terse(thing: object) -> str:
     """One line."""
     match thing:
-        case Task():
-            marks = [f"avoid {thing.avoid.device}{thing.avoid.node}"] if thing.avoid else []
-            marks += ["control"] if thing.control else []
-            marks += [f"alone {thing.tier.rows}"] if thing.tier else []
-            return f"[{thing.output}.{thing.chunk} {thing.start}..{thing.stop}{''.join(' ' + each for each in marks)}]"
+        case Work():
+            marks = [f"avoid {thing.avoid}"] if thing.avoid is not None else []
+            marks += [each for each in ("doubt", "part", "one_by_one", "fresh") if getattr(thing, each)]
+            texts = f"{thing.texts[0]}..{thing.texts[-1] + 1}"
+            texts += f" ({len(thing.texts)})" if len(thing.texts) < thing.texts[-1] + 1 - thing.texts[0] else ""
+            return f"[{thing.output}.{thing.chunk} {texts}{''.join(' ' + each for each in marks)}]"
         case Verdict():
             what = f" {thing.phase}" if thing.phase else ""
             what += f" {thing.batch_rows}x{thing.batch_tokens // thing.batch_rows}" if thing.batch_rows else ""
             return f"{thing.outcome}{what}{f' bad {thing.bad_rows}' if thing.bad_rows else ''}"
         case Limits():
-            tiers = "".join(f" {tier.min_length}+:{tier.rows}/{tier.tokens}" for tier in thing.tiers)
-            return f"{thing.rows}/{thing.tokens}{tiers}"
-        case Tier():
-            return f"{thing.min_length}+:{thing.rows}/{thing.tokens}"
+            return f"{thing.rows}/{thing.tokens}"
         case Opinion():
             return str(thing.health.value)
-        case Halt():
-            return f"{thing.code.name} ({thing.what})"
+        case frozenset():
+            return f"{{{','.join(map(str, sorted(thing)))}}}"
         case tuple():
             return f"({', '.join(map(terse, thing))})"
     if hasattr(thing, "__dataclass_fields__"):

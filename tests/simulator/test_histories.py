@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.decide.history import Budget
+from chunkvisor.decide.budget import Budget
 from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.errors import ExitCode
-from chunkvisor.supervise.scheduler import Settings
+from chunkvisor.heart.scheduler import Settings
 from chunkvisor_worker.contract.messages import Limits
 
 from .bugs import BUGS

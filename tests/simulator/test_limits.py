@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from chunkvisor.config import values
 from chunkvisor.config.model import Config
 from chunkvisor.config.sections import RecoveryConfig
-from chunkvisor.decide import policy, suspicion
+from chunkvisor.decide import budget
 from chunkvisor.devices import gate, gpu
-from chunkvisor.supervise import blame, draining, joins, slot
+from chunkvisor.heart import joins, policy, scheduler, slot
 
 from .histories import HISTORIES
 
@@ -43,7 +43,6 @@ LIMITS = {
             "the hub is down",
             "the disk stays full: 74",
             "a node's disk is full",
-            "a join without space is tried again",
             "B10: a waiting spell is wall time",
             "a waiting spell ends with a success",
         ),
@@ -59,22 +58,22 @@ LIMITS = {
     "recovery.min_batch_size": Limit(str(DEFAULTS.min_batch_size), ("OOM at the smallest batch allowed",)),
     "recovery.max_bad_rows": Limit(str(DEFAULTS.max_bad_rows), ("more bad texts than max_bad_rows",)),
     "pause before a next try": Limit(
-        f"{_s(policy.BACKOFF_S)}, doubled each time up to {_s(policy.BACKOFF_MAX_S)}",
+        f"{_s(budget.BACKOFF_S)}, doubled each time up to {_s(budget.BACKOFF_MAX_S)}",
         ("a worker that cannot be started for lack of memory", "a shorter pause does not end"),
     ),
-    "chunks set aside in a row": Limit(str(policy.BARREN_CHUNKS), ("three chunks given up in a row",)),
+    "chunks set aside in a row": Limit(str(policy.LIMITS["given up"]), ("three chunks given up in a row",)),
     "failed attempts in a row": Limit(
-        str(policy.FRUITLESS_ATTEMPTS), ("twenty attempts in a row that repeat", "B1: 36 failures in a row")
+        str(policy.LIMITS["fruitless"]), ("twenty attempts in a row that repeat", "B1: 36 failures in a row")
     ),
-    "texts that fail alone": Limit(str(blame.UNDECIDED_MAX), ("X5: where the shortest text lacks memory too",)),
-    "short texts before the first vector": Limit(
-        str(blame.PROBES_MAX), ("all hangs before a text", "three short texts")
+    "canaries that fail before the first vector": Limit(
+        str(policy.LIMITS["first"]), ("all hangs before a text", "three short texts")
     ),
-    "machines lost under a chunk": Limit(str(policy.LOST_MACHINES), ("a chunk under which ten machines",)),
-    "chunks failed at one place": Limit(
-        str(suspicion.STREAK), ("E2: a GPU on which every worker fails", "a machine on which every worker fails")
+    "machines lost under a chunk": Limit(str(policy.LIMITS["lost"]), ("a chunk under which ten machines",)),
+    "canaries that fail": Limit(
+        str(policy.LIMITS["canary"]),
+        ("E2: a GPU on which every worker fails", "a machine on which every worker fails", "two canaries fail"),
     ),
-    "damaged chunks of an output": Limit(str(joins.MAX_DAMAGED), ("the fourth damaged chunk",)),
+    "damaged chunks of an output": Limit(str(joins.MAX_DAMAGED), ()),
     "memory of an ended worker": Limit(_s(gate._SETTLE_S), ("what a worker has held settles",)),
     "nvidia-smi": Limit(_s(gpu._SMI_TIMEOUT_S), ()),
     "torch": Limit(_s(gpu._TORCH_TIMEOUT_S), ()),
@@ -120,8 +119,8 @@ def test_the_table_has_the_share_of_the_grace_that_is_kept_back() -> None:
     """The last fifth, 10 s at most."""
     (end,) = [end for name, _, _, end in _rows() if name == "recovery.grace"]
     fifth, most = re.findall(r"in the last (\w+), ([\d.]+ s) at most", end)[0]
-    assert (fifth, most) == ("fifth", _s(draining._RESERVE_S))
-    assert draining._RESERVE == 1 / 5
+    assert (fifth, most) == ("fifth", _s(scheduler.RESERVE_S))
+    assert scheduler.RESERVE == 1 / 5
 
 
 def test_every_limit_has_a_history() -> None:

@@ -4,13 +4,10 @@ import functools
 from dataclasses import replace
 from enum import Enum
 
-from chunkvisor.decide.history import Budget as _Budget
-from chunkvisor.decide.history import History
+from chunkvisor.decide.budget import Budget as _Budget
 from chunkvisor.decide.outcome import NODE_LOST, EndedBy, Evidence, judge
-from chunkvisor.decide.policy import decide
-from chunkvisor.decide.steps import Split
 from chunkvisor.decide.verdict import Verdict
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor.heart.policy import History, Split, decide
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
 
@@ -107,5 +104,4 @@ def verdict(
 def is_taken_apart(failure: Failure) -> bool:
     """Whether the policy looks for the text that makes a worker fail so, however often it comes."""
     judged = verdict(failure)
-    tries = dict.fromkeys(Outcome, 2)
-    return isinstance(decide(judged, History(tries=tries, texts=8, taken_apart=True), _Budget()), Split)
+    return isinstance(decide(judged, History(texts=8, tries=2, part=True), _Budget()), Split)

@@ -3,19 +3,15 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from chunkvisor.decide.history import Budget, History
-from chunkvisor.decide.policy import decide
-from chunkvisor.decide.steps import Split
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
-from chunkvisor.supervise import instructions as do
-from chunkvisor.supervise.task import Control, Task
+from chunkvisor.heart import messages
+from chunkvisor.heart.work import Work
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Phase
 
 from .disk import BAD, MISSING, VECTOR, Disk
-from .verdicts import Failure, verdict
+from .verdicts import Failure
 from .world import NEVER, World
 
 if TYPE_CHECKING:
@@ -29,15 +25,6 @@ class Broken(AssertionError):
         super().__init__(f"{invariant}: {what}")
         self.invariant = invariant
         self.life: Any = None
-
-
-def _blames_texts_early() -> bool:
-    """Whether the policy still takes chunks apart for faults before the first batch (E1 of the audit)."""
-    early = verdict(Failure.SEGFAULT, Phase.CUDA_INIT)
-    return isinstance(decide(early, History(tries={Outcome.CRASHED: 2}, texts=8), Budget()), Split)
-
-
-_EARLY_FAULTS_CAN_HARM = _blames_texts_early()
 
 
 _WAITED_FOR = (Outcome.GPU_BUSY, Outcome.HUB, Outcome.DISK_FULL)
@@ -76,50 +63,42 @@ class Watchdog:
 
     def may_fail_by_chance(self, process: "Process") -> bool:
         """Whether a fault without a cause would be fair now: twice at one text, and nobody could tell."""
-        key = process.task.output, process.task.chunk
-        if self._fails or self._unforgiving or process.task.control or key in self._unlucky or key in self._early:
+        key = process.work.output, process.work.chunk
+        if self._fails or self._unforgiving or key in self._unlucky or key in self._early:
             return False
         self._unlucky.add(key)
         return True
 
     def may_fail_early(self, process: "Process") -> bool:
         """The same, before the first batch; that is always fair once the policy looks at the phase."""
-        key = process.task.output, process.task.chunk
-        if not _EARLY_FAULTS_CAN_HARM:
-            return not process.task.control
-        if self._fails or self._unforgiving or process.task.control or key in self._early or key in self._unlucky:
-            return False
-        self._early.add(key)
         return True
 
     # --- safety
 
     def starts(self, run: "_Run", process: "Process") -> None:
         """A worker is to be started."""
-        task, device = process.task, process.device
+        work, device = process.work, process.device
         if device.left:
             raise Broken("no start on a dropped device", f"worker {process.number} on device {device.number}")
         if run.draining:
             raise Broken("no start while draining", f"worker {process.number}")
         if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
             raise Broken("no start on a paused device", f"worker {process.number} on device {device.number}")
-        if not task.texts:
-            raise Broken("no start without texts", f"{task}")
-        state = self._disk.outputs[task.output].state
-        if not task.control:
-            if any(state[text] != MISSING for text in task.wanted):
-                raise Broken("nothing is computed twice", f"{task} is known already")
-            first, last = self._disk.outputs[task.output].bounds(task.chunk)
-            if not first <= task.start < task.stop <= last:
-                raise Broken("tasks lie in their chunk", f"{task}")
-            for other in run.processes.values():
-                same = other.task.output == task.output and not other.task.control
-                near = same and other.task.start < task.stop and task.start < other.task.stop
-                if near and not frozenset(task.wanted).isdisjoint(other.task.wanted):
-                    raise Broken("no two workers at a text", f"{task} while worker {other.number} is at it")
-        elif state[task.start] != (MISSING if task.control is Control.PROBE else VECTOR):
-            raise Broken("a control is a good text, a probe no bad one", f"{task}")
-        self._untouched[task.output] = max(self._untouched[task.output], task.chunk + 1)
+        if not len(work.texts):
+            raise Broken("no start without texts", f"{work}")
+        state = self._disk.outputs[work.output].state
+        if any(state[text] != MISSING for text in work.texts):
+            raise Broken("nothing is computed twice", f"{work} is known already")
+        first, last = self._disk.outputs[work.output].bounds(work.chunk)
+        if not first <= work.texts[0] <= work.texts[-1] < last:
+            raise Broken("tasks lie in their chunk", f"{work}")
+        for other in run.processes.values():
+            same_chunk = (other.work.output, other.work.chunk) == (work.output, work.chunk)
+            if same_chunk and not frozenset(work.texts).isdisjoint(other.work.texts):
+                raise Broken("no two workers at a text", f"{work} while worker {other.number} is at it")
+        if process.canary is not None and process.canary >= 0 and state[process.canary] != VECTOR:
+            raise Broken("a canary is a good text", f"{work} {process.canary}")
+        self._untouched[work.output] = max(self._untouched[work.output], work.chunk + 1)
 
     def goes(self, run: "_Run", process: "Process") -> None:
         """A worker is to get its device."""
@@ -145,7 +124,7 @@ class Watchdog:
         """A worker has ended; the scheduler has not heard of it yet."""
         rows, tokens = process.batch
         # With one attempt a chunk is split at its first failure, which charges nobody: left to the policy.
-        if self._fails and process.gone and not process.task.control and not self._unforgiving:
+        if self._fails and process.gone and not self._unforgiving:
             self._counts(run, process, judged)
         if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
             return
@@ -161,7 +140,7 @@ class Watchdog:
             for device, counts in self._in_vain.items():
                 counts[1] += device != number
         # A part of a chunk charges no device: what fails of it may be the text that is looked for; nor does a wait.
-        elif process.task.texts < self._world.chunk_size or judged.outcome in _WAITED_FOR:
+        elif len(process.work.texts) < self._world.chunk_size or judged.outcome in _WAITED_FOR:
             return
         # The last device cannot be left out: the run ends by its fruitless attempts.
         elif all(each.left or each is process.device for each in run.devices.values()):
@@ -172,53 +151,41 @@ class Watchdog:
             if min(counts) > MOST_IN_VAIN:
                 raise Broken("a device on which all fails is left out", f"device {number}: {counts}")
 
-    def answered(self, process: "Process", judged: Verdict, said: list[do.Instruction], step: int) -> None:
+    def answered(self, process: "Process", judged: Verdict, said: list[messages.Command], step: int) -> None:
         """The scheduler has answered to its end."""
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
-            if any(isinstance(each, do.TellWaiting) for each in said):
+            if any(isinstance(each, messages.Tell) and isinstance(each.news, messages.Waiting) for each in said):
                 return
             rows, tokens = process.batch
             if rows > self._world.settings.budget.min_batch_size:
                 self._known.append((process.device.gpu.kind, step, rows, tokens // rows))
 
-    def saves(self, save: do.SaveLessons) -> None:
-        """Lessons change: one that is doubted may be paid for again."""
-        if save.doubted or save.changed is None:
-            self._known = [each for each in self._known if each[0] != save.kind]
-
-    def keeps(self, run: "_Run", keep: do.Keep) -> None:
-        """Vectors are to be stored."""
-        task = keep.task
-        output = self._disk.outputs[task.output]
-        process, judged = run.ended.get(keep.worker, (None, None))
+    def keeps(self, run: "_Run", store: messages.Store) -> None:
+        """Vectors are to be taken over."""
+        work = store.work
+        output = self._disk.outputs[work.output]
+        process, judged = run.ended.get(store.worker, (None, None))
         if process is None or judged is None:
-            raise Broken("what is kept was just verified", f"{keep}")
-        if task.key != process.task.key or task.control:
-            raise Broken("what is kept are the worker's own texts", f"{keep}")
-        wanted = () if judged.outcome is Outcome.COMMITTED else judged.bad_rows
-        if keep.failed:
-            wanted = tuple(text - task.start for text in task.wanted if text not in process.saved)
-        ends_well = judged.outcome is Outcome.COMMITTED
-        if keep.holes != wanted or keep.failed != bool(process.saved) or not (ends_well or wanted or keep.failed):
-            raise Broken("no bad vector is kept", f"{keep}")
-        if any(output.state[text] != MISSING for text in task.wanted):
-            raise Broken("nothing is stored twice", f"{keep}")
+            raise Broken("what is kept was just verified", f"{store}")
+        own = frozenset(process.work.texts)
+        bad = frozenset(process.work.texts[0] + row for row in judged.bad_rows)
+        good = own if judged.outcome is Outcome.COMMITTED else process.saved or (own - bad if bad else frozenset())
+        if work.output != process.work.output or not frozenset(work.texts) <= own:
+            raise Broken("what is kept are the worker's own texts", f"{store}")
+        if frozenset(work.texts) != good or not good:
+            raise Broken("no bad vector is kept", f"{store} {good}")
+        if any(output.state[text] != MISSING for text in work.texts):
+            raise Broken("nothing is stored twice", f"{store}")
 
-    def quarantines(self, task: Task) -> None:
-        """A text is to go without a vector."""
-        output = self._disk.outputs[task.output]
-        if task.texts != 1 or output.state[task.start] != MISSING:
-            raise Broken("quarantine is for one missing text", f"{task}")
-        if task.start not in self._world.poison[task.output]:
-            raise Broken("no good text is quarantined", f"{task}")
+    def quarantines(self, work: Work) -> None:
+        """A text is to get no vector."""
+        output = self._disk.outputs[work.output]
+        if len(work.texts) != 1 or output.state[work.texts[0]] != MISSING:
+            raise Broken("quarantine is for one missing text", f"{work}")
+        if work.texts[0] not in self._world.poison[work.output]:
+            raise Broken("no good text is quarantined", f"{work}")
         if sum(each.bad_count for each in self._disk.outputs) >= self._world.settings.bad_rows.limit:
-            raise Broken("no more than max_bad_rows", f"{task}")
-
-    def composes(self, task: Task) -> None:
-        """A chunk is to be put together."""
-        output = self._disk.outputs[task.output]
-        if output.committed(task.chunk) or output.missing(task.chunk) or not output.has_facts:
-            raise Broken("what is composed is known, and is not committed", f"{task}")
+            raise Broken("no more than max_bad_rows", f"{work}")
 
     def joins(self, number: int) -> None:
         """An output is to be joined."""
@@ -226,7 +193,7 @@ class Watchdog:
         if not output.complete:
             raise Broken("what is joined is complete", output.name)
 
-    def too_many(self, halt: do.HaltByBadRows) -> None:
+    def too_many(self, halt: messages.News) -> None:
         """The run is to end by its bad rows."""
         bad = sum(map(len, self._world.poison))
         rows = self._world.settings.bad_rows
@@ -247,7 +214,7 @@ class Watchdog:
             for each in run.devices.values()
             if not each.processes and not each.left and each.started_turn != run.turns
         ]
-        now_s, fleet = run.life.now_s, run.scheduler.fleet
+        now_s, fleet = run.life.now_s, run.scheduler
         if not idle or now_s < fleet.paused_until_s or not self._due():
             return
         for device in idle:
@@ -276,7 +243,8 @@ class Watchdog:
         world, told = self._world, Counter(codes)
         patience_s = world.settings.budget.wait_timeout_s
         # A spell that begins for one reason and goes on for another counts as one: that is left to the policy.
-        mixed = world.hub_down or "damaged chunk" in world.chances or any(gpu.busy for gpu in world.gpus)
+        damaged = "damaged chunk" in world.chances or "damaged part" in world.chances
+        mixed = world.hub_down or damaged or any(gpu.busy for gpu in world.gpus)
         short = all(min(now_s, stop) - start < patience_s for start, stop in world.disk_full)
         if code is ExitCode.DISK and short and not mixed:
             raise Broken("wait_timeout is wall time", f"{world.disk_full}, now {now_s:.0f} s")
@@ -286,7 +254,7 @@ class Watchdog:
         excused = excused or self._chunk_without_memory(world)
         if code is ExitCode.MACHINE and not excused:
             raise Broken("69 is for devices", f"{told}")
-        if code is ExitCode.DISK and not world.disk_full and "damaged chunk" not in world.chances:
+        if code is ExitCode.DISK and not world.disk_full and not damaged:
             raise Broken("74 is for disks", f"{told}")
         # Two workers in a row that die by chance while they load the model are as good as a model that cannot be.
         if code is ExitCode.CONFIG and not any(world.poison) and not self._fails and not self._damaging(world):

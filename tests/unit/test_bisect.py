@@ -1,13 +1,12 @@
 """How a chunk is taken apart: whatever is known of it, every text has exactly one place."""
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.decide.bisect import BadText, Part, Segment, halves, missing, segments
+from chunkvisor.decide.bisect import BadText, Part, Segment, missing, segments
 from chunkvisor_worker.contract.exits import Outcome
 
 
@@ -65,30 +64,6 @@ def test_segments_partition_the_chunk(chunk: tuple[int, int, list[Part], list[Ba
             assert verdicts.isdisjoint(texts)
             assert set(each.part.holes).isdisjoint(texts)
             assert each.part.start <= each.start < each.stop <= each.part.stop
-
-
-@given(st.sets(st.integers(0, 1000), min_size=2))
-def test_halves(some: set[int]) -> None:
-    """All texts in their order, in two groups, neither empty, as equal as can be."""
-    texts = sorted(some)
-    first, second = halves(texts)
-    assert [*first, *second] == texts
-    assert len(first) in {len(texts) // 2, len(texts) - len(texts) // 2}
-    assert first
-    assert second
-
-
-@given(st.integers(1, 3000), st.data())
-def test_halving_finds_one_bad_text_in_log2_steps(size: int, data: st.DataObject) -> None:
-    """Each step halves the range; after log2 of its size, rounded up, the bad text stands alone."""
-    text = data.draw(st.integers(0, size - 1))
-    texts: Sequence[int] = range(size)
-    steps = 0
-    while len(texts) > 1:
-        left, right = halves(texts)
-        texts = left if text in left else right
-        steps += 1
-    assert (list(texts), steps <= (size - 1).bit_length()) == ([text], True)
 
 
 WHOLE, HOLED, LATER = Part(0, 8, "a"), Part(0, 8, "a", (2, 5)), Part(4, 6, "b")

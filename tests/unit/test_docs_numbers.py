@@ -8,9 +8,10 @@ from chunkvisor.assemble import badrows
 from chunkvisor.commands import drill, tune
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
-from chunkvisor.decide import chunksize, lessons, likeness
+from chunkvisor.decide import chunksize, likeness
 from chunkvisor.engine import trial
 from chunkvisor.events import journal, state
+from chunkvisor.heart import policy
 from chunkvisor.show import metrics, notices, observer, record, sensors
 from chunkvisor_worker.contract import taxonomy
 from docpages import text_of
@@ -68,7 +69,7 @@ NUMBERS = [
     ("docs/how-to/check-vectors.md", f"| bfloat16 | {trial._ALLOWED['bfloat16']} |"),
     ("docs/how-to/tune.md", f"of the {in_words(likeness.NEIGHBOURS)} texts"),
     ("docs/how-to/tune.md", f"less than {100 * (tune._MATTERS - 1):.0f} %"),
-    ("docs/explanation/how-it-works.md", f"After {lessons.STREAK} chunks without a fault"),
+    ("docs/explanation/how-it-works.md", f"{in_words(policy.LIMITS['canary'])} canaries in a row"),
 ]
 """(page, phrase)."""
 

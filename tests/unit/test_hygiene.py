@@ -32,6 +32,7 @@ ROOMS = (
         "commands",
         "testing",
         "supervise",
+        "heart",
         "show",
         "assemble",
         "sources",
@@ -98,7 +99,7 @@ def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
     program = f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.supervise.driver"}
+    late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.heart.loop"}
     assert late.isdisjoint(ended.stdout.split())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from chunkvisor.config.load import from_values
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.decide.history import Budget
+from chunkvisor.decide.budget import Budget
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine import modelsource
 from chunkvisor.engine.modelsource import folder_like, resolve_hub, resolve_local, revision_at_hand, source_at_hand

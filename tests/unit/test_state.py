@@ -15,7 +15,7 @@ from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import closing_line, figure, heartbeat_s, percent, progress_line, stage
 from chunkvisor.show.sensors import GpuReading, ProcessReading, SensorLine, last_line
 from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of
-from chunkvisor_worker.contract.messages import Beat, Phase, Tier
+from chunkvisor_worker.contract.messages import Beat, Phase
 
 Event = tuple[float, str, dict[str, Any]]
 
@@ -36,7 +36,7 @@ BEGUN: list[Event] = [
     OPENED,
     (102, "attempt_started", {**FIRST, "pid": 7, "device": 0, "start": "fresh"}),
     (103, "attempt_started", {**SECOND, "pid": 8, "device": 0, "start": "fresh"}),
-    (110, "go", {**FIRST, "rows": 32, "tokens": None, "tiers": []}),
+    (110, "go", {**FIRST, "rows": 32, "tokens": None}),
 ]
 COMMITTED: Event = (
     120,
@@ -412,12 +412,11 @@ GO = {**FIRST, "rows": 2}
 @pytest.mark.parametrize(
     ("name", "details", "made"),
     [
-        ("go", GO, {"rows": 2, "tokens": None, "tiers": ()}),
+        ("go", GO, {"rows": 2, "tokens": None}),
         ("go", GO | {"tokens": "many", "measured": 1, "colour": "red"}, {"tokens": None, "measured": False}),
         ("go", GO | {"rows": -1}, None),
         ("go", GO | {"rows": True}, None),
         ("go", FIRST, None),
-        ("go", GO | {"tiers": [{"min_length": 9, "rows": 1}, 5]}, {"tiers": ()}),
         ("waiting", {"delay_s": 1e400, "reason": "r"}, None),
         ("waiting", {"delay_s": 3, "reason": ["r"]}, None),
         ("worker_ended", {**FIRST, "returncode": -11, "busy_s": float("nan")}, {"returncode": -11, "busy_s": 0.0}),
@@ -449,7 +448,6 @@ SAMPLES: dict[Any, Any] = {
     str: "x",
     tuple[str, ...]: ("x", "y"),
     tuple[int, ...]: (1, 2),
-    tuple[Tier, ...]: (Tier(5, 6, 7), Tier(0, 1)),
     dict[str, float]: {"forward": 0.5},
 }
 """A value for each type of field."""

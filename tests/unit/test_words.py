@@ -5,43 +5,52 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.decide.following import what_follows
-from chunkvisor.decide.steps import Commit, EndRun, Isolate, Quarantine, Retry, SetAside, Split, StartAgain, Step, Wait
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.attempt import AttemptFailed, ChunkSplit
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
+from chunkvisor.heart.memory import Lesson
+from chunkvisor.heart.policy import Commit, GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
+from chunkvisor.heart.telling import what_follows
+from chunkvisor.heart.waitteller import WaitTeller
 from chunkvisor.store.attemptlogs import failed_as, last_log
-from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor.units import which_rows, wrapped
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Tier
 
 
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (Retry(tier=Tier(0, 8)), "retrying with batches of at most 8 rows"),
-        (Retry(tier=Tier(0, 1)), "retrying with batches of at most 1 row"),
+        (Retry(lesson=Lesson(8, None)), "retrying with batches of at most 8 rows"),
+        (Retry(lesson=Lesson(1, None)), "retrying with batches of at most 1 row"),
+        (Retry(lesson=Lesson(32, 512)), "retrying with batches of at most 512 tokens"),
         (Retry(0.5), "retrying"),
         (Retry(4), "retrying in 4 s"),
-        (Retry(blocking_launches=True), "retrying, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"),
-        (StartAgain(2), "starting another worker in 2 s"),
-        (Isolate(), "trying the texts of that batch one by one"),
-        (Split(), "trying it in two halves"),
-        (Split((3,)), "keeping the others, and trying the bad text alone"),
-        (Split((3, 5)), "keeping the others, and trying the 2 bad texts alone"),
+        (Retry(2, note="start"), "starting another worker in 2 s"),
+        (Split(How.SUSPECTS), "trying the texts of that batch one by one"),
+        (Split(How.HALVES), "trying it in two halves"),
         (Wait(1), "waiting, then retrying"),
-        (EndRun(ExitCode.MACHINE), "retrying would not help"),
+        (Stop(ExitCode.MACHINE), "retrying would not help"),
         (Quarantine(), ""),
-        (SetAside(), ""),
+        (GiveUp(), ""),
         (Commit(), ""),
     ],
 )
 def test_what_follows(step: Step, words: str) -> None:
     """A failure says what the run does about it, unless the next line does."""
-    assert what_follows(step) == words
+    assert what_follows(step, Verdict(Outcome.CRASHED, "")) == words
+
+
+def test_what_follows_a_device_fault_and_bad_vectors() -> None:
+    """The next worker names the kernel that failed; bad vectors are tried alone."""
+    blocking = "retrying, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
+    assert what_follows(Retry(), Verdict(Outcome.DEVICE_FAULT, "")) == blocking
+    for bad, words in (((3,), "the bad text"), ((3, 5), "the 2 bad texts")):
+        verdict = Verdict(Outcome.BAD_OUTPUT, "", bad_rows=bad)
+        assert what_follows(Split(How.BAD), verdict) == f"keeping the others, and trying {words} alone"
 
 
 def test_a_failure_without_an_attempt() -> None:

@@ -48,7 +48,7 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
     start = 0
     while start < len(order):
         longest = max(1, int(sizes[order[start]]))
-        rows, tokens = limits.of_length(longest)
+        rows, tokens = limits.rows, limits.tokens
         if tokens is not None and flat:
             sums = np.cumsum(np.maximum(1, sizes[order[start : start + min(rows, tokens)]]))
             rows = max(1, int(np.searchsorted(sums, tokens, side="right")))

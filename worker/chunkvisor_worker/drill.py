@@ -49,7 +49,9 @@ class Tripwire(BeatWriter):
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
         """As `BeatWriter.batch`; then the fault."""
         super().batch(indices, tokens, rows)
-        self._texts = frozenset(self._wanted[indices].tolist())
+        if not len(self.positions):
+            return  # a canary of another chunk: what is provoked is about the texts of this one
+        self._texts = frozenset(self._wanted[self.positions[indices]].tolist())
         self._reach(Moment.BATCH)
 
     def ended(self) -> None:

@@ -116,6 +116,7 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
         progress.phase(Phase.TOKENIZE)
         encoder.tokenize([texts[at] for at in rest], progress)
     vectors.note_cut(rest, encoder.texts_cut())
+    progress.positions = rest
     progress.phase(Phase.FORWARD)
     progress.tell_begun(lambda indices: vectors.begin(rest[indices]))
     for indices, block in encoder.encode(limits, progress) if len(rest) else ():
@@ -155,6 +156,7 @@ def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Li
     own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
     if own is not None:
         vectors.note_cut(own, encoder.texts_cut())
+    progress.positions = own if own is not None else np.zeros(0, dtype=np.int64)
     progress.phase(Phase.FORWARD)
     progress.tell_begun(lambda _: vectors.begin_canary() if own is None else vectors.begin(own))
     for _, block in encoder.encode(replace(limits, rows=1), progress):

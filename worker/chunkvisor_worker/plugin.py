@@ -78,9 +78,8 @@ class PluginEncoder:
 
     def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
         """See `Encoder.encode`. Raises BadOutputError where the plug-in breaks its contract."""
-        rows, _ = limits.of_length(0)
-        alone = rows == 1 < limits.rows  # one by one is how a text that fails is looked for
-        step = 1 if alone else rows * BATCHES_PER_CALL
+        rows = limits.rows
+        step = 1 if limits.alone else rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
             if progress.leaving:
                 return

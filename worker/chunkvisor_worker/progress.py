@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from chunkvisor_worker.contract.beatfile import write_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.encoder import Indices
@@ -33,6 +35,8 @@ class BeatWriter:
         self.phase_s: dict[str, float] = {}
         self.provoked = False
         """Whether a fault on purpose has struck; see `drill`."""
+        self.positions: Indices = np.zeros(0, dtype=np.int64)
+        """Among the attempt's texts, of those that the encoder has; none for a canary that is none of them."""
 
     def tell_begun(self, begun: Callable[[Indices], None]) -> None:
         """Have it called with the texts of each batch that begins, before anything else."""

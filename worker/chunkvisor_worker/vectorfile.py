@@ -74,14 +74,13 @@ class VectorFile:
         self._log.begin(())
 
     def pass_canary(self, block: Vectors) -> None:
-        """The canary has its vector, which only fixes the dimension.
+        """The canary has its vector, of which only the dimension is noted.
 
         Raises BadOutputError where the vector is not one that a sound device gives; OSError.
         """
         if not np.isfinite(block).all() or not block.any():
             raise BadOutputError("a text that had a good vector before has none now: NaN, infinity or zero throughout")
-        if self._file is None:
-            self._open(block.shape[1])
+        self._log.opened(self._facts())
         self._log.written(xxhash.xxh3_64_hexdigest(np.ascontiguousarray(block).data))
 
     @property

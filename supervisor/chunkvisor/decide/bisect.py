@@ -4,7 +4,6 @@ Pure. What is known of a chunk that is being taken apart is its good parts and i
 the rest is missing.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,24 +41,9 @@ class Segment:
     part: Part | None
 
 
-def halves(texts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The texts in two; there must be at least two."""
-    middle = len(texts) // 2
-    return texts[:middle], texts[middle:]
-
-
 def missing(start: int, stop: int, parts: Sequence[Part], bad: Iterable[BadText]) -> list[tuple[int, int]]:
     """The ranges of texts that are neither in a part nor bad, in order."""
     return [(each.start, each.stop) for each in _runs(start, stop, parts, bad) if isinstance(each, _Gap)]
-
-
-def cut_at(ranges: Sequence[tuple[int, int]], cuts: Iterable[int]) -> list[tuple[int, int]]:
-    """The ranges, ended before each of the texts in `cuts` that they hold and begun anew with it."""
-    found = []
-    for start, stop in ranges:
-        edges = [start, *sorted({cut for cut in cuts if start < cut < stop}), stop]
-        found += list(itertools.pairwise(edges))
-    return found
 
 
 def segments(start: int, stop: int, parts: Sequence[Part], bad: Iterable[BadText]) -> list[Segment]:

@@ -3,15 +3,12 @@
 Pure: the log to open is named, not read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.decide.remedies import last_remedy
-from chunkvisor.decide.steps import EndRun
-from chunkvisor.decide.suspicion import Charge
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.units import counted, human_bytes
@@ -31,12 +28,10 @@ class BadRows:
 _RARELY_TEXTS = "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model."
 
 
-def halt_of(step: EndRun, verdict: Verdict, output: str, chunk: int) -> Halt:
+def halt_of(code: ExitCode, verdict: Verdict, output: str, chunk: int) -> Halt:
     """The end of a run by this verdict."""
-    if step.too_large:
-        return _too_large(verdict, output, chunk)
     return Halt(
-        ExitCode(step.exit_code),
+        code,
         f"halted at {output} chunk {chunk}: {verdict.outcome} ({_brief(verdict)})",
         why=_before_the_first_batch(verdict) if verdict.before_first_batch else verdict.why,
         remedy=f"{last_remedy(verdict)} Then run the same command again{KEPT}.",
@@ -52,7 +47,8 @@ def _before_the_first_batch(verdict: Verdict) -> str:
     return f"{verdict.why.rstrip('.')} (in phase {verdict.phase}, before the first batch: no text is the cause)"
 
 
-def _too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
+def too_large(verdict: Verdict, output: str, chunk: int) -> Halt:
+    """The end of a run whose model does not fit on the GPU."""
     figures = verdict.figures
     if figures is None:
         why = f"{verdict.reason}; nvidia-smi shows nobody else on it"
@@ -105,13 +101,13 @@ def all_bad(output: str, last: BadText | None) -> Halt:
     )
 
 
-def nothing_encoded(output: str, texts: int, tried: int, chunk: int, verdict: Verdict) -> Halt:
-    """The end of a run in which texts fail alone, so many of them, and not one was ever encoded."""
+def nothing_encoded(code: ExitCode, verdict: Verdict, output: str, chunk: int, texts: int) -> Halt:
+    """The end of a run in which not one text was ever encoded, short ones neither."""
     look_at = "the encoder and the model" if verdict.on_cpu else "the encoder, the model and the device"
     return Halt(
-        code_of_nothing(verdict),
-        f"halted at {output}: no text has been encoded so far (0 of {texts:,}); {counted(tried, 'text')} tried alone "
-        f"failed too, the last in chunk {chunk}",
+        code,
+        f"halted at {output}: no text has been encoded so far (0 of {texts:,}); short texts, each tried alone, failed "
+        f"too, the last in chunk {chunk}",
         why=verdict.why,
         remedy=f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at {look_at} (`chunkvisor "
         "doctor CONFIG` tries them on a few words). Then run the same command again; without a repair it will hardly "
@@ -120,53 +116,29 @@ def nothing_encoded(output: str, texts: int, tried: int, chunk: int, verdict: Ve
     )
 
 
-def code_of_nothing(verdict: Verdict) -> ExitCode:
-    """With which code a run ends in which no text was ever encoded, whose last failure is this.
-
-    Another run would come to the same, unless others held the memory, or ended the workers.
-    """
-    if verdict.others_hold_memory or verdict.outcome is Outcome.INTERRUPTED:
-        return _code_of(verdict, ExitCode.TRY_AGAIN)
-    return _code_of(verdict, ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else ExitCode.MACHINE)
-
-
-def control_failed(output: str, chunk: int, verdict: Verdict) -> Halt:
+def canary_failed(code: ExitCode, verdict: Verdict, output: str) -> Halt:
     """The end of a run in which even a text fails that has its vector already."""
     return Halt(
-        _code_of(verdict, ExitCode.TRY_AGAIN),
-        f"halted at {output}: a text of chunk {chunk} that was encoded before cannot be encoded any more",
+        code,
+        f"halted at {output}: a text that was encoded before cannot be encoded any more",
         why=verdict.why,
         remedy=f"{last_remedy(verdict)} No text is the cause. Then run the same command again.",
         see=verdict.see,
     )
 
 
-def failing_control(device: str, verdict: Verdict) -> Halt:
-    """The end of a device on which even a text fails that has its vector already."""
-    return _failing(f"{device} cannot encode a text any more that was encoded before", verdict)
-
-
-def failing_probe(device: str, verdict: Verdict) -> Halt:
-    """The end of a device on which nothing was ever encoded, short texts neither."""
-    return _failing(f"{device} has encoded no text so far, not even short ones", verdict)
-
-
-def _failing(what: str, verdict: Verdict) -> Halt:
-    """The end of a device that shows by itself that it is no text's fault."""
+def failing_device(device: str, verdict: Verdict, *, good: bool) -> Halt:
+    """The end of a device on which a text fails that was encoded before, or (not `good`) on which none ever was."""
+    was = (
+        "cannot encode a text any more that was encoded before" if good else "has encoded no text, not even short ones"
+    )
     return Halt(
         ExitCode.MACHINE,
-        what,
-        why=verdict.why,
+        f"{device} {was}",
+        why=f"it {was}: {verdict.why}",
         see=verdict.see,
         remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
     )
-
-
-def _code_of(verdict: Verdict, default: ExitCode) -> ExitCode:
-    if verdict.exit_code is not None:
-        return ExitCode(verdict.exit_code)
-    on_device = verdict.outcome in (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT)
-    return ExitCode.MACHINE if on_device else default
 
 
 def broken_gpu(device: str, why: str) -> Halt:
@@ -188,33 +160,6 @@ def busy_gpu(device: str, waited_s: float, why: str) -> Halt:
         remedy="end the other process, or wait for it; then run the same command again",
         see=str(Outcome.GPU_BUSY),
     )
-
-
-def failing_device(device: str, charges: Sequence[Charge]) -> Halt:
-    """The end of a device on which attempts fail that succeed elsewhere."""
-    return Halt(
-        ExitCode.MACHINE,
-        f"workers keep failing on {device}, and succeed on other devices",
-        why=_failed_there(charges),
-        see=str(charges[-1].outcome),
-        remedy="check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again",
-    )
-
-
-def failing_machine(charges: Sequence[Charge]) -> Halt:
-    """The end of a machine of a cluster on which attempts fail that succeed elsewhere."""
-    return Halt(
-        ExitCode.MACHINE,
-        "workers keep failing on one machine, and succeed on others",
-        why=_failed_there(charges),
-        see=str(charges[-1].outcome),
-        remedy="check that machine with `chunkvisor doctor`; then run the same command again",
-    )
-
-
-def _failed_there(charges: Sequence[Charge]) -> str:
-    last = charges[-1].outcome
-    return f"{len(charges)} attempts in a row failed there while others succeeded elsewhere, the last as {last}"
 
 
 def damaged_again(output: str, chunk: int) -> Halt:

@@ -114,11 +114,6 @@ class Verdict:
         return self.rows_done >= self.batch_rows > 0
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether each text was in a batch of its own."""
-        return self.limits.of_length(0)[0] == 1
-
-    @property
     def refused_by_encoder(self) -> bool:
         """Whether the encoder itself would not do it, by an exception of its own or by what it gave: no device's doing.
 

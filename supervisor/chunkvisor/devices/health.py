@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from chunkvisor.decide.history import Company
+from chunkvisor.decide.budget import Company
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.oommessage import OomFigures

@@ -19,9 +19,7 @@ from typing import Self
 
 from chunkvisor.child import run_child
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.decide.history import Budget, History
-from chunkvisor.decide.policy import decide
-from chunkvisor.decide.steps import Wait
+from chunkvisor.decide.budget import Budget, pause_s
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.childend import verdict_of_child
@@ -271,8 +269,8 @@ def resolve_hub(
         asked_s = min(time.monotonic() - began_s, _ASKED_S)
         waited_s += delay_s + asked_s if delay_s else 0.0
         # The next try may take as long as this one, and is to end within the time as well.
-        step = decide(found, History(waited_s=waited_s + asked_s), budget)
-        if not isinstance(step, Wait):
+        over = waited_s + asked_s >= budget.wait_timeout_s
+        if over or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"the model {model.name} cannot be downloaded",
@@ -281,7 +279,7 @@ def resolve_hub(
                 log=AttemptFiles(scratch).log,
                 see=found.see,
             )
-        delay_s = step.delay_s
+        delay_s = pause_s(waited_s + asked_s, budget.wait_timeout_s)
         pause(delay_s, waited_s, f"{found.reason.rstrip('.')}. {_INSTEAD}")
 
 

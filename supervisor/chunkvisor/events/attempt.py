@@ -4,7 +4,6 @@ from dataclasses import field
 
 from chunkvisor.events.event import Event, Severity, Signed, event
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.messages import Tier
 
 
 @event()
@@ -40,7 +39,6 @@ class Go(AttemptEvent):
 
     rows: int
     tokens: int | None = None
-    tiers: tuple[Tier, ...] = ()
     padding: int | None = None
     measured: bool = False
 

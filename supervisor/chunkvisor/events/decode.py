@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 from chunkvisor.events import attempt, device, model, output, run
 from chunkvisor.events.event import KINDS, Event, Signed
-from chunkvisor_worker.contract.messages import Tier
 
 SUBJECTS = (run, model, output, attempt, device)
 """The modules of events; importing them fills KINDS."""
@@ -87,13 +86,6 @@ def _seconds(values: object) -> dict[str, float] | None:
     return {str(key): number for key, value in values.items() if (number := _number(value)) is not None}
 
 
-def _tier(value: object) -> Tier | None:
-    if not isinstance(value, dict):
-        return None
-    least, rows = _count(value.get("min_length")), _count(value.get("rows"))
-    return None if least is None or rows is None else Tier(least, rows, _count(value.get("tokens")))
-
-
 _READ: dict[Any, Read] = {
     str: _text,
     bool: _flag,
@@ -104,6 +96,5 @@ _READ: dict[Any, Read] = {
     float | None: _number,
     tuple[str, ...]: _all_of(_text),
     tuple[int, ...]: _all_of(_count),
-    tuple[Tier, ...]: _all_of(_tier),
     dict[str, float]: _seconds,
 }

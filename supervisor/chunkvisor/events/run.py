@@ -126,26 +126,20 @@ class Waiting(Event):
         return f"waiting{most}: {self.reason}"
 
 
-@event()
-class LimitsEvent(Event):
-    """Batches have other limits from now on."""
+@event("batches{where}: from now on at most {most}", Severity.CARE)
+class LimitsLowered(Event):
+    """A batch did not fit: from now on they are smaller."""
 
     rows: int
     tokens: int | None = None
-    min_length: int = 0
-    """Tokens of the texts that it is about, at least."""
-    of_length: str = ""
-    """The same in words."""
+    """Padded; None where tokens cannot be counted."""
+    where: str = ""
+    """The kind of device, where there are several."""
 
-
-@event("batches{of_length}: from now on at most {rows:row}", Severity.CARE)
-class LimitsLowered(LimitsEvent):
-    """After a batch that did not fit."""
-
-
-@event("batches{of_length}: trying {rows:row} again, after some time without a fault")
-class LimitsWidened(LimitsEvent):
-    """After a time without a fault."""
+    @property
+    def most(self) -> str:
+        """What a batch has, at most."""
+        return counted(self.rows, "row") if self.tokens is None else counted(self.tokens, "token")
 
 
 @event("{signal}: {how}; a second signal stops at once")

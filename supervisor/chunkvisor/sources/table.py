@@ -401,6 +401,12 @@ class FreshTable(StagedTable):
         """See StagedTable."""
         return self.full.texts_of(self.reuse.texts_of(start, stop))
 
+    def taken_over(self, most: int) -> list[str]:
+        """Read those of the output's first texts, so many at most, whose vectors are taken over; the shortest first."""
+        where = self.reuse.where(0, min(most, self.reuse.texts))
+        texts = self.full.texts_of(np.flatnonzero(where["place"] != ENCODED).astype(np.int64))
+        return sorted(texts, key=lambda text: (not text.strip(), len(text)))
+
     def first_row(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """See StagedTable."""
         return self.full.first_rows_of(self.reuse.texts_of(start, stop))

@@ -97,9 +97,14 @@ class Ledger:
     def known_good(self) -> tuple[int, int] | None:
         """(chunk, text) of a text that has a vector, in a chunk or in a part of one; None where there is none."""
         committed = (number for number in range(self.plan.count) if self._committed[number])
-        of_chunks = ((chunk, text) for chunk in committed for text in range(*self.plan.bounds(chunk)))
-        of_parts = ((chunk, text) for chunk, parts in self._parts.items() for text in parts.good_texts())
-        return next((each for each in itertools.chain(of_chunks, of_parts) if each[1] not in self.bad), None)
+        chunks = itertools.chain(committed, list(self._parts))
+        return next(((chunk, text) for chunk in chunks for text in self.good_texts(chunk)), None)
+
+    def good_texts(self, chunk: int) -> Iterator[int]:
+        """The texts of the chunk that have a vector."""
+        if self._committed[chunk]:
+            return (text for text in range(*self.plan.bounds(chunk)) if text not in self.bad)
+        return self.parts(chunk).good_texts()
 
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""

@@ -4,14 +4,10 @@ Lessons hold for one model on one kind of device. A damaged file is an empty one
 """
 
 import contextlib
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.decide.lessons import Lesson
 from chunkvisor.store.seal import DamagedError, read_sealed, write_sealed
-from chunkvisor_worker.contract.wire import from_json
 
 
 class LessonFile:
@@ -22,19 +18,20 @@ class LessonFile:
         self._path = path
         self._key = key
 
-    def get(self, kind: str, _default: tuple[Lesson, ...] = ()) -> tuple[Lesson, ...]:
-        """Those of the kind; none where there are none."""
-        values: object = []
+    def get(self, kind: str) -> tuple[int, int | None] | None:
+        """Say how many rows and padded tokens (None = not known) a batch may have on devices of the kind."""
+        values: object = None
         with contextlib.suppress(OSError):
             values = self._read().get(self._key_of(kind))
-        read = [from_json(Lesson, json.dumps(value)) for value in values] if isinstance(values, list) else []
-        # The streak begins anew: a run does not begin with a doubt.
-        return tuple(replace(lesson, successes=0) for lesson in read if lesson is not None)
+        match values:
+            case [int() as rows, (int() | None) as tokens]:
+                return rows, tokens
+        return None
 
-    def save(self, kind: str, lessons: tuple[Lesson, ...]) -> None:
-        """Keep them; on a full disk the run has them in mind all the same."""
+    def save(self, kind: str, rows: int, tokens: int | None) -> None:
+        """Keep it; on a full disk the run has it in mind all the same."""
         with contextlib.suppress(OSError):
-            write_sealed(self._path, {**self._read(), self._key_of(kind): [asdict(lesson) for lesson in lessons]})
+            write_sealed(self._path, {**self._read(), self._key_of(kind): [rows, tokens]})
 
     def _read(self) -> dict[str, Any]:
         try:

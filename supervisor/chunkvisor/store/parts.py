@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.decide.bisect import BadText, Part, cut_at, missing, segments
+from chunkvisor.decide.bisect import BadText, Part, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import read_if_whole, write_sealed
@@ -23,7 +23,6 @@ class _Index:
     fingerprint: str
     parts: tuple[Part, ...]
     bad: tuple[BadText, ...]
-    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,16 @@ class Parts:
         self._fingerprint = fingerprint
         self._durable = False
         """Whether the folder's name is sure to be on the disk."""
-        self._parts, self.bad, self._cuts = self._load()
+        self._parts, self.bad = self._load()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything is known of its texts."""
+        return bool(self._parts or self.bad)
 
     def missing(self) -> list[tuple[int, int]]:
         """Ranges of texts that have neither vectors nor a verdict."""
-        return cut_at(missing(*self._bounds, self._parts, self.bad), self._cuts)
+        return missing(*self._bounds, self._parts, self.bad)
 
     def good_texts(self) -> Iterator[int]:
         """The texts that have a vector."""
@@ -53,17 +57,6 @@ class Parts:
         for part in self._parts:
             without = bad.union(part.holes)
             yield from (text for text in range(part.start, part.stop) if text not in without)
-
-    @property
-    def cuts(self) -> Sequence[int]:
-        """Texts before which the chunk was taken apart."""
-        return self._cuts
-
-    def cut(self, at: int) -> None:
-        """Note that the chunk is taken apart before this text, and its two sides are tried alone. Raises OSError."""
-        self._make_folder()
-        self._cuts.append(at)
-        self._save()
 
     def add(self, start: int, stop: int, vectors: Path, digest: str, holes: tuple[int, ...] = ()) -> None:
         """Take over verified vectors of texts start..stop, but for the holes. Raises OSError.
@@ -98,9 +91,6 @@ class Parts:
         """Take over what another folder has of the same texts, and these that are bad. Raises OSError."""
         for part in list(other._parts):
             self.add(part.start, part.stop, other._path(part), part.digest, part.holes)
-        for at in other.cuts:
-            if at not in self._cuts:
-                self.cut(at)
         for text in (*other.bad, *bad):
             if text not in self.bad:
                 self.add_bad(text)
@@ -148,7 +138,7 @@ class Parts:
         """Remove the parts of a chunk that is committed, or is begun anew."""
         remove_folder(self._layout.parts_of(self._chunk))
         self._durable = False
-        self._parts, self.bad, self._cuts = [], [], []
+        self._parts, self.bad = [], []
 
     def _make_folder(self) -> None:
         if not self._durable:
@@ -165,17 +155,17 @@ class Parts:
         return self._layout.parts_of(self._chunk) / "index.json"
 
     def _save(self) -> None:
-        index = _Index(self._fingerprint, tuple(self._parts), tuple(self.bad), tuple(self._cuts))
+        index = _Index(self._fingerprint, tuple(self._parts), tuple(self.bad))
         write_sealed(self._index, asdict(index))
 
-    def _load(self) -> tuple[list[Part], list[BadText], list[int]]:
+    def _load(self) -> tuple[list[Part], list[BadText]]:
         index = read_if_whole(_Index, self._index)
         start, stop = self._bounds
         if index is None or index.fingerprint != self._fingerprint:
-            return [], [], []
+            return [], []
         if not all(start <= text.text < stop for text in index.bad):
-            return [], [], []
-        return [part for part in index.parts if self._path(part).exists()], list(index.bad), list(index.cuts)
+            return [], []
+        return [part for part in index.parts if self._path(part).exists()], list(index.bad)
 
 
 def write_quarantine(layout: OutputLayout, chunk: int, texts: Sequence[BadText]) -> None:

@@ -14,6 +14,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.events import output as of_output
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.events.run import Note
+from chunkvisor.heart.output import texts_damaged
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.fetch import shown
 from chunkvisor.sources.table import StagedTable
@@ -23,7 +24,6 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.refusal import not_ours
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor.supervise.fixedbefore import begun_before, identity_for, refuse_changed, refuse_other_settings
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.staging import asked, request_of, staged_before

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit
+from chunkvisor.heart.waitteller import WaitTeller
 from chunkvisor.store.disk import DISK_ERRNOS, with_room
-from chunkvisor.supervise.waitteller import WaitTeller
 from chunkvisor_worker.contract.exits import Outcome
 
 _Done = TypeVar("_Done")

@@ -4,33 +4,20 @@ Pure. `lastwords` has those about workers and texts, `stops` those of a run that
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
 from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt, is_empty
+from chunkvisor.heart.telling import GivenUp
 from chunkvisor.store.attemptlogs import failed_as, last_log
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
 
 _SHOWN, _FILES = 10, 3
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A chunk that exhausted its tries."""
-
-    output: str
-    chunk: int
-    verdict: Verdict
-    files: AttemptFiles
 
 
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
@@ -76,25 +63,4 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
         log=last_log(last.files),
         see=last.verdict.see,
-    )
-
-
-def cannot_be_killed(pid: int, output: str, chunk: int, log: Path) -> Halt:
-    """The end of a machine on which SIGKILL does not end a worker."""
-    return Halt(
-        ExitCode.MACHINE,
-        f"worker {pid} of {output} chunk {chunk} cannot be killed",
-        why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
-        remedy="reboot the machine, then run the same command again",
-        log=log,
-    )
-
-
-def texts_damaged(error: Exception) -> Halt:
-    """The end of a run whose staged texts are not what they were."""
-    return Halt(
-        ExitCode.DISK,
-        "the copy of the texts in the workdir was changed while the run was reading it",
-        why=str(error),
-        remedy="run the same command again: it reads the source again",
     )

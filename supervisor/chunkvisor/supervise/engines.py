@@ -15,7 +15,7 @@ from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec
 
 if TYPE_CHECKING:
-    from chunkvisor.supervise.outputrun import OutputRun
+    from chunkvisor.heart.output import OutputRun
 
 
 class Engines:

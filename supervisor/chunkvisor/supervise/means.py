@@ -8,7 +8,7 @@ import time
 from typing import Self
 
 from chunkvisor.config.choices import EngineKind
-from chunkvisor.decide.history import Budget
+from chunkvisor.decide.budget import Budget
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus

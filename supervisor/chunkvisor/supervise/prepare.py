@@ -15,6 +15,7 @@ from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.events.output import OutputOpened, TextsReused
 from chunkvisor.events.run import Note
+from chunkvisor.heart.output import OutputRun
 from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
@@ -22,7 +23,6 @@ from chunkvisor.store.reuse import PlaceKind, Reuse, is_planned, read_reuse, wor
 from chunkvisor.supervise.begin import open_table
 from chunkvisor.supervise.finish import Finish
 from chunkvisor.supervise.opening import Begun, Opening
-from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.settle import settle
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.files import remove_folder

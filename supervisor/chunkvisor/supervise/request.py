@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.events.event import Emit
+from chunkvisor.heart.signals import Signals
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.signals import Signals
 
 
 @dataclass(frozen=True, slots=True)

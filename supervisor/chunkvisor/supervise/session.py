@@ -15,6 +15,7 @@ from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Event
 from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
+from chunkvisor.heart.signals import Signals
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
 from chunkvisor.show.record import open_invocation
 from chunkvisor.store.kept import anything_kept
@@ -25,7 +26,6 @@ from chunkvisor.store.refusal import memory_halt, refusal, workdir_gone
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run
-from chunkvisor.supervise.signals import Signals
 from chunkvisor.supervise.troubles import Troubles
 
 

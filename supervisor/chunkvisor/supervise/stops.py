@@ -1,7 +1,7 @@
 """The words of a run that is asked to stop before its work is done. Pure."""
 
 from chunkvisor.errors import KEPT, ExitCode, Halt
-from chunkvisor.supervise.signals import Signals
+from chunkvisor.heart.signals import Signals
 from chunkvisor.units import human_time
 
 
@@ -14,10 +14,3 @@ def stopped(signals: Signals) -> Halt:
         return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
     return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
-
-
-def how_drained(until_s: float | None, now_s: float) -> str:
-    """What becomes of the chunks under way when a run drains, in words."""
-    if until_s is None:
-        return "finishing the chunks under way"
-    return f"finishing what can be done within {human_time(max(0.0, until_s - now_s))}, and saving the rest as it is"

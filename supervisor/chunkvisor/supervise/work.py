@@ -26,21 +26,22 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.model import ModelWarning, UnfitDtype
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import Note, WorkPlanned
+from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.output import OutputRun
+from chunkvisor.heart.scheduler import Settings
+from chunkvisor.heart.telling import GivenUp
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
-from chunkvisor.supervise.driver import Driver
-from chunkvisor.supervise.endings import GivenUp, gave_up, with_bad_rows
+from chunkvisor.supervise.endings import gave_up, with_bad_rows
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.opening import Opening
-from chunkvisor.supervise.outputrun import OutputRun
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
 from chunkvisor.supervise.request import Request, Run
-from chunkvisor.supervise.scheduler import Settings
 from chunkvisor.supervise.stops import stopped
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
@@ -191,9 +192,9 @@ class Work:
         )
         patience = Patience.of(config)
         lessons, need_bytes = self._means.model.lessons(source), gpu_need_bytes(config.model, source.path)
-        driver = Driver(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
+        loop = Loop(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
         try:
-            given_up = driver.run()
+            given_up = loop.run()
         except Halt as halt:
             raise self._with_dtype(halt, halt.outcome in _LACKS_MEMORY and halt.code != ExitCode.TRY_AGAIN) from None
         if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):

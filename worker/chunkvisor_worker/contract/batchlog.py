@@ -43,8 +43,9 @@ class BatchRecord:
     """(rows, digest) of each batch whose vectors are in the file."""
     under_way: tuple[int, ...] = ()
     """Rows of the batches that had begun and were not written."""
-    canary_passed: bool = False
-    """Whether the spec's canary got its vector. Its batch has no rows, so that nobody takes the vector for a text's."""
+    canary: Facts | None = None
+    """As they were found when the spec's canary got its vector; None = it got none. Its batch has no rows, so that its
+    vector is taken for no text's."""
 
 
 class BatchLog:
@@ -62,7 +63,7 @@ class BatchLog:
         self._begun += 1
 
     def opened(self, facts: Facts) -> None:
-        """The file of vectors is there; said once, before its first batch is written."""
+        """The file of vectors is there, before its first batch is written; or the canary has its vector."""
         self._say(facts)
 
     def written(self, digest: str) -> None:
@@ -79,18 +80,19 @@ def read_batch_log(path: Path) -> BatchRecord:
     facts: Facts | None = None
     begun: dict[int, tuple[int, ...]] = {}
     written = []
+    canary: Facts | None = None
     for line in (read_bounded(path) or b"").splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
         if (batch := from_json(Begun, line)) is not None:
             begun[batch.batch] = batch.rows
         elif (done := from_json(Written, line)) is not None and facts is not None and done.batch in begun:
-            written.append((begun.pop(done.batch), done.digest))
+            if rows := begun.pop(done.batch):
+                written.append((rows, done.digest))
+            else:
+                canary = facts
         elif (found := from_json(Facts, line)) is not None:
             facts = found
         else:
             break
-    under_way = tuple(row for rows in begun.values() for row in rows)
-    return BatchRecord(
-        facts, tuple(each for each in written if each[0]), under_way, any(not rows for rows, _ in written)
-    )
+    return BatchRecord(facts, tuple(written), tuple(row for rows in begun.values() for row in rows), canary)

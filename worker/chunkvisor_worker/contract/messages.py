@@ -64,16 +64,6 @@ class EncodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
-    """Narrower bounds for batches of long texts, learnt from one that did not fit into memory."""
-
-    min_length: int
-    """It holds for batches whose longest text has at least this many tokens; 0 = for all."""
-    rows: int
-    tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """Upper bounds of one batch."""
 
@@ -81,21 +71,12 @@ class Limits:
     """Texts in a batch, at most; at least 1."""
     tokens: int | None = None
     """Padded tokens in a batch, at most; None = rows alone decide. A longer text makes a batch of its own."""
-    tiers: tuple[Tier, ...] = ()
-    """Narrower limits for long texts."""
     padding: int | None = None
     """Tokens of padding in a batch, at most; None = as many as come."""
     measured: bool = False
     """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
-
-    def of_length(self, longest: int) -> tuple[int, int | None]:
-        """(rows, tokens) of a batch whose longest text has `longest` tokens."""
-        rows, tokens = self.rows, self.tokens
-        for tier in self.tiers:
-            if longest >= tier.min_length:
-                rows = min(rows, tier.rows)
-                tokens = tier.tokens if tokens is None else min(tokens, tier.tokens or tokens)
-        return rows, tokens
+    alone: bool = False
+    """Whether a plug-in, too, gets one text in a call: the one that fails is looked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -664,7 +664,7 @@ class _Survey:
             return None
         dtype = str(self._config.model.dtype)
         longest = min(int(measured.lengths.max()), max_length or int(measured.lengths.max()))
-        rows, tokens = sample.limits.of_length(longest)
+        rows, tokens = sample.limits.rows, sample.limits.tokens
         rows = min(rows, len(measured.lengths), max(1, tokens // longest) if tokens else rows)
         emulated = self._card is not None and lacks(self._dtype, self._card)
         return activation_bytes(model.shape, model.element_bytes(dtype), rows, longest, math_kernel=emulated)

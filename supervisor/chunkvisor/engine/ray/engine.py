@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from chunkvisor.config.model import Config
+from chunkvisor.decide.budget import backoff_s
 from chunkvisor.decide.outcome import NODE_LOST
-from chunkvisor.decide.policy import backoff_s
 from chunkvisor.devices.gate import is_watched
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Reading

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.decide.outcome import EndedBy
+from chunkvisor.decide.verdict import Verdict
 from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
-from chunkvisor.supervise.fleet import Gate
-from chunkvisor.supervise.task import Task
+from chunkvisor.heart.scheduler import Gate
+from chunkvisor.heart.work import Work
 from chunkvisor_worker.contract.beatfile import read_beat
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, open_kept
 from chunkvisor_worker.contract.messages import Limits, Phase, Spec
 
@@ -35,7 +37,7 @@ class Slot:
 
     number: int
     """Its name with the scheduler."""
-    task: Task
+    work: Work
     station: Station
     attempt: int
     files: AttemptFiles
@@ -53,6 +55,8 @@ class Slot:
     """When it needed the device no longer."""
     idle_s: float = 0.0
     """How long the device had nothing to do before this worker's `go`."""
+    verdict: Verdict | None = None
+    """What became of it, once it has ended."""
     _started_s: float = field(default_factory=time.monotonic)
     _ready_s: float | None = None
     _looked_s: float = 0.0
@@ -108,6 +112,12 @@ class Slot:
     def started_s(self) -> float:
         """When the worker was started."""
         return self._started_s
+
+    @property
+    def without_result(self) -> Verdict | None:
+        """The verdict, if it has left no result: then what is taken over of it are its finished batches."""
+        of_result = self.verdict is None or self.verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
+        return None if of_result else self.verdict
 
     @property
     def had_device(self) -> bool:

@@ -1,18 +1,21 @@
 """One output while a run works on it; to the scheduler it is the output's `Progress`."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.assemble.form import Form
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.modelsource import LocalModel
-from chunkvisor.sources.table import StagedTable, rows_of
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.endings import texts_damaged
 from chunkvisor_worker.contract.messages import Limits, Spec
+
+_LOOKED_AT = 4096
+"""Texts among which one is looked for that is taken over."""
 
 
 @dataclass(slots=True)
@@ -27,7 +30,7 @@ class OutputRun:
     finish: Callable[[Callable[[], None]], dict[str, Any]]
     """Assembles and publishes; gets a function to call now and then, returns the details of the closing event."""
     form: Form = field(default_factory=Form)
-    """Of its final."""
+    """Of its final file."""
     model: LocalModel | None = None
     """The folder from which its workers load, which must not change meanwhile."""
     rows: int = 0
@@ -46,36 +49,33 @@ class OutputRun:
     """Texts of chunks that were not committed, which were done before this run began to work."""
     _rows: dict[int, int] = field(default_factory=dict)
     """Of bad texts, by number."""
+    _canary: int | None = None
+    _taken: list[str] | None = None
 
     @property
     def name(self) -> str:
-        """Of the output, as the config has it."""
+        """See Progress."""
         return self.ledger.layout.name
 
     @property
     def chunks(self) -> int:
-        """See Progress."""
+        """Count its chunks."""
         return self.ledger.plan.count
 
     @property
     def left(self) -> int:
-        """See Progress."""
+        """Count the chunks that are not committed."""
         return self.ledger.left
-
-    @property
-    def complete(self) -> bool:
-        """See Progress."""
-        return not self.ledger.left and all(each.joined for each in self.awaited)
 
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do: the output is joined."""
-        return not self.left and (not self.complete or self.ledger.layout.done.exists())
+        return not self.left and self.ledger.layout.done.exists()
 
     @property
-    def has_facts(self) -> bool:
+    def texts(self) -> int:
         """See Progress."""
-        return self.ledger.facts is not None
+        return self.ledger.plan.distinct + self.taken
 
     @property
     def bad_count(self) -> int:
@@ -96,16 +96,11 @@ class OutputRun:
 
     @property
     def last_bad(self) -> BadText | None:
-        """See Progress."""
+        """Name the last of the texts in quarantine."""
         return next(reversed(self.ledger.bad_texts()), None)
 
-    @property
-    def texts(self) -> int:
-        """See Progress."""
-        return self.ledger.plan.distinct
-
     def check_model(self) -> None:
-        """Raises Halt (78) where the model's folder is not what it was: its workers have loaded who knows what."""
+        """Raise Halt (78) where the model's folder is not what it was: its workers have loaded who knows what."""
         if self.model is not None:
             self.model.check()
 
@@ -115,35 +110,72 @@ class OutputRun:
 
     def next_pending(self, start: int) -> int | None:
         """See Progress."""
-        return self.ledger.next_pending(start)
+        chunk = self.ledger.next_pending(start)
+        while chunk is not None and self.ledger.parts(chunk).begun and not self.missing(chunk):
+            chunk = self.ledger.next_pending(chunk + 1)
+        return chunk
 
-    def missing(self, chunk: int) -> list[tuple[int, int]]:
+    def missing(self, chunk: int) -> Sequence[int]:
         """See Progress."""
-        return [] if self.ledger.committed(chunk) else self.ledger.parts(chunk).missing()
+        if self.ledger.committed(chunk):
+            return ()
+        parts = self.ledger.parts(chunk)
+        if not parts.begun:
+            return range(*self.bounds(chunk))
+        return [text for start, stop in parts.missing() for text in range(start, stop)]
 
-    def cuts(self, chunk: int) -> Sequence[int]:
-        """See Progress."""
-        return self.ledger.parts(chunk).cuts
-
-    def shortest(self, chunk: int, without: Collection[int]) -> int | None:
+    def known_good(self) -> int | None:
         """See Progress. Raises Halt where the texts are damaged."""
-        gaps = self.missing(chunk)
-        texts = (each for gap in gaps for each in zip(range(*gap), self.table.each_text(*gap), strict=True))
-        sizes = ((not words.strip(), len(words), text) for text, words in texts if text not in without)
+        if self._canary is None and (found := self.ledger.known_good()) is not None:
+            chunk, text = found
+            good = list(self.ledger.good_texts(chunk))
+            sizes = (
+                (not words.strip(), len(words), number) for number, words in zip(good, self.texts_of(good), strict=True)
+            )
+            self._canary = min(sizes, default=(False, 0, text))[2]
+        if self._canary is None and self._taken_over():
+            return self.ledger.plan.distinct
+        return self._canary
+
+    def _taken_over(self) -> list[str]:
+        """Name a text whose vector is taken over, if there is one: good while no other has a vector.
+
+        It has no number among those that are encoded: it counts as the one after the last.
+        """
+        if self._taken is None:
+            self._taken = []
+            if isinstance(self.table, FreshTable) and all(each.joined for each in self.awaited):
+                self._taken = self.table.taken_over(_LOOKED_AT)[:1]
+        return self._taken
+
+    def texts_of(self, texts: Sequence[int]) -> Iterator[str]:
+        """Read these texts, which are in order, one after the other. Raises Halt where they are damaged."""
+        if texts[0] == self.ledger.plan.distinct:
+            yield from self._taken_over()
+            return
+        first, wanted = texts[0], texts if isinstance(texts, range) else frozenset(texts)
         try:
-            return min(sizes, default=(False, 0, None))[2]
+            for number, words in enumerate(self.table.each_text(first, texts[-1] + 1), first):
+                if number in wanted:
+                    yield words
         except DamagedError as error:
             raise texts_damaged(error) from error
 
-    def known_good(self) -> tuple[int, int] | None:
-        """See Progress."""
-        return self.ledger.known_good()
-
     def blank_test(self, spec: Spec) -> Callable[[int], bool]:
-        """Whether the i-th text of an attempt has nothing but white space."""
+        """Say of the i-th text of an attempt whether it has nothing but white space."""
 
         def is_blank(index: int) -> bool:
             first = spec.start + index
             return not self.table.texts(first, first + 1)[0].strip()
 
         return is_blank
+
+
+def texts_damaged(error: Exception) -> Halt:
+    """The end of a run whose staged texts are not what they were."""
+    return Halt(
+        ExitCode.DISK,
+        "the copy of the texts in the workdir was changed while the run was reading it",
+        why=str(error),
+        remedy="run the same command again: it reads the source again",
+    )

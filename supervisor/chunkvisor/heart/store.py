@@ -1,0 +1,248 @@
+"""Takes over what workers leave: whole chunks, parts of chunks, verdicts on single texts.
+
+It judges nothing: what comes here is verified, or is to be noted because the scheduler says so. A chunk is committed as
+soon as each of its texts has a vector or a verdict.
+"""
+
+import contextlib
+import errno
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.decide.bisect import BadText
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor.events.attempt import (
+    BatchesKept,
+    ChunkCommitted,
+    ChunkDamaged,
+    DiskFault,
+    PartCommitted,
+    Quarantined,
+)
+from chunkvisor.events.event import Emit
+from chunkvisor.events.model import ModelWarning
+from chunkvisor.events.output import OtherVersions
+from chunkvisor.heart.messages import Event, Lost, Stored
+from chunkvisor.heart.output import OutputRun
+from chunkvisor.heart.work import Work
+from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.cuttexts import take_cut
+from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
+from chunkvisor.store.seal import DamagedError
+from chunkvisor.units import human_bytes, which_rows
+from chunkvisor_worker.contract.batchlog import read_batch_log
+from chunkvisor_worker.contract.beatfile import read_beat
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
+from chunkvisor_worker.contract.messages import Facts, Result, Spec
+from chunkvisor_worker.contract.wire import read_message
+
+
+class Store:
+    """What is done of all outputs, on its way to the disk."""
+
+    def __init__(self, outputs: Sequence[OutputRun], emit: Emit) -> None:
+        self._outputs = outputs
+        self._emit = emit
+        self.first_go_s: float | None = None
+        """When the first gate was opened: rates count from then."""
+        self._warnings = set[str]()
+        """Of the libraries, that were said."""
+        self._changes = set[tuple[str, str]]()
+        """Outputs, and changes of library versions that were said of them."""
+
+    def keep(self, work: Work, spec: Spec, files: AttemptFiles, failed: Verdict | None) -> list[Event]:
+        """Take over verified vectors of these texts, as a chunk or as a part of one.
+
+        `failed` is the verdict on an attempt that left no result, but finished batches. Raises OSError for what has
+        nothing to do with the disk; Halt: 74 where the rest of the output cannot fit, 78 where the model's folder has
+        changed.
+        """
+        output = self._outputs[work.output]
+        output.check_model()
+        start, stop = output.bounds(work.chunk)
+        whole = failed is None and len(work.texts) == stop - start
+        result = read_message(Result, files.result) if failed is None else None
+        try:
+            facts = result.facts if result is not None else read_batch_log(files.batches).facts if failed else None
+            if facts is None:
+                raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
+            self._tell_warnings(facts)
+            self._note_versions(output, facts)
+            vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
+            ledger = output.ledger
+            cut = ledger.layout.cut_texts(ledger.fingerprint)
+            take_cut(cut, ledger.plan.distinct, files.cut, spec.start, spec.stop)
+            if whole:
+                output.ledger.commit(work.chunk, vectors, digest, facts)
+            else:
+                output.ledger.fix_facts(facts)
+                without = set(range(spec.start, spec.stop)).difference(work.texts)
+                parts = output.ledger.parts(work.chunk)
+                parts.add(spec.start, spec.stop, vectors, digest, tuple(sorted(without)))
+        except OSError as error:
+            return [self._not_stored(work, error)]
+        if result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip):
+            remove_folder(files.folder)
+            with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
+                files.folder.parent.rmdir()
+        if whole:
+            self._committed(output, work.chunk, result)
+            return [Stored(work)]
+        if failed is not None:
+            self._emit(_kept(output.name, work, files, interrupted=failed.blameless))
+        elif result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip):
+            self._emit(_part(output.name, work, spec, result))
+        return [Stored(work), *self.compose(work.output, work.chunk)]
+
+    def _tell_warnings(self, facts: Facts) -> None:
+        for text in facts.loaded.notes if facts.loaded is not None else ():
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self._emit(ModelWarning(f"while the model was loaded: {text}"))
+
+    def _note_versions(self, output: OutputRun, facts: Facts) -> None:
+        """Say once if the libraries are of other versions than when the output was begun."""
+        changed = ", ".join(output.ledger.note_versions(facts))
+        if changed and (output.name, changed) not in self._changes:
+            self._changes.add((output.name, changed))
+            self._emit(OtherVersions(output.name, changed))
+
+    def quarantine(self, work: Work, verdict: Verdict) -> list[Event]:
+        """Note a text that fails alone. Raises OSError as `keep`."""
+        output, text = self._outputs[work.output], work.texts[0]
+        try:
+            output.ledger.parts(work.chunk).add_bad(BadText(text, verdict.outcome, verdict.reason))
+        except OSError as error:
+            return [self._not_stored(work, error)]
+        row, place = self.place_of(work)
+        rows = output.rows_of(text)
+        self._emit(Quarantined(output.name, row, place, verdict.outcome, verdict.reason, work.chunk, rows))
+        return [Stored(work), *self.compose(work.output, work.chunk)]
+
+    def compose(self, number: int, chunk: int) -> list[Event]:
+        """Commit a chunk from its parts if each of its texts has a vector or a verdict.
+
+        While no vector is known, neither is the dimension; and a full disk is tried again: the joins do both later.
+        Raises OSError as `keep`.
+        """
+        output = self._outputs[number]
+        ledger = output.ledger
+        if ledger.facts is None or ledger.committed(chunk) or output.missing(chunk):
+            return []
+        parts = ledger.parts(chunk)
+        try:
+            composed, digest = parts.compose(ledger.facts.dimension)
+            ledger.commit(chunk, composed, digest, ledger.facts)
+        except OSError as error:
+            if parts.missing():
+                self._emit(ChunkDamaged(output.name, chunk, str(error)))
+                return [Lost(number, chunk)]
+            if error.errno not in DISK_ERRNOS:
+                raise
+            return []
+        self._committed(output, chunk, None)
+        return []
+
+    def place_of(self, work: Work) -> tuple[int, str]:
+        """Name the first row of the first text, and where it stands in the source."""
+        table, text = self._outputs[work.output].table, work.texts[0]
+        row = int(table.first_row(text, text + 1)[0])
+        return row, table.place_of(row)
+
+    def which_rows(self, work: Work, texts: Sequence[int]) -> str:
+        """Name the first rows of these texts; empty where that cannot be read."""
+        if not texts:
+            return ""
+        start, stop = min(texts), max(texts) + 1
+        try:
+            first = self._outputs[work.output].table.first_row(start, stop)
+        except (DamagedError, OSError):  # the next worker's texts are read from the same table, and say so
+            return ""
+        return which_rows(sorted(int(first[text - start]) for text in texts))
+
+    def with_need(self, why: str) -> str:
+        """Say why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
+        known = [_still_needed(output) for output in self._outputs if output.left]
+        needs = [need for need in known if need is not None]
+        return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
+
+    def _not_stored(self, work: Work, error: OSError) -> Stored:
+        if error.errno not in DISK_ERRNOS:
+            raise error
+        output = self._outputs[work.output]
+        if error.errno == errno.EIO:
+            self._emit(DiskFault(output.name, work.chunk, str(error)))
+        reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
+        return Stored(work, Verdict(Outcome.DISK_FULL, reason))
+
+    def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
+        output.committed_here += 1
+        if output.committed_here == 1 and output.left:
+            check_space(output)
+        texts, before = output.ledger.plan.size(chunk), output.saved_before.pop(chunk, 0)
+        output.texts_here += texts - before
+        rate: float | None = None
+        if self.first_go_s is not None:
+            elapsed_s = max(1e-6, time.monotonic() - self.first_go_s)
+            rate = sum(each.texts_here for each in self._outputs) / elapsed_s
+        left = sum(each.ledger.plan.distinct - each.ledger.texts_done for each in self._outputs)
+        committed = ChunkCommitted(
+            output.name,
+            chunk,
+            texts,
+            output.ledger.texts_done + output.taken,
+            output.ledger.chunks_done,
+            output.ledger.plan.count,
+            attempt_ok=result is not None,
+            texts_per_s=rate and round(rate, 3),
+            eta_s=round(left / rate, 1) if rate else None,
+            tokens=result.tokens if result else 0,
+            padded_tokens=result.padded_tokens if result else 0,
+            phase_s=result.phase_s if result else {},
+            texts_before=before,
+        )
+        self._emit(committed)
+
+
+def check_space(output: OutputRun) -> None:
+    """Raise Halt (74) where the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
+    if (need := _still_needed(output)) is not None:
+        workdir = output.ledger.layout.workdir
+        check_disk(output.name, need, free_bytes(workdir), str(workdir))
+
+
+def _still_needed(output: OutputRun) -> int | None:
+    """Count the bytes of the rest of the output, at most; None until a chunk is committed."""
+    ledger = output.ledger
+    if ledger.facts is None:
+        return None
+    left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
+    beside = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
+    return need_bytes(output.table.rows, left, dimension, beside)
+
+
+def _part(output: str, work: Work, spec: Spec, result: Result) -> PartCommitted:
+    counts = {"texts": len(work.texts), "tokens": result.tokens, "padded_tokens": result.padded_tokens}
+    return PartCommitted(output, work.chunk, spec.start, spec.stop, **counts, phase_s=result.phase_s)
+
+
+def _kept(output: str, work: Work, files: AttemptFiles, *, interrupted: bool) -> BatchesKept:
+    """Report texts of an attempt that left no result; its last beat knows their tokens, about."""
+    beat, texts = read_beat(files.beat), len(work.texts)
+    if beat is None or not beat.rows_done:
+        return BatchesKept(output, work.chunk, texts, interrupted=interrupted)
+    tokens, padded = (
+        round(count * min(1.0, texts / beat.rows_done)) for count in (beat.tokens_done, beat.padded_tokens)
+    )
+    return BatchesKept(output, work.chunk, texts, tokens, padded, interrupted)
+
+
+def _digest_of(vectors: Path) -> str:
+    """Compute the checksum of the file. Raises OSError."""
+    try:
+        return inspect(vectors).digest
+    except BadVectorsError as error:
+        raise OSError(errno.EIO, f"{vectors} {error}") from error
