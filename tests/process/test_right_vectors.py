@@ -401,8 +401,9 @@ def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> Non
 
 
 def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
-    """What only loading shows ends the run with 78 after one attempt; the message says what to set."""
-    configure(job, kinds.qodo(tmp_path), model__trust_remote_code=False, workers__start="auto")
+    """What only loading shows ends the run with 78 after one attempt; with the setting that it names it completes."""
+    path = kinds.qodo(tmp_path)
+    configure(job, path, model__trust_remote_code=False, workers__start="auto")
 
     ended = job.run()
 
@@ -411,7 +412,13 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     assert "processor_kwargs: {add_eos_token: true}" in ended.stderr
     assert "WrongModelError" not in ended.stderr  # a class of ours tells a person nothing
     assert "the model is refused, and the next worker tells why" in ended.stderr
-    assert sum(event["event"] == "AttemptFailed" for event in job.events()) <= 1
+    assert sum(event["event"] == "attempt_failed" for event in job.events()) <= 1
+    kwargs = {"processor_kwargs": {"add_eos_token": True}}
+    configure(job, path, model__trust_remote_code=False, model__kwargs=kwargs)
+    changed = job.run()
+    assert changed.returncode == 78
+    assert "no text has a vector yet, so nothing is lost by a new beginning" in changed.stderr
+    assert job.run("--from-scratch").returncode == 0
 
 
 def test_code_left_out_on_purpose_stands_in_the_manifest(job: Workplace, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from chunkvisor.assemble.manifest import finish_publishing
 from chunkvisor.errors import config_error
 from chunkvisor.store.fixed import Fixed, read_fixed
 from chunkvisor.store.identity import Identity, differences, identity_of
+from chunkvisor.store.kept import anything_kept
+from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.candidates import dtype_of
@@ -47,7 +49,12 @@ def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Id
     if serve and opening.update:
         return
     changes = differences(fixed.identity, now)
-    raise refuse_changes(layout.name, changes, opening.loaded.given, serve=serve)
+    halt = refuse_changes(layout.name, changes, opening.loaded.given, serve=serve)
+    if not anything_kept(Layout(layout.workdir)):
+        # As after a model that was refused, when the config was corrected as the message said.
+        halt.why = "no text has a vector yet, so nothing is lost by a new beginning"
+        halt.remedy = "add --from-scratch, or undo the change"
+    raise halt
 
 
 def identity_for(opening: Opening, name: str, digest: str, rows: int) -> Identity:
