@@ -29,8 +29,7 @@ _MEANINGS = {
     "max_rows": "A trial of the first rows, in a workdir of its own, `<workdir>-first-<max_rows>`.",
     "from_scratch": "Discard what the workdir has, and encode everything anew. Without it, and without `update`, a "
     "workdir with vectors of other texts or of other settings is refused.",
-    "update": "Take other texts than those that the workdir has vectors of: only texts that are new are encoded. It "
-    "takes a smaller truncate_dim and normalize=True as well: then the vectors are made from those that are there.",
+    "update": "Take other texts than those that the workdir has vectors of: only texts that are new are encoded.",
     "stop_after": 'Seconds, or a time such as "3h", within which the call ends. If work is left then, it raises '
     "ChunkvisorError with code 75; the same call continues.",
     "progress": "True = a progress bar; False = none; None = one in a terminal or a notebook, unless on_event is "

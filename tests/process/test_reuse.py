@@ -106,59 +106,15 @@ def test_nothing_to_take_over(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert sorted(text.removeprefix("q: ") for text in encoded(place)[5:]) == ["b", "d", "e", "x", "y"]
 
 
-def cut(vectors: np.ndarray, dimension: int | None = None, *, normalize: bool = False) -> np.ndarray:
-    """What is wanted of these vectors, in float64."""
-    found = vectors[:, :dimension].astype(np.float64)
-    return found / np.linalg.norm(found, axis=1, keepdims=True) if normalize else found
-
-
-def test_outputs_that_are_cut(tmp_path: Path) -> None:
-    """Outputs that differ in shape alone are cut from one encoding, whatever their order, and this is said."""
-    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
-    write_more(place, SECOND)
-    add_output(place, "a_short", source="more.jsonl", encode={"truncate_dim": 3, "normalize": True})
-    add_output(place, "b_unit", source="more.jsonl", encode={"normalize": True})
-    planned = place.here("plan", str(place.config_path))
-    assert "5 have vectors already, 5 of them cut or normalized; 0 are new" in planned.stdout
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(encoded(place)) == ["a", "b", "c", "d", "e", "x", "y"]
-    assert "from output out (normalized)" in ended.stderr
-    np.testing.assert_array_equal(vectors(place, "out"), expected(FIRST))
-    unit, short = cut(expected(SECOND), normalize=True), cut(expected(SECOND), 3, normalize=True)
-    np.testing.assert_allclose(vectors(place, "b_unit"), unit, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(vectors(place, "a_short"), short, rtol=0, atol=1e-6)
-    reused = {each["from"]: each for each in manifest(place, "a_short")["reused"]}  # type: ignore[attr-defined]
-    assert {name: each["cut"] for name, each in reused.items()} == {
-        "output b_unit": {"dimension": 3, "normalize": True},
-        "output out": {"dimension": 3, "normalize": True},
-    }
-    assert "texts_encoded" in manifest(place, "a_short")
-    assert place.here("verify", str(place.workdir)).returncode == 0
-    # What is longer cannot be had of what is short; a copy is cut as it is taken.
-    other = ScriptedWorkplace.make(tmp_path / "other", FIRST, reuse_from=[str(place.workdir)])
-    add_output(other, "third", source="rows.jsonl", encode={"truncate_dim": 5})
-    config = yaml.safe_load(other.config_path.read_text())
-    del config["outputs"]["out"]
-    other.config_path.write_text(yaml.safe_dump(config))
-    assert other.run_here().returncode == 0
-    assert not encoded(other)
-    np.testing.assert_array_equal(vectors(other, "third"), expected(FIRST)[:, :5])
-
-
-def test_cut_that_is_longer_than_the_vectors(tmp_path: Path) -> None:
-    """An output that wants more numbers than the model has is told so, though it was to be cut from another one."""
+def test_outputs_of_another_shape(tmp_path: Path) -> None:
+    """Vectors are taken over as they are: an output with another truncate_dim encodes its texts itself."""
     place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
     write_more(place, FIRST)
-    add_output(place, encode={"truncate_dim": 9})
+    add_output(place, encode={"truncate_dim": 3})
     ended = place.run_here()
-    assert ended.returncode == 78
-    assert "encode.truncate_dim of more is 9, but the model's vectors have 8 dimensions only" in ended.stderr
-    change(place, outputs={"more": {"source": "more.jsonl", "column": "text", "encode": {"truncate_dim": 8}}})
-    ended = place.run_here("--update")
     assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(vectors(place, "more"), expected(FIRST))
-    assert len(encoded(place)) == 5
+    assert sorted(encoded(place)) == sorted([*set(FIRST), *set(FIRST)])
+    np.testing.assert_array_equal(vectors(place, "more"), expected(FIRST)[:, :3])
 
 
 def test_damaged_final_is_not_taken_from(tmp_path: Path) -> None:

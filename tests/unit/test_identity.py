@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import Config
-from chunkvisor.decide.cut import Cut
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
 
@@ -196,6 +195,7 @@ def test_a_key_that_is_missing() -> None:
         ({"revision": "def"}, False),
         ({"model": {"name": "org/model", "max_length": 9}}, False),
         ({"encode": {"normalize": True}}, False),
+        ({"encode": {"truncate_dim": 8}}, False),
         ({"outputs": output(encode={"prompt": "query: "})}, False),
         ({"env": {"NVIDIA_TF32_OVERRIDE": "0"}}, False),
     ],
@@ -203,40 +203,6 @@ def test_a_key_that_is_missing() -> None:
 def test_vector_identity(change: dict[str, Any], same: bool) -> None:
     """What makes the vector of a text does not depend on its source, on its template or on the other rows."""
     assert (identity(**change).of_vectors == identity().of_vectors) is same
-
-
-def shaped(**encode: Any) -> Identity:
-    """The identity with these keys of `encode`."""
-    return identity(encode=encode)
-
-
-@pytest.mark.parametrize(
-    ("there", "wanted", "dtype", "cut"),
-    [
-        (shaped(), shaped(), "bfloat16", Cut()),
-        (shaped(), shaped(truncate_dim=8), "bfloat16", Cut(8)),
-        (shaped(), shaped(truncate_dim=8, normalize=True), "float32", Cut(8, normalize=True)),
-        (shaped(), shaped(normalize=True), "bfloat16", None),
-        (shaped(), shaped(normalize=True), "", None),
-        (shaped(), shaped(normalize=True), None, None),
-        (shaped(truncate_dim=8), shaped(), "float32", None),
-        (shaped(normalize=True), shaped(), "float32", None),
-        (shaped(), shaped(truncate_dim=8, prompt="query: "), "float32", None),
-        (identity(model={"name": "org/other"}), shaped(truncate_dim=8), "float32", None),
-        (identity(revision="def"), shaped(truncate_dim=8), "float32", None),
-        (identity(digest="d2", rows=3), shaped(truncate_dim=8), "float32", Cut(8)),
-    ],
-)
-def test_cut_from_another(there: Identity, wanted: Identity, dtype: str | None, cut: Cut | None) -> None:
-    """Vectors are cut from those of another output where all else that makes them is the same."""
-    assert wanted.cut_from(there, dtype) == cut
-
-
-def test_cut_of_a_plugin() -> None:
-    """The vectors of a plug-in are float32 whatever it computes in."""
-    model = {"name": "mine", "encoder": "mine:build"}
-    there, wanted = identity(model=model), identity(model=model, encode={"normalize": True})
-    assert wanted.cut_from(there, "") == Cut(normalize=True)
 
 
 def test_a_source_that_was_not_read() -> None:

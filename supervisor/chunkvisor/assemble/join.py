@@ -6,7 +6,7 @@ The rows are put together in float32. A final of another form is made from a fil
 import errno
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import ENCODED
-from chunkvisor.store.seal import write_sealed
-from chunkvisor.store.stamp import Stamp, stamp_as
+from chunkvisor.store.stamp import Stamp
 
 _ROWS_AT_ONCE = 1 << 18
 _BLOCKS_AT_ONCE = 64
@@ -69,7 +67,6 @@ def assemble(
     ranges = Ranges(dimension)
     with FinalWriter(layout, table.rows, dimension, Form(), layout.partial_rows) as writer:
         joined = _join(ledger, table, writer, on_block, taken, ranges)
-        digest = writer.stamps()[0].digest
     source = Source(layout, table.rows, dimension, Form(), [row for row, _ in joined.bad_rows], ranges.values)
     try:
         with reform(source, lambda _: rows_of(layout.partial_rows, source), form, on_block) as reformed:
@@ -77,18 +74,10 @@ def assemble(
             final = Final(written, dimension, joined.zero_rows, joined.bad_rows, reformed.ranges)
             on_written(final)
             final = replace(final, stamps=reformed.publish())
-        if joined.bad_rows and taken is not None and taken.reuse.takes_earlier:
-            _keep_exact(layout, digest)
     except BadVectorsError as error:
         raise OSError(errno.EIO, f"does not hold what was written to it: {error}", str(layout.partial_rows)) from None
     clear_partial(layout)
     return final
-
-
-def _keep_exact(layout: OutputLayout, digest: str) -> None:
-    """Keep the rows in float32 for `retry`: the final that some of them were taken from goes. Raises OSError."""
-    layout.partial_rows.replace(layout.exact_rows)
-    write_sealed(layout.exact_stamp, asdict(stamp_as(layout.exact_rows, digest)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import Any
 from chunkvisor.config.model import Config
 from chunkvisor.config.secretnames import digested
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
-from chunkvisor.decide.cut import FLOAT32, Cut, Shape, cut_between
 from chunkvisor.store.seal import digest_of
 
 UNREAD = 0
@@ -26,8 +25,6 @@ _SHAPES_VECTORS = ("model.", "encode.", "env.")
 """What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
 TEXT_KEYS = ("column", "template", "sql", "where")
 """Names of what says which text of a row is encoded, and of which rows."""
-_TRUNCATE_DIM, _NORMALIZE = "encode.truncate_dim", "encode.normalize"
-"""Of a vector that is computed they make the one that is wanted."""
 _SHOWN_CHARS = 60
 
 
@@ -46,25 +43,6 @@ class Identity:
     def of_vectors(self) -> str:
         """Fingerprint of all that makes one text's vector: without source, template and number of rows."""
         return self._fingerprint_of(lambda name: name.startswith(_SHAPES_VECTORS))
-
-    @property
-    def of_encoding(self) -> str:
-        """The same but for the shape: what others can be cut from has it as well."""
-        shape = (_TRUNCATE_DIM, _NORMALIZE)
-        return self._fingerprint_of(lambda name: name.startswith(_SHAPES_VECTORS) and name not in shape)
-
-    @property
-    def shape(self) -> Shape:
-        """What is wanted of the vectors that the model computes."""
-        return Shape(self.values.get(_TRUNCATE_DIM), self.values.get(_NORMALIZE) is True)
-
-    def cut_from(self, other: "Identity", dtype: str | None) -> Cut | None:
-        """What makes its vectors of the other's, computed in that dtype (see `Facts`); None where nothing does."""
-        if self.of_encoding != other.of_encoding:
-            return None
-        cut = cut_between(other.shape, self.shape)
-        # The vectors of a plug-in are made float32 before they are cut.
-        return cut if cut is not None and cut.is_exact(FLOAT32 if self._is_plugin else dtype) else None
 
     def _fingerprint_of(self, counts: Callable[[str], bool]) -> str:
         chosen = {name: value for name, value in self.values.items() if counts(name)}
@@ -127,10 +105,10 @@ def identity_of(
         _KWARGS: digested(model.kwargs),
         "model.encoder": model.encoder,
         "model.trust_remote_code": model.trust_remote_code is True,  # null refuses, or gives what false gives
-        _NORMALIZE: encode.normalize,
+        "encode.normalize": encode.normalize,
         "encode.prompt": encode.prompt,
         "encode.prompt_name": encode.prompt_name,
-        _TRUNCATE_DIM: encode.truncate_dim,
+        "encode.truncate_dim": encode.truncate_dim,
         "column": output.column,
         "template": output.template,
         "sql": output.sql,

@@ -49,9 +49,6 @@ class OutputLayout:
     moved = Entry("state", "moved.json")
     """Where `chunkvisor encode` has put the final file."""
     again = Entry("state", "again")
-    exact_rows = Entry("state", "rows.npy")
-    """The rows in float32 of which a final of another form was made, where `retry` would miss some of them."""
-    exact_stamp = Entry("state", "rows.json")
     done = Entry("state", "done.json")
     quarantined_twin = Entry("state", "quarantined.jsonl")
     cut_rows = Entry("state", "cut_rows.bin")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.decide.cut import Cut
 from chunkvisor.store.entry import Entry
 from chunkvisor.store.fixed import Fixed, Plan, Staged
 from chunkvisor.store.outputlayout import OutputLayout
@@ -57,13 +56,6 @@ class Place:
     """Of the libraries that computed it, where they are known."""
     texts: int = 0
     """Taken from there."""
-    cut: Cut = field(default_factory=Cut)
-    """What is done to the vectors that are there. Copies are of what came of it."""
-
-    @property
-    def in_words(self) -> str:
-        """With the cut."""
-        return f"{self.words} ({self.cut})" if self.cut else self.words
 
 
 @dataclass(frozen=True, slots=True)

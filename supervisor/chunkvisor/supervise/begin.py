@@ -60,7 +60,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
             return read
         staged = read
         form = asked_form(config.outputs[name], staged.carried)
-    if fixed.identity.fingerprint != identity.fingerprint:  # the same texts; their vectors are cut
+    if fixed.identity.fingerprint != identity.fingerprint:  # the same texts, made of the source in another way
         begun = _next_generation(opening, layout, fixed, identity, staged)
         move_on(begun)
         return begun

@@ -1,20 +1,16 @@
 """Where vectors of an output's texts may be: its own earlier final, other outputs, chunks of a given-up state.
 
-Only under the same vector identity, or where `decide.cut` says what makes the one vector of the other. It reads, and
-decides nothing about texts.
+Only under the same vector identity. It reads, and decides nothing about texts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.committedrows import CommittedRows
-from chunkvisor.assemble.copiedrows import CopiedRows
-from chunkvisor.assemble.cutrows import cut_rows
 from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finalrows import FinalRows
 from chunkvisor.assemble.form import asked_form, form_of
@@ -23,10 +19,8 @@ from chunkvisor.assemble.manifest import read_moved, read_recorded
 from chunkvisor.assemble.textvectors import RowReader
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.config.model import Config
-from chunkvisor.decide.cut import Cut, Wanted, in_order
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.fixed import Fixed, read_facts, read_fixed, read_staged
 from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout
@@ -34,8 +28,7 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.reuse import Place, PlaceKind, read_reuse, work_with
-from chunkvisor.store.seal import DamagedError, read_record
-from chunkvisor.store.stamp import Stamp
+from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import Facts
 
 Rows = npt.NDArray[np.int64]
@@ -46,11 +39,9 @@ def gives_vectors(config: Config, name: str) -> bool:
     return asked_form(config.outputs[name]).is_exact
 
 
-def sources_first(config: Config, identities: Mapping[str, Identity]) -> list[str]:
-    """The outputs of a run in the order in which they are encoded: what others can be cut from comes before them."""
-    names = list(identities)
-    wanted = [Wanted(each.of_encoding, each.shape, gives_vectors(config, name)) for name, each in identities.items()]
-    return [names[number] for number in in_order(wanted)]
+def sources_first(config: Config) -> list[str]:
+    """The outputs in the order in which they are encoded: first those whose vectors others can take."""
+    return sorted(config.outputs, key=lambda name: not gives_vectors(config, name))
 
 
 def _themselves(rows: Rows) -> Rows:
@@ -98,57 +89,22 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
             return None
         versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
         facts = read_facts(layout) or Facts(int(manifest["dimension"]), versions=versions)
-        cut = _cut(fixed, facts, wanted)
-        index = means.index_of(layout, words) if cut is not None else None
-        if cut is None or index is None:
+        index = means.index_of(layout, words) if fixed.identity.of_vectors == wanted.of_vectors else None
+        if index is None:
             return None
         rows = FinalRows(final, manifest, means.scratch)
     except (DamagedError, OSError):
         return None
-    place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions, cut=cut)
-
-    reader = cut_rows(rows, cut)
-    facts = replace(facts, dimension=reader.dimension)
-    return Candidate(place, index, facts, reader, _all_but(rows.without), rows.problem)
+    place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions)
+    return Candidate(place, index, facts, rows, _all_but(rows.without), rows.problem)
 
 
-def promised(layout: OutputLayout, fixed: Fixed, cut: Cut | None) -> Candidate | None:
+def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Candidate | None:
     """An output that the same run finishes before it needs these vectors; None where they are of no use."""
-    if cut is None or not TableFiles(layout.table).holds_index():
+    if fixed.identity.of_vectors != wanted.of_vectors or not TableFiles(layout.table).holds_index():
         return None
-    place = Place(PlaceKind.OUTPUT, f"output {layout.name}", layout.name, fixed.identity.source_digest, cut=cut)
+    place = Place(PlaceKind.OUTPUT, f"output {layout.name}", layout.name, fixed.identity.source_digest)
     return Candidate(place, TableFiles(layout.table).index, None, None)
-
-
-def dtype_of(layout: OutputLayout, otherwise: str | None) -> str | None:
-    """The one in which the output's vectors are computed, as its facts have it, or what is said of the model."""
-    facts = read_facts(layout)
-    return facts.dtype if facts is not None else otherwise
-
-
-def _cut(fixed: Fixed, facts: Facts, wanted: Identity) -> Cut | None:
-    """What makes its vectors of those that are there; None where nothing does."""
-    cut = wanted.cut_from(fixed.identity, facts.dtype)
-    return None if cut is not None and (cut.dimension or 0) > facts.dimension else cut
-
-
-def of_exact_rows(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate | None:
-    """The rows in float32 that were kept of a finished output whose final is rounded; None where there are none."""
-    try:
-        stamp = read_record(Stamp, layout.exact_stamp)
-        fixed, manifest, facts = read_fixed(layout), read_recorded(layout), read_facts(layout)
-        if stamp is None or fixed is None or manifest is None or facts is None or not stamp.holds(layout.exact_rows):
-            return None
-        cut, words = _cut(fixed, facts, wanted), "the rows of this output in float32"
-        index = means.index_of(layout, words) if cut is not None else None
-        if cut is None or index is None:
-            return None
-        without = np.array([each["row"] for each in every_row(layout, manifest)], dtype=np.int64)
-        reader = cut_rows(CopiedRows(layout.exact_rows), cut)
-    except (DamagedError, BadVectorsError, OSError):
-        return None
-    place = Place(PlaceKind.COPY, words, layout.name, versions=facts.versions, cut=cut)
-    return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, _all_but(without))
 
 
 def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate | None:
@@ -160,10 +116,9 @@ def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate
         fixed, record, facts = read_fixed(layout), read_staged(layout), read_facts(layout)
         if fixed is None or record is None or facts is None:
             return None
-        cut = _cut(fixed, facts, wanted)
         words = "earlier chunks of this output"
-        index = means.index_of(layout, words) if cut is not None else None
-        if cut is None or index is None:
+        index = means.index_of(layout, words) if fixed.identity.of_vectors == wanted.of_vectors else None
+        if index is None:
             return None
         reuse, table = read_reuse(layout), TableFiles(layout.table)
         ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
@@ -173,13 +128,12 @@ def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate
     rows = CommittedRows(layout, ledger, reuse)
     if rows.empty:
         return None
-    place = Place(PlaceKind.COPY, words, layout.name, versions=facts.versions, cut=cut)
+    place = Place(PlaceKind.COPY, words, layout.name, versions=facts.versions)
 
     def numbers(found: Rows) -> Rows:
         return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
 
-    reader = cut_rows(rows, cut)
-    return Candidate(place, index, replace(facts, dimension=reader.dimension), reader, numbers)
+    return Candidate(place, index, facts, rows, numbers)
 
 
 def workdir_of(folder: Path) -> Layout:

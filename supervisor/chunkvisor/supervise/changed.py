@@ -27,8 +27,6 @@ def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: 
         what, undo = f"the source of output {output} has changed since it was begun", "restore the source"
         if python:
             what, undo = "the vectors in this workdir were made from other texts", "give the texts of before"
-    else:
-        new = f"makes vectors with the new settings of those that are there, and {new}"
     remedy = f"{undo}, or {_ELSEWHERE[given]}, or discard what is done by adding --from-scratch"
     if serve and given is not Given.OPTIONS:
         remedy = f"add --update, which {new}, or {remedy}"

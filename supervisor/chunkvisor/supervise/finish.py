@@ -4,7 +4,7 @@ A final file that was there before stays valid until one rename replaces it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from chunkvisor.assemble import badrows, truncated
@@ -23,7 +23,7 @@ from chunkvisor.store.attempt import Job
 from chunkvisor.store.identity import TEXT_KEYS
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.reuse import Place, Reuse
+from chunkvisor.store.reuse import Reuse
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.taken import taken_of
 
@@ -106,17 +106,15 @@ class Finish:
             manifest["other_versions"] = ledger.other_versions
         manifest["generation"] = self.begun.fixed.generation
         if self.reuse is not None:
-            manifest["reused"] = [_reused(each) for each in self.reuse.places if each.texts]
+            manifest["reused"] = [
+                {"from": each.words, "texts": each.texts, "versions": each.versions}
+                for each in self.reuse.places
+                if each.texts
+            ]
             manifest["texts_encoded"] = self.reuse.encoded
         values = self.begun.fixed.identity.values
         manifest["text"] = {key: values[key] for key in TEXT_KEYS if values.get(key) is not None}
         return manifest
-
-
-def _reused(place: Place) -> dict[str, Any]:
-    """One of a manifest's `reused`; `cut` is there where the vectors are not those that were there."""
-    said = {"from": place.words, "texts": place.texts, "versions": place.versions}
-    return said | {"cut": asdict(place.cut)} if place.cut else said
 
 
 def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:

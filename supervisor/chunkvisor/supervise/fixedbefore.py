@@ -9,7 +9,6 @@ from chunkvisor.store.kept import anything_kept
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.candidates import dtype_of
 from chunkvisor.supervise.changed import refuse_changes
 from chunkvisor.supervise.opening import Opening
 
@@ -44,8 +43,7 @@ def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Id
     """Raises Halt (78) where the identity is another one; with --update, where vectors that are there do not serve."""
     if fixed.identity.fingerprint == now.fingerprint:
         return
-    # Of which those that are there serve: as they are, or cut.
-    serve = now.cut_from(fixed.identity, dtype_of(layout, opening.computes_in)) is not None
+    serve = now.of_vectors == fixed.identity.of_vectors
     if serve and opening.update:
         return
     changes = differences(fixed.identity, now)

@@ -32,8 +32,6 @@ class Opening:
     planner: Planner
     load_ahead: Callable[[], None]
     """Called before a source is read: what workers need can be loaded beside that."""
-    computes_in: str | None = None
-    """The dtype in which the model computes; None where its files do not tell."""
     update: bool = False
     """A source that has changed is taken as it is now."""
     from_scratch: bool = False

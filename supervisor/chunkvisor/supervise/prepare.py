@@ -85,7 +85,7 @@ def _tell_opened(
 ) -> None:
     """`table` has the texts of the ledger."""
     if reuse is not None:
-        places = [each.in_words for each in reuse.places if each.texts]
+        places = [each.words for each in reuse.places if each.texts]
         told_of = TextsReused(
             ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
         )

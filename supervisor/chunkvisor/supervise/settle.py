@@ -23,10 +23,8 @@ from chunkvisor.supervise.candidates import (
     Candidate,
     Means,
     copied,
-    dtype_of,
     gives_vectors,
     of_chunks,
-    of_exact_rows,
     of_final,
     of_other_workdirs,
     promised,
@@ -59,7 +57,6 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
         found = list(_candidates(opening, begun, outputs, Means(indexes.of, scratch))) if wanted else []
         if wanted:
             _tell_rounded(opening, begun, found)
-        found.sort(key=lambda each: bool(each.place.cut))  # what is the very vector comes before what is cut
         facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
         write_facts(target, facts)
@@ -89,7 +86,7 @@ def _problem_of(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> str
         return f"its plan is damaged ({error})"
     for place in reuse.places if reuse is not None else ():
         if place.texts and not _holds(opening, begun, place, outputs):
-            return f"{place.in_words} has changed"
+            return f"{place.words} has changed"
     return None
 
 
@@ -107,7 +104,7 @@ def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun
         return False
     if there is None or there.identity.source_digest != place.source_digest:
         return False
-    if begun.fixed.identity.cut_from(there.identity, dtype_of(other, opening.computes_in)) != place.cut:
+    if begun.fixed.identity.of_vectors != there.identity.of_vectors:
         return False
     if of_run is not None:
         return not of_run.moves_on and gives_vectors(opening.config, of_run.name)
@@ -137,10 +134,9 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], means:
         late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", means))
         earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
         if earlier and gives_vectors(opening.config, name):
-            cut = wanted.cut_from(of_run.fixed.identity, dtype_of(other, opening.computes_in))
-            yield from filter(None, [promised(of_run.layout, of_run.fixed, cut)])
+            yield from filter(None, [promised(of_run.layout, of_run.fixed, wanted)])
     if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
-        yield from filter(None, [of_exact_rows(layout, wanted, means), of_chunks(layout, wanted, means)])
+        yield from filter(None, [of_chunks(layout, wanted, means)])
     yield from late
     yield from of_other_workdirs(opening.config.reuse_from, wanted, means)
 

@@ -7,15 +7,13 @@ import numpy as np
 
 from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.copiedrows import copied_rows
-from chunkvisor.assemble.cutrows import cut_rows
 from chunkvisor.assemble.finalrows import FinalRows
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.textvectors import RowReader, Taken, TakenDamagedError
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.errors import config_error
-from chunkvisor.store.fixed import read_facts, read_fixed
+from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout
@@ -46,7 +44,7 @@ def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Calla
             facts = facts or Facts(reader.dimension, versions=place.versions)
             ledger.fix_facts(replace(facts, dimension=reader.dimension))
         if ledger.facts is not None and reader.dimension != ledger.facts.dimension:
-            raise TakenDamagedError(f"{place.in_words} has vectors of {reader.dimension} numbers")
+            raise TakenDamagedError(f"{place.words} has vectors of {reader.dimension} numbers")
     return Taken(reuse, readers, without)
 
 
@@ -74,7 +72,6 @@ def _reader_of(
     else:
         source = Layout(layout.workdir).output(place.output)
         manifest = read_finished(source)
-        check_cut(layout, source, place)
     if manifest is None:
         raise TakenDamagedError(f"{place.words} is damaged, or not there")
     if not form_of(manifest).is_exact:
@@ -87,24 +84,7 @@ def _reader_of(
         rows = FinalRows(source, manifest, Scratch(layout.workdir, on_block))
     except DamagedError as error:
         raise TakenDamagedError(f"{error} is damaged") from error
-    if (place.cut.dimension or 0) > rows.dimension:  # it had no vector yet when it was planned to take them
-        raise config_error(
-            f"encode.truncate_dim of {layout.name} is {place.cut.dimension}, but the model's vectors have "
-            f"{rows.dimension} dimensions only",
-            remedy="correct it, then run the same command again, with --update",
-        )
-    return cut_rows(rows, place.cut), bad
-
-
-def check_cut(layout: OutputLayout, source: OutputLayout, place: Place) -> None:
-    """Raises TakenDamagedError where its vectors are, after all, not to be had by that cut."""
-    try:
-        ours, theirs, facts = read_fixed(layout), read_fixed(source), read_facts(source)
-    except DamagedError as error:
-        raise TakenDamagedError(f"{error} is damaged") from error
-    dtype = facts.dtype if facts is not None else None
-    if ours is None or theirs is None or ours.identity.cut_from(theirs.identity, dtype) != place.cut:
-        raise TakenDamagedError(f"{place.words} has other vectors, of {dtype or 'another dtype'}")
+    return rows, bad
 
 
 def _texts_without(

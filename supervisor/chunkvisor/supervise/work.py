@@ -97,7 +97,6 @@ class Work:
             means.on_wait,
             Planner(self._emit, means.on_wait),
             lambda: means.engines.load_ahead(source),
-            computed_dtype(config.model, source.path),
             self._request.update,
             from_scratch,
         )
@@ -107,7 +106,7 @@ class Work:
                 pin_source(layout.model, config.model, source)
         begun = [begin_output(opening, layout.output(name)) for name in config.outputs]
         refuse_unequal(config.combine, {each.name: each.staged.rows for each in begun})
-        order = sources_first(config, {each.name: each.fixed.identity for each in begun})
+        order = sources_first(config)
         begun.sort(key=lambda each: order.index(each.name))
         for each in begun:
             opened = open_output(opening, each, begun)

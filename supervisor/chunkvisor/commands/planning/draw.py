@@ -56,8 +56,7 @@ def _draw_output(name: str, output: OutputForecast, width: int, *, blocks: bool)
     yield f"  {'a batch':9}{_limits(output)}"
     if output.texts_known:
         new = output.distinct_texts - output.texts_known
-        cut = f", {output.texts_cut:,} of them cut or normalized" if output.texts_cut else ""
-        yield f"  {'texts':9}{output.texts_known:,} have vectors already{cut}; {new:,} are new"
+        yield f"  {'texts':9}{output.texts_known:,} have vectors already; {new:,} are new"
     done = f", {output.chunks_done:,} of them done" if output.chunks_done else ""
     why = f"; {output.chunk_size_reason}" if output.chunk_size_reason else ""
     yield f"  {'chunks':9}{output.chunks:,} of {output.chunk_size:,} texts{done}{why}"

@@ -26,7 +26,6 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.chunksize import propose, worker_rate
-from chunkvisor.decide.cut import Shape
 from chunkvisor.decide.dtypes import Card, lacks, unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count
@@ -51,7 +50,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.candidates import Means, dtype_of, gives_vectors, of_final, of_other_workdirs, sources_first
+from chunkvisor.supervise.candidates import Means, gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.staging import request_of, staged_before
 from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
@@ -135,14 +134,8 @@ class Sample:
 
     @property
     def ours(self) -> bool:
-        """What an earlier run has done is of this table, and of vectors of this shape."""
-        same_texts = self.begun is not None and self.begun.identity.source_digest == self.table.digest
-        return same_texts and self.same_shape
-
-    @property
-    def same_shape(self) -> bool:
-        """Whether an earlier run, if there was one, wanted vectors of the same shape."""
-        return self.begun is None or self.begun.identity.shape == Shape(self.encode.truncate_dim, self.encode.normalize)
+        """Whether what an earlier run has done is of this table."""
+        return self.begun is not None and self.begun.identity.source_digest == self.table.digest
 
     def texts(self) -> list[range]:
         """Numbers of the texts looked at, chunk by chunk."""
@@ -196,32 +189,17 @@ def _table(
         ) from halt
 
 
-_AS_THEY_ARE, _CUT = 0, 1
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Texts of one output that have a vector."""
-
-    texts: int = 0
-    cut: int = 0
-    """Those of them whose vectors are cut from longer ones, or normalized."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where some may be."""
 
-    is_cut: bool
     index: Path
     numbers: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] = lambda rows: rows
     """See `Candidate`."""
 
 
-def known_texts(
-    config: Config, samples: Mapping[str, Sample], revision: str, dtype: str | None, scratch: Path
-) -> dict[str, Known]:
-    """Of each output; no file is checked as a run checks it. `dtype` is the one in which the model computes.
+def known_texts(config: Config, samples: Mapping[str, Sample], revision: str, scratch: Path) -> dict[str, int]:
+    """Of each output; no file is checked as a run checks it.
 
     Raises Halt (78) for a wrong `reuse_from`, OSError.
     """
@@ -231,8 +209,8 @@ def known_texts(
         name: identity_of(config, name, revision, each.table.digest, each.table.rows, arithmetic)
         for name, each in samples.items()
     }
-    found, before = dict[str, Known](), list[str]()
-    for name in sources_first(config, identities):
+    found, before = dict[str, int](), list[str]()
+    for name in sources_first(config):
         sample, layout = samples[name], Layout(config.workdir).output(name)
         index = TableFiles(sample.table.folder).index
         if sample.ours:  # a run has looked
@@ -240,22 +218,21 @@ def known_texts(
                 reuse = read_reuse(layout)
             except DamagedError:
                 reuse = None
-            cut = sum(each.texts for each in (reuse.places if reuse is not None else ()) if each.cut)
-            found[name] = Known(reuse.taken, cut) if reuse is not None else Known()
+            found[name] = reuse.taken if reuse is not None else 0
         elif config.reuse and index.exists():
             folder = scratch / f"known-{len(found)}"
             folder.mkdir(mode=0o700)
             writer = WhereWriter(folder, sample.table)
             places = [
                 *_finals(config, identities[name], folder),
-                *_earlier(config, identities, samples, before, name, dtype),
+                *_earlier(identities, samples, before, name),
             ]
-            for place in sorted(places, key=lambda each: each.is_cut):
+            for place in places:
                 for here, there in matches(index, place.index):
                     known = place.numbers(there) >= 0
-                    writer.add(_CUT if place.is_cut else _AS_THEY_ARE, here[known], there[known])
-            encoded, taken = writer.write()
-            found[name] = Known(sample.table.distinct - encoded, taken.get(_CUT, 0))
+                    writer.add(0, here[known], there[known])
+            encoded, _ = writer.write()
+            found[name] = sample.table.distinct - encoded
         if index.exists() and gives_vectors(config, name):
             before.append(name)
     return found
@@ -274,25 +251,21 @@ def _finals(config: Config, wanted: Identity, scratch: Path) -> Iterator[_Place]
         other = layout.output(folder.name)
         for each in (other, other.earlier):
             if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name, means)) is not None:
-                yield _Place(bool(final.place.cut), final.index, final.numbers)
+                yield _Place(final.index, final.numbers)
     for final in of_other_workdirs(config.reuse_from, wanted, means):
-        yield _Place(bool(final.place.cut), final.index, final.numbers)
+        yield _Place(final.index, final.numbers)
 
 
 def _earlier(
-    config: Config,
     identities: Mapping[str, Identity],
     samples: Mapping[str, Sample],
     names: Sequence[str],
     name: str,
-    dtype: str | None,
 ) -> Iterator[_Place]:
     """What the same run finishes before."""
     for other in names:
-        there = dtype_of(Layout(config.workdir).output(other), dtype)
-        cut = identities[name].cut_from(identities[other], there)
-        if cut is not None:
-            yield _Place(bool(cut), TableFiles(samples[other].table.folder).index)
+        if identities[name].of_vectors == identities[other].of_vectors:
+            yield _Place(TableFiles(samples[other].table.folder).index)
 
 
 class Unit(StrEnum):
@@ -351,8 +324,6 @@ class OutputForecast:
     """Why it is that, where `auto` chose it; None once a run has fixed it."""
     texts_known: int = 0
     """Distinct texts that have a vector already, in another output or an earlier file, and are in no chunk."""
-    texts_cut: int = 0
-    """Those of them whose vectors are cut from longer ones, or normalized."""
     rows_empty: int = 0
     """Rows whose text is empty, or was NULL: they share one vector."""
 
@@ -540,7 +511,7 @@ class _Survey:
         """The weakest GPU of the config here; None = the CPU, another machine's, or not known."""
         self._dtype: str | None = None
         """In which the model computes."""
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, int] = {}
         """Texts that have a vector already, by output."""
 
     def forecast(self, say: Callable[[str], None]) -> Forecast:
@@ -552,7 +523,7 @@ class _Survey:
         self._notes += notes
         revision = revision_at_hand(config.model, self._layout.model, read=bool(config.reuse_from))
         self._dtype = dtype = computed_dtype(config.model, str(folder) if folder else None)
-        self._known = known_texts(config, self._samples, revision, dtype, self._scratch)
+        self._known = known_texts(config, self._samples, revision, self._scratch)
         model = read_model_folder(folder) if folder else ModelFolder()
         if self._card is not None and (unfit := unfit_dtype(dtype, model.model_type, self._card)) is not None:
             self._notes.append("; ".join(unfit))
@@ -614,8 +585,8 @@ class _Survey:
     def _output(self, name: str, measured: Measured, model: ModelFolder) -> OutputForecast:
         sample, layout = self._samples[name], self._layout.output(name)
         table, plan, report, count = sample.table, sample.plan, measured.report, len(measured.lengths)
-        known = self._known.get(name, Known())
-        work = Plan(plan.distinct - known.texts, plan.chunk_size)
+        known = self._known.get(name, 0)
+        work = Plan(plan.distinct - known, plan.chunk_size)
         done = self._done(name, work)
         texts_left = work.distinct - work.texts_in(done)
         facts = read_facts(layout) if sample.ours else None
@@ -635,8 +606,7 @@ class _Survey:
             rows=table.rows,
             distinct_texts=table.distinct,
             duplicate_share=1 - table.distinct / table.rows,
-            texts_known=known.texts,
-            texts_cut=known.cut,
+            texts_known=known,
             rows_empty=table.empty,
             chunks=work.count,
             chunks_done=done.count(1),
@@ -673,8 +643,8 @@ class _Survey:
         """One byte a chunk: 1 where a run would find it done."""
         sample, layout = self._samples[name], self._layout.output(name)
         if self._whole and sample.begun is not None and not sample.ours:
-            what = "on another source or other rows" if sample.same_shape else "with another truncate_dim or normalize"
-            self._notes.append(f"{name}: the workdir holds work {what}, which a run accepts with --update")
+            what = "the workdir holds work on another source or other rows, which a run accepts with --update"
+            self._notes.append(f"{name}: {what}")
         if not sample.ours:
             return bytearray(work.count)
         finished = read_done_if_whole(layout) is not None
