@@ -12,7 +12,7 @@ import pytest
 from chunkvisor.show.status import SCHEMA, Follower
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
-from harness import kill, wait_for
+from harness import kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t3"]
@@ -192,3 +192,27 @@ def test_a_step_of_the_clock(tmp_path: Path) -> None:
         layout.lock.write_text(json.dumps({**note, "started_at": note["started_at"] + 5}))
         assert Follower(layout).alive
     assert not Follower(layout).alive
+
+
+@local_engine_only
+def test_rows_done_never_goes_back(tmp_path: Path) -> None:
+    """Whenever the run is killed: what was told as done is still done after the kill, and while the next one begins."""
+    texts = [f"t{number}" for number in range(60)]
+    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size=20, encode__batch_size=2)
+    told = [0]
+
+    def look() -> int:
+        told.append(status_here(place)["outputs"].get("out", {}).get("rows_done", 0))
+        assert told == sorted(told)
+        return told[-1]
+
+    for text, rows in (("t19", 16), ("t39", 36), ("t50", 48)):  # each in a call that begins after so many rows
+        place.lay(text, "wait")
+        process = place.start("run", str(place.config_path))
+        wait_for(place.calls)
+        wait_for(lambda: look() and place.has_struck(text))  # noqa: B023 - called in this round alone
+        assert wait_for(lambda: look() >= rows)  # noqa: B023 - likewise
+        kill(process)
+        look()
+    assert place.run_here().returncode == 0
+    assert look() == 60

@@ -31,7 +31,9 @@ from chunkvisor.store.reuse import work_of
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
 from chunkvisor_worker.contract.batchlog import read_batch_log
-from chunkvisor_worker.contract.files import open_regular
+from chunkvisor_worker.contract.files import AttemptFiles, open_regular
+from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.wire import read_message
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
@@ -247,9 +249,8 @@ def read_output(layout: OutputLayout) -> OutputStatus:
     except DamagedError:
         return OutputStatus(rows, distinct_texts=distinct)
     if manifest is None:
-        chunks = committed_chunks(layout, plan)
-        saved = _saved_texts(layout, plan, fixed.identity.fingerprint, chunks)
-        done = rows * (distinct - plan.distinct + plan.texts_in(chunks) + saved) // max(1, distinct)
+        texts, chunks = _texts_done(layout, plan, fixed.identity.fingerprint)
+        done = rows * (distinct - plan.distinct + texts) // max(1, distinct)
         return OutputStatus(rows, done, plan.count, chunks.count(1), distinct_texts=distinct)
     count = count_of(manifest)
     return OutputStatus(
@@ -267,12 +268,36 @@ def read_output(layout: OutputLayout) -> OutputStatus:
     )
 
 
-def _saved_texts(layout: OutputLayout, plan: Plan, fingerprint: str, committed: bytearray) -> int:
-    """Return the number of texts of chunks that are not committed, which need no attempt any more."""
+def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int, bytearray]:
+    """Return the number of texts about which nothing is left to do, and which chunks are committed.
+
+    Batches become parts, and parts a chunk, while this reads: what is to become of them is read after them, so that
+    nothing is missed, and the number never goes back, not even if the run is killed.
+    """
+    written = _written_texts(layout, plan, fingerprint)
     names = (path.name for path in (layout.parts.iterdir() if layout.parts.is_dir() else ()))
-    chunks = [int(name) for name in names if name.isdecimal() and int(name) < plan.count and not committed[int(name)]]
-    missing = (Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing() for chunk in chunks)
-    return sum(map(plan.size, chunks)) - sum(stop - start for ranges in missing for start, stop in ranges)
+    apart = {int(name) for name in names if name.isdecimal() and int(name) < plan.count}
+    done = {}
+    for chunk in apart.union(written):
+        missing = Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing()
+        texts = written.get(chunk, set())
+        left = sum(text not in texts for start, stop in missing for text in range(start, stop))
+        done[chunk] = plan.size(chunk) - left
+    committed = committed_chunks(layout, plan)
+    return plan.texts_in(committed) + sum(n for chunk, n in done.items() if not committed[chunk]), committed
+
+
+def _written_texts(layout: OutputLayout, plan: Plan, fingerprint: str) -> dict[int, set[int]]:
+    """Return the texts, by chunk, whose vectors are in attempts that nobody has judged yet; they are kept then."""
+    found: dict[int, set[int]] = {}
+    for folder in layout.attempts.glob("*/*/"):
+        files = AttemptFiles(folder)
+        if not folder.parent.name.isdecimal() or files.verdict.exists():
+            continue
+        spec, written = read_message(Spec, files.spec), read_batch_log(files.batches).written
+        if written and spec is not None and (spec.fingerprint, spec.chunk < plan.count) == (fingerprint, True):
+            found.setdefault(spec.chunk, set()).update(spec.start + row for rows, _ in written for row in rows)
+    return found
 
 
 def read_status(workdir: Path) -> Status:
@@ -294,8 +319,7 @@ def status_of(layout: Layout, run: Follower) -> Status:
             # A manifest lists rows without a vector only when its output is complete; the run counts them before.
             found = told.outputs.get(name)
             without = found.without if found is not None and not found.complete else 0
-            done = max([output.rows_done, *(each.rows_done for each in now.outputs if run.alive and each.name == name)])
-            outputs[name] = replace(output, quarantined=without, rows_done=done)
+            outputs[name] = replace(output, quarantined=without)
     rate, distinct = now.rows_per_s, sum(output.distinct_texts for output in outputs.values())
     if not run.alive:  # as its last commit told
         rows = sum(output.rows for output in outputs.values())
