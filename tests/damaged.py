@@ -183,18 +183,6 @@ UNKNOWN = [
 ]
 """Names in a workdir that nobody here makes, by what they stand beside."""
 
-STATE = [
-    ".chunkvisor/events.jsonl",
-    ".chunkvisor/lessons.json",
-    "out.npy",
-    "out.json",
-    ".chunkvisor/out.npy.partial",
-    f"{OUT}/facts.json",
-    f"{OUT}/staged.json",
-    f"{OUT}/done.json",
-]
-"""Files that are replaced where something else stands at their place."""
-
 
 def check_unknown_things(folder: Path, kind: Callable[[Path], None], places: list[str]) -> None:
     """Files, folders and loops that nobody here has made stop no command."""
@@ -215,20 +203,3 @@ def check_unknown_things(folder: Path, kind: Callable[[Path], None], places: lis
         ended = place.here(command, str(place.workdir))
         assert ended.returncode == 0, (command, ended.stderr)
     assert_harmless(place, place.run_here(), places)
-
-
-def check_no_file(folder: Path, kind: Callable[[Path], None], name: str) -> None:
-    """What stands in the way is set aside, never waited for and never removed; the vectors are right."""
-    place = unfinished(folder)
-    path = place.workdir / name
-    path.unlink(missing_ok=True)
-    kind(path)
-    place.lift(LAST)
-
-    ended = place.run_here()
-
-    assert ended.returncode == 0, ended.stderr
-    assert_harmless(place, ended, name)
-    # Lessons are written only when there is one.
-    assert os.path.lexists(path.with_name(f"{path.name}.aside")) or path.name == "lessons.json"
-    assert place.here("verify", str(place.workdir)).returncode == 0

@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 from chunkvisor import child
 from chunkvisor.engine import process
 from chunkvisor.engine.process import spawn
-from chunkvisor_worker.contract.files import AttemptFiles, open_log, umask
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.wire import read_message
 from drivers import zygote
-from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown
+from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown, umask
 
 KILL_AT = "drivers.kill_at"
 _WORKER = "chunkvisor_worker"
@@ -201,7 +201,7 @@ class QuickWorkers:
         if module and plain and wanted() and threading.current_thread() is threading.main_thread():
             self.zygote = self.zygote or Zygote("worker")
             if self.zygote.takes(environment):
-                with stdin, open_log(log) as stream:
+                with stdin, open(log, "ab") as stream:
                     streams = [stdin.fileno(), stream.fileno(), stream.fileno()]
                     return ForkedWorker(self.zygote.fork(module, arguments, streams, environment))
         return spawn(command, stdin, log, environment)

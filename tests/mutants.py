@@ -146,7 +146,7 @@ MUTANTS = (
     M("join", "(rows.first + int(row), int(rows.ids[row]))", "(int(row), int(rows.ids[row]))"),
     M("join", "upto = np.maximum(np.maximum.accumulate(ids) + 1, seen)", "upto = np.maximum.accumulate(ids) + 1"),
     M("finalwriter", 'side="right"', 'side="left"'),
-    M("finalwriter", "            set_aside(place, files_too=True)\n        elif", "            pass\n        elif"),
+    M("finalwriter", "            set_aside(place)\n        elif", "            pass\n        elif"),
     M("finalwriter", '        write_sealed(self._layout.published, {"marks": marks})\n', ""),
     M("join", "zero_rows += len(zero)", "zero_rows = len(zero)"),
     M("checkedfile", " or self._given.digest() != self._got.digest()", ""),

@@ -18,7 +18,7 @@ from typing import Any
 
 from chunkvisor.errors import ExitCode, Halt, halt_of
 from chunkvisor_worker.contract.environment import PARENT_PID
-from chunkvisor_worker.contract.files import open_log, read_bounded, write_atomic
+from chunkvisor_worker.contract.files import read_bounded, write_atomic
 from chunkvisor_worker.contract.wire import Message, from_json, write_message
 
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +45,7 @@ def run_child(
     child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started. With
     `stack`, a child that takes too long is first asked where it is, which Python's faulthandler answers in the log.
     """
-    with open_log(log) as stream:
+    with open(log, "ab") as stream:
         child = subprocess.Popen(
             command,
             stdin=stdin,

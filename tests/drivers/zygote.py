@@ -39,6 +39,13 @@ _ENV_START, _ENV_END = 50, 51
 """Where in /proc/self/stat the addresses of the environment stand (proc(5), counted from 1)."""
 
 
+def umask() -> int:
+    """Of this process."""
+    # os.umask would have to change it for a moment, in which another thread may make a file (proc(5), since Linux 4.7).
+    with open("/proc/self/status", "rb") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith(b"Umask:"))
+
+
 def can_fork() -> bool:
     """Whether this machine's clone(2) is known."""
     return platform.machine() in _SYS_CLONE

@@ -25,8 +25,7 @@ from importlib.abc import InspectLoader
 from types import CodeType
 from typing import Any, NoReturn
 
-from chunkvisor_worker.contract.files import umask
-from drivers.zygote import fork_sibling
+from drivers.zygote import fork_sibling, umask
 
 ROLES = {
     "chunkvisor.sources.stage": "ingest",

@@ -11,15 +11,12 @@ import pytest
 
 from damaged import (
     LAST,
-    STATE,
     TEXTS,
     UNKNOWN,
     a_file,
     a_folder,
     a_loop,
-    a_pipe,
     assert_harmless,
-    check_no_file,
     check_unknown_things,
     complete,
     files_of,
@@ -203,31 +200,17 @@ def test_a_final_file_of_ours_is_no_foreign_one(tmp_path: Path) -> None:
     assert not list(place.workdir.glob("*.aside*"))
 
 
-@pytest.mark.parametrize(("name", "kind"), in_turn(STATE, a_pipe, a_folder, a_loop), ids=named)
-def test_no_file_where_a_file_belongs(tmp_path: Path, kind: Callable[[Path], None], name: str) -> None:
-    """What stands in the way is set aside, never waited for and never removed; the vectors are right."""
-    check_no_file(tmp_path / "place", kind, name)
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "kind"),
-    [
-        (".chunkvisor/lock", "is no file", a_pipe),
-        (".chunkvisor/lock", "is no file", a_loop),
-        (".chunkvisor/outputs/out/identity.json", "is damaged", a_folder),
-    ],
-)
-def test_what_cannot_be_replaced_is_named(tmp_path: Path, kind: Callable[[Path], None], name: str, words: str) -> None:
-    """Without lock or identity nothing is begun, and the last lines say which file it is."""
+def test_a_folder_in_the_place_of_the_identity_is_named(tmp_path: Path) -> None:
+    """Without the identity nothing is begun, and the last lines say which file it is."""
     place = unfinished(tmp_path / "place")
-    path = place.workdir / name
+    path = place.hidden / "outputs/out/identity.json"
     path.unlink()
-    kind(path)
+    a_folder(path)
 
     ended = place.run_here()
 
     assert ended.returncode == 78, ended.stderr
-    assert words in ended.stderr
+    assert "is damaged" in ended.stderr
     assert str(path) in ended.stderr
 
 

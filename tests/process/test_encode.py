@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor_worker.contract.files import umask
+from drivers.zygote import umask
 from harness import ENCODERS, Ended, Workplace, expected
 
 TEXTS = ["one", "two", "three", "one", "four"]

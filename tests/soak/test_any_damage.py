@@ -7,14 +7,11 @@ from pathlib import Path
 
 from damaged import (
     LAST,
-    STATE,
     UNKNOWN,
     a_file,
     a_folder,
     a_loop,
-    a_pipe,
     assert_harmless,
-    check_no_file,
     check_unknown_things,
     complete,
     empty,
@@ -57,8 +54,3 @@ def test_any_files_damaged(tmp_path: Path, chance: random.Random) -> None:
 def test_any_unknown_things(tmp_path: Path, chance: random.Random) -> None:
     """Files, folders and loops that nobody here has made stop no command, whatever they are."""
     check_unknown_things(tmp_path / "place", chance.choice([a_file, a_folder, a_loop]), chance.choice(UNKNOWN))
-
-
-def test_any_obstacle(tmp_path: Path, chance: random.Random) -> None:
-    """Whatever stands at the place of a state file is set aside."""
-    check_no_file(tmp_path / "place", chance.choice([a_pipe, a_folder, a_loop]), chance.choice(STATE))

@@ -155,50 +155,6 @@ def test_command_is_listed_and_has_an_example(name: str) -> None:
         assert not isinstance(option, click.Option) or option.help, option.name
 
 
-OPENERS = {"open", "os.open", "io.open", "os.truncate", "np.load", "np.fromfile", "np.memmap"}
-METHODS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
-"""Of a Path; `open` of some objects of ours is another one."""
-OTHERS = {"self._engine", "StagedTable", "station.gate"}
-MAY_OPEN = {
-    "sources/": "sources are checked by `resolve`; the tables are made in a new folder of the child's own",
-    "devices/": "reads /proc, /sys and /dev",
-    "commands/doctor/": "reads /proc and /sys",
-    "commands/drill.py": "works in a scratch folder",
-    "engine/trial.py": "works in a scratch folder of its own",
-    "commands/planning/": "works in a temporary folder of its own",
-    "engine/ray/": "reads /proc, and works in a scratch folder of its own",
-    "commands/explain.py": "reads files of the package; as a program, writes a page of docs/",
-    "config/load.py": "a config may be a pipe, as in `run <(…)`; it is read up to a limit",
-    "cli/before.py": "`init` makes a new file, by O_EXCL",
-    "api.py": "the log in a temporary folder of its own",
-    "results.py": "reads them by numpy",
-    "printing.py": "standard streams",
-    "child.py": "a pidfd",
-}
-"""Beginning of a path -> why its files may be opened by other functions than those of `contract.files`."""
-
-
-def opened(path: Path) -> Iterator[str]:
-    """Calls that open a file by its path, or truncate one; not those of a descriptor, or of an open file."""
-    for node in ast.walk(parsed(path)):
-        if not isinstance(node, ast.Call):
-            continue
-        called, given = ast.unparse(node.func), ast.unparse(node.args[0]) if node.args else ""
-        owner, _, method = called.rpartition(".")
-        if called in OPENERS and not given.startswith(("fd", "file", "descriptor_of(", "open_kept(")):
-            yield ast.unparse(node)
-        if method in METHODS and owner and owner not in OTHERS and called not in OPENERS:
-            yield ast.unparse(node)
-
-
-def test_state_is_opened_by_the_functions_for_it() -> None:
-    """They wait for no pipe and write through no link (`contract.files`); whoever else opens files has a reason."""
-    for path in files_of(SUPERVISOR):
-        inside = str(path.relative_to(SUPERVISOR))
-        if not any(inside.startswith(start) for start in MAY_OPEN):
-            assert list(opened(path)) == [], path
-
-
 MAY_PRINT = {"printing.py", "engine/ray/survey.py", "show/notices.py", "commands/drill.py"}
 """The one that prints, and programs of their own, whose output is read by ours."""
 

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from chunkvisor_worker.contract.batchlog import BatchLog
-from chunkvisor_worker.contract.files import AttemptFiles, open_kept
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts
 from chunkvisor_worker.encoder import Indices, Vectors
 from chunkvisor_worker.plugin import BadOutputError
@@ -134,7 +134,9 @@ class VectorFile:
 
 
 def _create(path: Path, flags: int, *, truncate: bool = True) -> FileIO:
-    return open(open_kept(path, os.O_RDWR | (os.O_TRUNC if truncate else 0) | flags), "r+b", buffering=0)
+    return open(
+        os.open(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if truncate else 0) | flags, 0o666), "r+b", buffering=0
+    )
 
 
 def _blocks(file: FileIO) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from typing import Any
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.store.stamp import digest_file
-from chunkvisor_worker.contract.files import PRIVATE, RESULT, copy_atomic, open_regular, set_aside, write_blocks
+from chunkvisor_worker.contract.files import copy_atomic, set_aside, write_blocks
 
 LISTED = 1000
 """Rows in the manifest itself, at most."""
@@ -39,7 +39,7 @@ def record(layout: OutputLayout, rows: Iterable[dict[str, Any]]) -> dict[str, An
     if not more:
         return {"quarantined": first, "quarantined_rows": len(first)}
     # No manifest of ours speaks of a file that is there already: it is somebody's.
-    set_aside(layout.quarantined, files_too=True)
+    set_aside(layout.quarantined)
     count, digest = 0, hashlib.sha256()
 
     def lines() -> Iterator[bytes]:
@@ -51,7 +51,7 @@ def record(layout: OutputLayout, rows: Iterable[dict[str, Any]]) -> dict[str, An
             yield line
 
     write_blocks(layout.quarantined_twin, lines())
-    copy_atomic(layout.quarantined_twin, layout.quarantined, mode=RESULT, made_in=layout.hidden)
+    copy_atomic(layout.quarantined_twin, layout.quarantined, made_in=layout.hidden)
     file = {"file": layout.quarantined.name, "digest": f"sha256:{digest.hexdigest()}"}
     return {"quarantined": first, "quarantined_rows": count, "quarantined_in": file}
 
@@ -73,7 +73,7 @@ def every_row(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[s
         return
     for path in (layout.quarantined, layout.quarantined_twin):
         if holds(path, manifest):
-            with open_regular(path) as file:
+            with open(path, "rb") as file:
                 for line in file:
                     yield json.loads(line)
             return
@@ -96,7 +96,7 @@ def mend(layout: OutputLayout, manifest: dict[str, Any]) -> bool:
     good = [path for path in paths if holds(path, manifest)]
     for path in paths:
         if good and path not in good:
-            copy_atomic(good[0], path, mode=RESULT if path == layout.quarantined else PRIVATE, made_in=layout.hidden)
+            copy_atomic(good[0], path, made_in=layout.hidden)
     return bool(good)
 
 

@@ -30,7 +30,7 @@ def keep_before(layout: OutputLayout) -> Path:
     finals = _finals(layout)
     if finals:
         drop_before(layout)
-    _make_before(layout)
+    make_folder(layout.before)
     for path in (*finals, layout.manifest, layout.quarantined):
         if os.path.lexists(path):
             path.replace(layout.before / path.name)
@@ -43,12 +43,6 @@ def keep_before(layout: OutputLayout) -> Path:
         state = layout.before / "since"
         remove_folder(state)
     return layout.state.rename(state)
-
-
-def _make_before(layout: OutputLayout) -> None:
-    if layout.before.is_symlink():
-        set_aside(layout.before, files_too=True)
-    make_folder(layout.before)
 
 
 def finish_switch(layout: OutputLayout) -> bool:
@@ -74,7 +68,7 @@ def switch(layout: OutputLayout) -> None:
     if layout.published.exists():
         copy_atomic(layout.published, prepared.published)  # what stands there is still ours
     if state.exists():
-        _make_before(layout)  # and with it the name of the prepared state is on the disk
+        make_folder(layout.before)  # and with it the name of the prepared state is on the disk
         # A state without a final file is of no use any more: what it had was copied.
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
         remove_folder(kept)
@@ -86,7 +80,7 @@ def switch(layout: OutputLayout) -> None:
 
 def drop_before(layout: OutputLayout) -> None:
     """Remove what is kept: its place is taken. What somebody has put among the shards stays, beside them."""
-    if layout.before.is_symlink() or not layout.before.is_dir():
+    if not layout.before.is_dir():
         return
     _drop_other_form(layout)
     for name in ("since", "state"):
@@ -95,7 +89,7 @@ def drop_before(layout: OutputLayout) -> None:
         remove_final(path)
         if os.path.lexists(path):
             kept = layout.workdir / f"{path.name}.before"
-            set_aside(kept, files_too=True)
+            set_aside(kept)
             path.rename(kept)
     layout.before.rmdir()
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import xxhash
 
-from chunkvisor_worker.contract.files import open_kept
-
 _BEHIND_BYTES = 64 << 20
 """Reading back stays this close, so that it finds in memory what was written."""
 
@@ -36,7 +34,7 @@ class CheckedFile:
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._to_read: deque[tuple[int, Future[None]]] = deque()
         self._sync: Future[None] | None = None
-        self._fd = open_kept(path, os.O_RDWR | os.O_TRUNC)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             if size_bytes is not None:
                 os.posix_fallocate(self._fd, 0, size_bytes)

@@ -11,7 +11,6 @@ import xxhash
 
 from chunkvisor.store.artifact import BadVectorsError, Vectors, chunk_key, read_exactly, read_shape
 from chunkvisor.store.ledger import Ledger
-from chunkvisor_worker.contract.files import descriptor_of
 
 _AHEAD_BYTES = 256 << 20
 """The kernel is asked for this much beforehand: a disk is fast only if it is asked for much at a time."""
@@ -86,7 +85,7 @@ class ChunkReader:
         if number != self._chunk:
             raise BadVectorsError("its file is gone")
         start, stop = self._ledger.plan.bounds(self._chunk)
-        self._file = open(descriptor_of(self._path), "rb", buffering=0)  # noqa: SIM115 - closed at its end, or by the context
+        self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - closed at its end, or by the context
         shape = read_shape(self._file)
         if (shape.rows, shape.dimension) != (stop - start, self._dimension):
             raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
@@ -109,7 +108,7 @@ class ChunkReader:
 
 def _expect(path: Path) -> None:
     """Have the kernel read the file, unless it is in memory, where even asking takes a tenth of the reading."""
-    with contextlib.suppress(OSError), open(descriptor_of(path), "rb", buffering=0) as file:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         middle = os.fstat(file.fileno()).st_size // 2
         try:
             os.preadv(file.fileno(), [bytearray(1)], middle, os.RWF_NOWAIT)

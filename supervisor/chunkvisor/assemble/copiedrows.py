@@ -11,7 +11,6 @@ from chunkvisor.assemble.textvectors import RowReader
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows, npy_header, read_shape
 from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.reuse import WHERE, ReuseFiles, Where
-from chunkvisor_worker.contract.files import open_new, open_regular
 
 _TEXTS_AT_ONCE = 1 << 18
 
@@ -21,7 +20,7 @@ class CopiedRows:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError; BadVectorsError where it is no such file."""
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             shape = read_shape(file)
         self.dimension, self._offset_bytes, self._path = shape.dimension, shape.offset_bytes, path
 
@@ -45,7 +44,7 @@ def copy_rows(folder: Path, readers: Mapping[int, RowReader], on_block: Callable
     dimension = next(iter(readers.values())).dimension
     per_block, done = max(1, BLOCK_BYTES // (4 * dimension)), 0
     pointed = files.where.with_name("where.tmp")
-    with open_new(files.copied) as copied, open_new(pointed) as out:
+    with open(files.copied, "wb") as copied, open(pointed, "wb") as out:
         copied.write(npy_header(count, dimension))
         for where in _blocks(files.where):
             hits = np.flatnonzero(np.isin(where["place"], list(readers)))
@@ -74,6 +73,6 @@ def copied_rows(folder: Path) -> CopiedRows | None:
 
 
 def _blocks(path: Path) -> Iterator[Where]:
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         while data := file.read(_TEXTS_AT_ONCE * WHERE.itemsize):
             yield np.frombuffer(data, dtype=WHERE).copy()

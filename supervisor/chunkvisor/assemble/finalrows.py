@@ -16,7 +16,6 @@ from chunkvisor.config.choices import FinalFormat
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
-from chunkvisor_worker.contract.files import open_regular
 
 Rows = npt.NDArray[np.int64]
 
@@ -41,7 +40,7 @@ class FinalRows:
         """
         for part, recorded in self._parts:
             try:
-                with open_regular(part.path) as file:
+                with open(part.path, "rb") as file:
                     if self._unpacked is None:
                         shape = read_shape(file)
                         if (shape.rows, shape.dimension) != (part.rows, self.dimension):

@@ -29,17 +29,13 @@ from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
 from chunkvisor.store.seal import write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
-from chunkvisor_worker.contract.files import RESULT, set_aside, sync_folder, umask
+from chunkvisor_worker.contract.files import set_aside, sync_folder
 
 
 def clear_partial(layout: OutputLayout) -> None:
     """Remove what was begun of a final, in whatever form: its whole size is reserved. Raises OSError."""
     for path in all_partials(layout):
-        if path != layout.partial_shards:
-            set_aside(path)
-            remove_final(path)
-        elif path.is_dir():
-            remove_final(path)
+        remove_final(path)
 
 
 def remove_replaced(hidden: Path, place: Path) -> None:
@@ -47,7 +43,7 @@ def remove_replaced(hidden: Path, place: Path) -> None:
     remove_final(hidden)
     if os.path.lexists(hidden):
         kept = place.with_name(f"{place.name}.before")
-        set_aside(kept, files_too=True)
+        set_aside(kept)
         hidden.replace(kept)
 
 
@@ -76,8 +72,7 @@ class FinalWriter:
     def __enter__(self) -> "FinalWriter":
         """Make the folder of shards. Raises OSError."""
         if self._form.shards is not None:
-            set_aside(self._partial, files_too=True)
-            self._partial.mkdir(mode=0o700)
+            self._partial.mkdir()
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -143,7 +138,6 @@ class FinalWriter:
         if self._form.shards is not None:
             sync_folder(self._partial)
         place = place_of(self._layout, self._form)
-        self._share()
         marks = [mark_of(self._partial)]
         if is_ours(self._layout, place):
             marks.append(mark_of(place))
@@ -153,7 +147,7 @@ class FinalWriter:
         hidden = self._layout.replaced(place)
         in_the_way = len(marks) == 2 and self._form.shards is not None
         if len(marks) == 1:
-            set_aside(place, files_too=True)
+            set_aside(place)
         elif in_the_way:
             place.replace(hidden)  # no rename replaces a folder that is not empty
         self._partial.replace(place)
@@ -165,13 +159,6 @@ class FinalWriter:
             remove_final(other)
         parts = parts_of(place, self._rows, self._form)
         return tuple(stamp_as(part.path, digest) for part, digest in zip(parts, self._digests, strict=True))
-
-    def _share(self) -> None:
-        """Results are for others to read, as far as the umask lets them; until they are complete they are not."""
-        for part in self._parts:
-            part.path.chmod(RESULT & ~umask())
-        if self._form.shards is not None:
-            self._partial.chmod(0o777 & ~umask())
 
     def _begin(self, part: FinalPart) -> PartWriter:
         self._left = part.rows

@@ -113,7 +113,7 @@ def _reform_finished(
     clear_partial(layout)
     with reform(source, lambda compare: rows_of_parts(parts, source, compare=compare), form, on_block) as reformed:
         if new != old:
-            set_aside(new, files_too=True)  # after the next line, what is there counts as ours
+            set_aside(new)  # after the next line, what is there counts as ours
         old.replace(hidden)
         stamps = reformed.publish()
     values = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
@@ -148,7 +148,7 @@ def _finish_reforming(layout: OutputLayout) -> None:
         for new in () if replaces_another(layout) else all_places(layout):
             if is_ours(layout, new):
                 remove_final(new)
-        set_aside(old, files_too=True)
+        set_aside(old)
         hidden.replace(old)
 
 
@@ -157,7 +157,7 @@ def _set_strays_aside(layout: OutputLayout, manifest: dict[str, Any], emit: Emit
     if form_of(manifest).shards is None:
         return
     for path in list(strays(layout.shards, [part for part, _ in recorded_parts(layout, manifest)])):
-        if (aside := set_aside(path, files_too=True)) is not None:
+        if (aside := set_aside(path)) is not None:
             emit(Note(f"{path} is none of the shards; it is now {aside.name}"))
 
 
@@ -167,10 +167,13 @@ def _set_damaged_aside(layout: OutputLayout, form: Form, emit: Emit) -> None:
     place = place_of(layout, form_of(recorded) if recorded is not None else form)
     if layout.done.exists() and place.exists():
         aside = place.with_name(f"{place.name}.damaged")
-        set_aside(aside, files_too=place.is_dir())
+        if place.is_dir():  # a rename replaces a file, but no folder
+            set_aside(aside)
         place.replace(aside)
         emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))
     badrows.forget(layout, recorded)
-    for path in (layout.done, layout.manifest):
-        set_aside(path)
-        path.unlink(missing_ok=True)
+    layout.done.unlink(missing_ok=True)
+    if layout.manifest.is_file():
+        layout.manifest.unlink()
+    else:
+        set_aside(layout.manifest)

@@ -18,7 +18,7 @@ from chunkvisor.store.fixed import read_fixed
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError, read_record, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_as
-from chunkvisor_worker.contract.files import RESULT
+from chunkvisor_worker.contract.files import set_aside
 
 _Read = TypeVar("_Read")
 
@@ -45,7 +45,9 @@ def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple
 
 def publish_manifest(layout: OutputLayout, manifest: dict[str, Any], stamps: Sequence[Stamp]) -> None:
     """Write the manifest and the record of the finished output. Raises OSError."""
-    write_sealed(layout.manifest, manifest, mode=RESULT, made_in=layout.hidden)
+    if layout.manifest.is_symlink() or not layout.manifest.is_file():
+        set_aside(layout.manifest)
+    write_sealed(layout.manifest, manifest, made_in=layout.hidden)
     write_sealed(layout.done, asdict(_DoneRecord(manifest, tuple(stamps))))
     layout.publishing.unlink(missing_ok=True)
 

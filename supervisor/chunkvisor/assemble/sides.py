@@ -17,7 +17,7 @@ from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.stamp import digest_file
-from chunkvisor_worker.contract.files import RESULT, copy_atomic, set_aside, write_atomic
+from chunkvisor_worker.contract.files import copy_atomic, set_aside, write_atomic
 
 
 def describe_ranges(layout: OutputLayout, ranges: Vectors) -> dict[str, Any]:
@@ -77,18 +77,18 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
         if path == layout.ranges:
             ranges = ranges_of(manifest)
             assert ranges is not None
-            set_aside(path, files_too=True)
-            write_atomic(path, _npy(ranges), mode=RESULT, made_in=layout.hidden)
+            set_aside(path)
+            write_atomic(path, _npy(ranges), made_in=layout.hidden)
         elif path == layout.truncated:
             if layout.cut_rows.exists():
-                set_aside(path, files_too=True)
+                set_aside(path)
                 write_list(layout)
         else:
             there = find_rows_table(layout, digest_of_rows_table(manifest))
             if there is None:
                 continue  # the next run stages it again
-            set_aside(path, files_too=True)
-            copy_atomic(there, path, mode=RESULT, made_in=layout.hidden)
+            set_aside(path)
+            copy_atomic(there, path, made_in=layout.hidden)
 
 
 def remove_sides(layout: OutputLayout, manifest: dict[str, Any], but: Collection[Path] = ()) -> None:

@@ -16,7 +16,7 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, Reuse
-from chunkvisor_worker.contract.files import RESULT, open_regular, write_blocks
+from chunkvisor_worker.contract.files import write_blocks
 
 _ROWS_AT_ONCE = 1 << 18
 _LINES_AT_ONCE = 1 << 14  # a row takes 4 bytes as a number, and 100 while it is written as a line
@@ -52,7 +52,7 @@ def record(
 
 def write_list(layout: OutputLayout) -> None:
     """Write the file that lists them, a row and its tokens a line. Raises OSError."""
-    write_blocks(layout.truncated, (lines for _, lines in _lines(layout.cut_rows)), mode=RESULT, made_in=layout.hidden)
+    write_blocks(layout.truncated, (lines for _, lines in _lines(layout.cut_rows)), made_in=layout.hidden)
 
 
 def _noted_at(layout: OutputLayout, place: Place) -> Path | None:
@@ -85,7 +85,7 @@ def _tokens(
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(rows, their lines) in order, a block at a time."""
     start = 0
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         while data := file.read(4 * _LINES_AT_ONCE):
             tokens = np.frombuffer(data, dtype="<i4")
             rows = np.flatnonzero(tokens)

@@ -191,12 +191,12 @@ def _tell(step: str) -> None:
 
 def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
     from chunkvisor.config.edit import with_values
-    from chunkvisor_worker.contract.files import open_regular, write_atomic
+    from chunkvisor_worker.contract.files import write_atomic
 
     target = config.resolve()  # a link stays a link
     if not target.is_file():
         raise config_error(f"{config} is no file that can be written to", remedy="give the config's own path")
-    with open_regular(target) as file:
+    with open(target, "rb") as file:
         text = with_values(file.read().decode("utf-8"), values)
     if text is None:
         lines = "; ".join(f"{section}.{key}: {value}" for (section, key), value in values.items())

@@ -164,11 +164,10 @@ def report(workdir: Path, output: Path | None) -> None:
     """
     from chunkvisor.show.report import write_report
     from chunkvisor.store.layout import Layout
-    from chunkvisor_worker.contract.files import PRIVATE, RESULT
 
     path = output if output is not None else Layout(workdir).report
     try:
-        write_report(workdir, path, PRIVATE if output is None else RESULT)
+        write_report(workdir, path)
     except OSError as error:
         remedy = "name another place: chunkvisor report WORKDIR -o FILE.html"
         raise Halt(ExitCode.DISK, f"the report {path} cannot be written", why=str(error), remedy=remedy) from None

@@ -34,7 +34,7 @@ from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.modelrecord import read_pins
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import RESULT, write_blocks
+from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
@@ -164,7 +164,7 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec | None)
             why="model.expect is checked with the section `encode` of a config, without the overrides of outputs",
             remedy="give the config instead of the workdir, and have one output without an `encode` of its own",
         )
-    write_blocks(path, fit[0].lines, mode=RESULT)
+    write_blocks(path, fit[0].lines)
     return len(fit[0].lines)
 
 

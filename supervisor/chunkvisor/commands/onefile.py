@@ -38,11 +38,8 @@ from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import (
-    RESULT,
     copy_atomic,
     make_folders,
-    open_new,
-    open_regular,
     remove_folder,
     sync_folder,
 )
@@ -155,13 +152,13 @@ def publish(wanted: OneFile, made_from: Mapping[str, Any]) -> None:
                 raise FileNotFoundError(output.manifest)
             if (listed := manifest.get("quarantined_in")) is not None:
                 rows = wanted.out.with_suffix(".quarantined.jsonl")
-                copy_atomic(output.quarantined, rows, mode=RESULT)
+                copy_atomic(output.quarantined, rows)
                 more["quarantined_in"] = {**listed, "file": rows.name}
             if "file" in (cut := manifest.get("truncated") or {}):
                 rows = wanted.out.with_suffix(".truncated.jsonl")
-                copy_atomic(output.truncated, rows, mode=RESULT)
+                copy_atomic(output.truncated, rows)
                 more["truncated"] = {**cut, "file": rows.name}
-            write_sealed(wanted.manifest, manifest | more, mode=RESULT)
+            write_sealed(wanted.manifest, manifest | more)
             with _disk_in_words(wanted.out.parent, output.final):
                 note_move(output, wanted.out)
                 _move(output.final, wanted.out)
@@ -192,7 +189,8 @@ def _move(source: Path, target: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         partial = target.with_name(f".{target.name}.partial")
-        with open_regular(source) as file, open_new(partial) as copy:
+        partial.unlink(missing_ok=True)
+        with open(source, "rb") as file, open(partial, "xb") as copy:
             shutil.copyfileobj(file, copy, 1 << 20)
             copy.flush()
             os.fsync(copy.fileno())

@@ -31,7 +31,6 @@ from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import read_quarantine
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import open_regular
 
 _HEAD_BYTES = 4096
 _BROKEN_SEAL = "is not what was written: its seal does not hold"
@@ -81,7 +80,7 @@ def how_far(workdir: Path) -> dict[str, OutputStatus]:
 
 def is_final(path: Path) -> bool:
     """Whether it is a final file that has its manifest beside it, or is that manifest."""
-    with suppress(OSError), open_regular(path.with_suffix(".json")) as file:
+    with suppress(OSError), open(path.with_suffix(".json"), "rb") as file:
         return is_manifest(file.read(_HEAD_BYTES))
     return False
 

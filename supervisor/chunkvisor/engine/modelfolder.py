@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor_worker.contract.files import open_regular, read_bounded
+from chunkvisor_worker.contract.files import read_bounded
 
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
 """Names of weight files, of the best kind first; a folder may have the same weights under several of them."""
@@ -167,7 +167,7 @@ def _stored_dtype(folder: Path) -> str | None:
     found = set[str]()
     try:
         for path in next(filter(None, (_matches(folder.glob, patterns) for patterns in _WEIGHTS[:2])), []):
-            with open_regular(path) as file:
+            with open(path, "rb") as file:
                 size_bytes = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(size_bytes) if size_bytes <= _HEADER_LIMIT_BYTES else b"")
             found |= {str(_mapping(tensor).get("dtype")) for name, tensor in header.items() if name != "__metadata__"}

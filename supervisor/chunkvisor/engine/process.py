@@ -15,7 +15,7 @@ import psutil
 
 from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor_worker.contract.environment import RUN_ID
-from chunkvisor_worker.contract.files import AttemptFiles, descriptor_of, open_log
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Go, Leave, Limits
 from chunkvisor_worker.contract.wire import to_json
 
@@ -34,7 +34,7 @@ def spawn(
 
     Raises OSError.
     """
-    with stdin, open_log(log) as stream:
+    with stdin, open(log, "ab") as stream:
         return subprocess.Popen(
             command,
             stdin=stdin.fileno(),
@@ -64,7 +64,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 def keep_log_end(path: Path) -> None:
     """Cut the log of an ended process to its last LOG_KEPT_BYTES."""
-    with contextlib.suppress(OSError), open(descriptor_of(path, os.O_RDWR), "r+b") as file:
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         if size > LOG_KEPT_BYTES:
             file.seek(size - LOG_KEPT_BYTES)
@@ -77,8 +77,8 @@ def keep_log_end(path: Path) -> None:
 def trim_log(path: Path) -> None:
     """Empty a log that has grown beyond LOG_LIMIT_BYTES: a chatty library must not fill the disk overnight."""
     with contextlib.suppress(OSError):
-        if path.lstat().st_size > LOG_LIMIT_BYTES:
-            with open(descriptor_of(path, os.O_RDWR), "r+b") as file:
+        if path.stat().st_size > LOG_LIMIT_BYTES:
+            with open(path, "r+b") as file:
                 file.truncate(0)
 
 

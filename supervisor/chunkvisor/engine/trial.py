@@ -27,7 +27,7 @@ from chunkvisor.store.attemptlogs import last_line
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, ModelSpec
 from chunkvisor_worker.contract.wire import to_json
 
@@ -103,7 +103,7 @@ def wrong_vectors(problem: str, model: str) -> Halt:
 def read_expected(path: Path) -> Expected:
     """What the file holds. Raises Halt (78) that names the line that is wrong."""
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise config_error(

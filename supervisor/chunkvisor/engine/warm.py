@@ -20,7 +20,7 @@ from chunkvisor.decide.outcome import STATUS_LOST, describe_exit
 from chunkvisor.engine.environment import template_environment
 from chunkvisor.engine.process import LocalWorker, end, readable, spawn
 from chunkvisor_worker.contract.environment import RUN_ID
-from chunkvisor_worker.contract.files import AttemptFiles, open_log, remove_folder
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Fork, Order, Report, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
@@ -52,7 +52,7 @@ class Template:
         `folder` is its own, for spec, log and fault; what an earlier one left there is removed.
         """
         remove_folder(folder)
-        folder.mkdir(mode=0o700)
+        folder.mkdir()
         self.files = files = AttemptFiles(folder)
         self.state = TemplateState.LOADING
         self.failure = ""
@@ -103,7 +103,7 @@ class Template:
         order = Order(Fork(str(files.folder), changed, tuple(name for name in own if name not in environment)))
         worker, self._forked, self._not_forked = WarmWorker(self, environment[RUN_ID]), None, ""
         try:
-            with open_log(files.log) as log:
+            with open(files.log, "ab") as log:
                 socket.send_fds(self._socket, [to_json(order)], [worker.theirs.fileno(), log.fileno()])
             deadline_s = time.monotonic() + ANSWER_S
             while self._forked is None and not self._not_forked and self.state is TemplateState.READY:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
-from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, open_kept, open_regular, set_aside
+from chunkvisor_worker.contract.files import READ_LIMIT_BYTES
 from chunkvisor_worker.contract.wire import from_json
 
 _STATE = "run_state"
@@ -48,8 +48,7 @@ class Journal:
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._run_id = run_id
-        set_aside(path)  # a link to somebody's file, say
-        self._fd = open_kept(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self.state, offset = read_state(path)
         self._unread_bytes = os.fstat(self._fd).st_size - offset
         self._every_bytes = _EVERY_BYTES
@@ -83,7 +82,7 @@ class Journal:
 
 
 def _is_torn(path: Path) -> bool:
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return False
         file.seek(-1, os.SEEK_END)
@@ -93,7 +92,7 @@ def _is_torn(path: Path) -> bool:
 def read_events(path: Path, offset: int = 0) -> Iterator[Entry]:
     """The events that can be read, oldest first, from that byte on; none where there is no journal."""
     try:
-        file = open_regular(path)  # a missing file is no error
+        file = open(path, "rb")  # noqa: SIM115 - closed below; a missing file is not an error
     except OSError:
         return
     with file:
@@ -106,7 +105,7 @@ def read_events(path: Path, offset: int = 0) -> Iterator[Entry]:
 def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
     """Those of the trials of this workdir (`run --max-rows`), and then its own: what was measured there counts here."""
     for folder in sorted(workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*")):
-        yield from read_events(folder / journal.name)
+        yield from read_events(folder / journal.relative_to(workdir))
     yield from read_events(journal)
 
 
@@ -148,7 +147,7 @@ def read_state(path: Path) -> tuple[RunState, int]:
 def newest_state(path: Path) -> tuple[RunState, int]:
     """What the events before some byte come to, and that byte: the last for which the journal has it, or 0."""
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             rest, end = b"", os.fstat(file.fileno()).st_size
             while end:
                 start = max(0, end - _EVERY_BYTES)

@@ -16,7 +16,7 @@ from chunkvisor.heart.scheduler import Gate
 from chunkvisor.heart.work import Work
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles, open_kept
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Phase, Spec
 
 GRACE_S = 5.0
@@ -203,5 +203,5 @@ class Slot:
 
     def _announce_stack(self) -> None:
         """The stack in the log begins with "Fatal Python error: Aborted", as if the worker had crashed."""
-        with contextlib.suppress(OSError), open(open_kept(self.files.log), "a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), open(self.files.log, "a", encoding="utf-8") as log:
             log.write(f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack, which follows.\n")

@@ -27,7 +27,6 @@ from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.show.snapshot import Readings, Snapshot, look_at, snapshot_of
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, printable, wrapped
-from chunkvisor_worker.contract.files import open_kept
 
 if TYPE_CHECKING:
     from chunkvisor.assemble.form import Form
@@ -285,7 +284,7 @@ class Afterwards(Observer):
         if self._files is not None:
             with (
                 contextlib.suppress(OSError),
-                open(open_kept(self._files.log), "a", encoding="utf-8", errors="backslashreplace") as log,
+                open(self._files.log, "a", encoding="utf-8", errors="backslashreplace") as log,
             ):
                 Console(log).say(text)
 

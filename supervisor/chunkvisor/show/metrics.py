@@ -10,7 +10,7 @@ from chunkvisor.events.progress import OutputProgress
 from chunkvisor.events.state import RunState
 from chunkvisor.show.observer import Observer
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import RESULT, write_atomic
+from chunkvisor_worker.contract.files import write_atomic
 
 INTERVAL_S = 15.0
 GAUGE, COUNTER = "gauge", "counter"
@@ -97,7 +97,7 @@ class Metrics(Observer):
     def _write(self) -> None:
         # Readable by others, unlike the state: node_exporter is another user.
         with contextlib.suppress(OSError):
-            write_atomic(self._path, self.text().encode(), durable=False, mode=RESULT)
+            write_atomic(self._path, self.text().encode(), durable=False)
 
 
 def is_textfile(head: bytes) -> bool:

@@ -33,7 +33,7 @@ from chunkvisor.show.observer import Observer
 from chunkvisor.store.fixed import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import make_folder, open_kept, read_bounded, remove_folder, write_atomic
+from chunkvisor_worker.contract.files import make_folder, read_bounded, remove_folder, write_atomic
 
 KEPT = 50
 """Folders that stay; older ones are removed, but for those that a person has renamed."""
@@ -76,8 +76,8 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
         names = [entry.name for entry in layout.runs.iterdir()]
         name = f"{next_number(names):03d}_{time.strftime('%Y-%m-%d_%H%M%S')}"
         files = InvocationFiles(layout.runs / name)
-        files.folder.mkdir(mode=0o700)
-        os.close(open_kept(files.log))
+        files.folder.mkdir()
+        files.log.touch()
     except OSError:
         return None
     before = InvocationFiles(layout.latest).log.resolve()
@@ -107,8 +107,7 @@ class Record(Observer):
         self._layout = layout
         self._files = files
         self._run_id = run_id
-        fd = open_kept(files.log)
-        self._log = open(fd, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
+        self._log = open(files.log, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
         self._console = Console(self._log, last_words=True)
         self._started_at = time.time()
         self._surroundings: dict[str, Any] = {}

@@ -38,7 +38,7 @@ from chunkvisor.store.target import check_target
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import PRIVATE, AttemptFiles, open_regular, read_bounded, write_atomic
+from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, write_atomic
 from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.rules import RULES
@@ -380,14 +380,14 @@ def render(workdir: Path, now_s: float) -> str:
 
 
 def _sensor_lines(files: InvocationFiles) -> Iterator[SensorLine]:
-    with contextlib.suppress(OSError), open_regular(files.sensors) as file:
+    with contextlib.suppress(OSError), open(files.sensors, "rb") as file:
         yield from (line for line in map(read_line, file) if line is not None and 0 < line.t < 1e11)
 
 
-def write_report(workdir: Path, path: Path, mode: int = PRIVATE) -> None:
+def write_report(workdir: Path, path: Path) -> None:
     """Make the page and put it there by one rename.
 
     Raises Halt (78) if the folder is not a workdir, or if anything but a page of ours is at that place; OSError.
     """
     check_target(path, "the report", lambda head: b'<meta name="generator" content="chunkvisor">' in head)
-    write_atomic(path, render(workdir, time.time()).encode(errors="replace"), durable=False, mode=mode)
+    write_atomic(path, render(workdir, time.time()).encode(errors="replace"), durable=False)

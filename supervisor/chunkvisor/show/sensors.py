@@ -19,7 +19,7 @@ from chunkvisor.events.run import RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.show.observer import Observer
 from chunkvisor.store.layout import InvocationFiles
-from chunkvisor_worker.contract.files import open_kept, open_regular, write_atomic
+from chunkvisor_worker.contract.files import write_atomic
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -42,13 +42,13 @@ class BoundedLines:
 
     def append(self, line: str) -> bool:
         """Append a line; True if the file was thinned, so that lines are to come half as often from now on."""
-        with contextlib.suppress(OSError), open(open_kept(self._path), "ab") as file:
+        with contextlib.suppress(OSError), open(self._path, "ab") as file:
             file.write(line.encode() + b"\n")
         self._lines += 1
         if self._lines < self._limit:
             return False
         with contextlib.suppress(OSError):
-            with open_regular(self._path) as file:
+            with open(self._path, "rb") as file:
                 kept = file.read().splitlines(keepends=True)[::2]
             write_atomic(self._path, b"".join(kept), durable=False)
         self._lines //= 2
@@ -169,7 +169,7 @@ def read_line(line: bytes) -> SensorLine | None:
 def last_line(path: Path) -> SensorLine:
     """Read the last whole line of the sensors; an empty one if there is none."""
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             whole, ended, _ = file.read(_TAIL_BYTES).rpartition(b"\n")
     except OSError:

@@ -31,7 +31,7 @@ from chunkvisor.store.reuse import work_of
 from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
 from chunkvisor_worker.contract.batchlog import read_batch_log
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.wire import read_message
 
@@ -218,7 +218,7 @@ class Follower:
     def _lines(self) -> Iterator[bytes]:
         """Yield the whole lines that have come; a journal that has become shorter is read from its start."""
         try:
-            with open_regular(self.layout.events) as file:
+            with open(self.layout.events, "rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset = 0
                 file.seek(self._offset)

@@ -38,7 +38,7 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
     """
     partial = unfinished(folder)
     remove_folder(partial)
-    partial.mkdir(mode=0o700, parents=True)
+    partial.mkdir(parents=True)
     answer = ask_child("chunkvisor.sources.stage", request, partial, partial / _LOG, on_wait)
     if answer.status:
         halt = answer.halt or _halt(request, partial, answer.status)

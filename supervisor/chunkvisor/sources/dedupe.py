@@ -15,7 +15,6 @@ import numpy.typing as npt
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.entry import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
-from chunkvisor_worker.contract.files import open_regular
 
 _BATCH_ROWS = 50_000
 _BATCH_BYTES = 32 << 20
@@ -149,7 +148,7 @@ def records(hashes: npt.NDArray[np.uint64], rows: Rows) -> npt.NDArray[np.void]:
 
 def matches(ours: Path, theirs: Path) -> Iterator[tuple[Rows, Rows]]:
     """First rows, here and there, of the texts that both indexes have, some at a time. Raises OSError."""
-    with open_regular(ours) as our_file, open_regular(theirs) as their_file:
+    with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
         here, there = _next_block(our_file), _next_block(their_file)
         while len(here) and len(there):
             # Up to the lower of the two ends, nothing in the rest of either file can be equal.

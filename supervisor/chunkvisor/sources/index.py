@@ -13,7 +13,7 @@ from chunkvisor.sources.dedupe import BINS, RECORD, hashes_of, records, write_al
 from chunkvisor.sources.table import StagedTable, TableFiles, add_index
 from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
 from chunkvisor.store.seal import DamagedError
-from chunkvisor_worker.contract.files import open_kept, open_new, remove_folder
+from chunkvisor_worker.contract.files import remove_folder
 
 _BLOCK_TEXTS = 20_000
 _PART_TEXTS = 1 << 20
@@ -36,7 +36,7 @@ def index_of(folder: Path, on_wait: Callable[[], None], elsewhere: Path | None =
     try:
         table = StagedTable.open(folder, only_read=elsewhere is not None)
         remove_folder(scratch)
-        scratch.mkdir(mode=0o700)
+        scratch.mkdir()
         _write(table, partial, scratch, on_wait)
     except DamagedError:
         return None
@@ -56,9 +56,9 @@ def _write(table: StagedTable, path: Path, scratch: Path, on_wait: Callable[[], 
         on_wait()
         part_of = (block["high"] >> np.uint64(56)).astype(np.int64) * parts // BINS
         for part in np.unique(part_of):
-            with open(open_kept(scratch / f"{part:03d}"), "ab", buffering=0) as file:
+            with open(scratch / f"{part:03d}", "ab", buffering=0) as file:
                 write_all(file.fileno(), block[part_of == part].tobytes())
-    with open_new(path) as index:
+    with open(path, "wb") as index:
         for part in range(parts):
             on_wait()
             with contextlib.suppress(FileNotFoundError):  # no hash is in it
@@ -100,7 +100,7 @@ class WhereWriter:
         found = np.empty(len(here), dtype=_MATCH)
         found["row"], found["place"], found["there"] = here[order], place, there[order]
         for owner, part in zip(*_parts(owners[order], found), strict=True):
-            with open(open_kept(self._put_by(owner)), "ab", buffering=0) as file:
+            with open(self._put_by(owner), "ab", buffering=0) as file:
                 write_all(file.fileno(), part.tobytes())
 
     def write(self) -> tuple[int, dict[int, int]]:
@@ -108,8 +108,8 @@ class WhereWriter:
         files, taken = ReuseFiles(self._folder), dict[int, int]()
         seen = encoded = 0
         with (
-            open_new(files.where) as where_file,
-            open_new(files.encoded) as fresh_file,
+            open(files.where, "wb") as where_file,
+            open(files.encoded, "wb") as fresh_file,
         ):
             for number, first in enumerate(range(0, self._table.rows, self._stretch)):
                 ids = self._table.row_text(first, min(first + self._stretch, self._table.rows))

@@ -22,7 +22,6 @@ from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.reuse import ENCODED, Reuse
 from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
-from chunkvisor_worker.contract.files import open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ class StagedTable:
         _check_range(int(numbers[0]), int(numbers[-1]) + 1, self.distinct)
         paths, found = TableFiles(self.folder), list[str]()
         begins = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        with open_regular(paths.offsets) as offsets, open_regular(paths.texts) as texts:
+        with open(paths.offsets, "rb") as offsets, open(paths.texts, "rb") as texts:
             for first, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
                 count, at = end - first + 1, _ITEM_BYTES * int(numbers[first])
                 bounds = np.frombuffer(_read(offsets, paths.offsets, _ITEM_BYTES * count, at), dtype="<u8")
@@ -318,7 +317,7 @@ def _read_array(path: Path, dtype: str, start: int, stop: int) -> npt.NDArray[An
 
 def _pread(path: Path, size_bytes: int, offset: int) -> bytearray:
     """Exactly `size_bytes` from `offset` on. Raises DamagedError where the file has fewer, OSError."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         return _read(file, path, size_bytes, offset)
 
 
@@ -348,7 +347,7 @@ def peek(folder: Path, row: int, most_bytes: int) -> str | None:
 
 
 def _pread_of(path: Path, size_bytes: int, offset: int) -> bytes:
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         return os.pread(file.fileno(), size_bytes, offset)
 
 

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import xxhash
 
 from chunkvisor.store.outputlayout import DIGEST_LENGTH
-from chunkvisor_worker.contract.files import open_regular
 
 BLOCK_BYTES = 2 << 20
 """Vectors are read in blocks of about this size."""
@@ -152,7 +151,7 @@ def inspect(
     path: Path, digest_by: Callable[[bytes], Hash] = xxhash.xxh3_128, *, skip: Collection[int] = ()
 ) -> Inspection:
     """Read the whole file once; what the rows in `skip` hold does not matter. Raises BadVectorsError, OSError."""
-    with open_regular(path) as raw:
+    with open(path, "rb") as raw:
         shape = read_shape(raw)
         raw.seek(0)
         digest = digest_by(raw.read(shape.offset_bytes))

@@ -13,7 +13,7 @@ from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.beatfile import read_beat
-from chunkvisor_worker.contract.files import AttemptFiles, open_new
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     Beat,
     EncodeSpec,
@@ -96,7 +96,7 @@ def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[s
 def write_texts(path: Path, texts: Iterable[str]) -> tuple[str, int]:
     """Write a JSON string a line into a new file; returns its sha256 and how many there are. Raises OSError."""
     digest, count = hashlib.sha256(), 0
-    with open_new(path) as file:
+    with open(path, "wb") as file:
         for text in texts:
             line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
             digest.update(line)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular, read_bounded
+from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 
 LOG_TAIL_BYTES = 64 << 10
 _SEARCHED = 100
@@ -56,7 +56,7 @@ def last_line(text: str) -> str:
 def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
     """The last bytes of a log, as text; empty where there is none."""
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
             return file.read(size_bytes).decode(errors="replace")
     except OSError:

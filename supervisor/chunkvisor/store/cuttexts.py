@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from chunkvisor.store.pickrows import fill
-from chunkvisor_worker.contract.files import open_kept, open_regular, sync_folder
+from chunkvisor_worker.contract.files import sync_folder
 
 _PAIR_BYTES = 8
 
@@ -22,7 +22,7 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
     `path` is the output's file, `texts` the number of its encoded texts. A pair that cannot be is passed over.
     """
     try:
-        with open_regular(attempt) as file:
+        with open(attempt, "rb") as file:
             data = file.read(_PAIR_BYTES * 2 * (stop - start))  # a canary is tokenized twice
     except FileNotFoundError:
         return
@@ -33,7 +33,7 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
     first, last = int(pairs[:, 0].min()), int(pairs[:, 0].max())
     tokens = np.zeros(last - first + 1, dtype="<i4")
     is_new = not path.exists()
-    with open(open_kept(path, os.O_RDWR), "r+b", buffering=0) as out:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
         if is_new:
             os.ftruncate(out.fileno(), 4 * texts)
         fill(out.fileno(), tokens.view(np.uint8).data, 4 * (start + first))

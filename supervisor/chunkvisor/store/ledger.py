@@ -13,7 +13,7 @@ from chunkvisor.store.fixed import Plan, read_facts, read_fixed, read_other_vers
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.parts import Parts, read_quarantine
 from chunkvisor.store.reuse import work_of
-from chunkvisor_worker.contract.files import AttemptFiles, make_folder, open_regular, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 _HEADER_BYTES = 128
@@ -112,7 +112,7 @@ class Ledger:
         make_folder(folder, durable=False)
         number = max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0) + 1
         files = self.layout.attempt(chunk, number)
-        files.folder.mkdir(mode=0o700)
+        files.folder.mkdir()
         return number, files
 
     def attempt_folders(self) -> Iterator[tuple[int, AttemptFiles]]:
@@ -166,7 +166,7 @@ class Ledger:
         if target.parent not in self._durable:
             make_folder(target.parent)
             self._durable.add(target.parent)
-        with open_regular(vectors) as file:
+        with open(vectors, "rb") as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)
         parts.settle()

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import human_moment
-from chunkvisor_worker.contract.files import descriptor_of, open_kept, read_bounded
+from chunkvisor_worker.contract.files import read_bounded
 from chunkvisor_worker.contract.wire import from_json
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -111,17 +111,12 @@ def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """The descriptor of a lock file, which is made where it is missing. Raises Halt (78) where it is no file, OSError.
+    """The descriptor of a lock file, which is made if it is missing. Raises OSError.
 
     The descriptor is close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the
     workdir locked after our death (flock(2): the lock belongs to the open file description).
     """
-    try:
-        fd = open_kept(path, os.O_RDWR)
-    except OSError as error:
-        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL):
-            raise _no_file(path) from None
-        raise
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         yield fd
     finally:
@@ -155,7 +150,7 @@ def _take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
 def is_held(path: Path) -> bool:
     """Whether somebody, on whatever machine, holds the lock alone."""
     try:
-        fd = descriptor_of(path)
+        fd = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -178,8 +173,3 @@ def _taken(path: Path) -> Halt:
         why="one run at a time may write there",
         remedy=f"wait for it, stop it, or look at it with: chunkvisor status {path.parent.parent}",
     )
-
-
-def _no_file(path: Path) -> Halt:
-    # Not set aside as other files are: two runs that did so at the same time would hold two locks.
-    return config_error(f"{path} is no file, so the workdir cannot be locked", remedy="move it away, then run again")

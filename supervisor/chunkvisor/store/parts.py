@@ -15,7 +15,7 @@ from chunkvisor.decide.bisect import BadText, Part, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.seal import read_if_whole, write_sealed
-from chunkvisor_worker.contract.files import make_folder, open_new, open_regular, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Parts:
         """
         part = Part(start, stop, digest, holes)
         self._make_folder()
-        with open_regular(vectors) as file:
+        with open(vectors, "rb") as file:
             os.fsync(file.fileno())
         self._parts.append(part)
         try:
@@ -117,13 +117,13 @@ class Parts:
                 self._parts.remove(part)
                 self._save()
                 raise OSError(errno.EIO, f"{self._path(part)} is damaged")
-        with open_new(target) as out:
+        with open(target, "wb") as out:
             out.write(npy_header(stop - start, dimension))
             for segment in segments(start, stop, self._parts, self.bad):
                 if segment.part is None:
                     out.write(np.full((segment.stop - segment.start, dimension), np.nan, dtype="<f4").tobytes())
                     continue
-                with open_regular(self._path(segment.part)) as source:
+                with open(self._path(segment.part), "rb") as source:
                     source.seek(read_shape(source).offset_bytes + 4 * dimension * (segment.start - segment.part.start))
                     for _ in range(segment.start, segment.stop):
                         out.write(source.read(4 * dimension))

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor_worker.contract.files import open_regular
-
 _WIDE_BYTES = 512
 """Rows of this size are read by a call for each run of neighbours: that takes less time than to map what is around."""
 
@@ -51,7 +49,7 @@ def pick_rows(
     if last - first < _DENSE * len(rows):
         return _between(path, offset_bytes, found, rows, first, last)
     order = np.argsort(rows, kind="stable")  # neighbours share a page
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         runs, row_bytes = np.count_nonzero(np.diff(rows[order]) != 1) + 1, width * found.itemsize
         few = len(rows) * _WINDOW_BYTES < (last - first) * row_bytes * _FEW
         by_calls = row_bytes >= _WIDE_BYTES or runs * _LONG_RUN <= len(rows) or few
@@ -70,7 +68,7 @@ def expect_rows(path: Path, offset_bytes: int, row_bytes: int, rows: npt.NDArray
     pages = np.unique((offset_bytes + rows * row_bytes) // mmap.PAGESIZE)
     starts = np.flatnonzero(np.diff(pages, prepend=-_GAP_PAGES - 1) > _GAP_PAGES)
     stops = np.append(starts[1:], len(pages)) - 1
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         for first, last in zip(pages[starts].tolist(), pages[stops].tolist(), strict=True):
             size_bytes = (last - first + 1) * mmap.PAGESIZE + row_bytes
             os.posix_fadvise(file.fileno(), first * mmap.PAGESIZE, size_bytes, os.POSIX_FADV_WILLNEED)
@@ -94,7 +92,7 @@ def _between(
 ) -> npt.NDArray[Any]:
     row_bytes = found.shape[1] * found.itemsize
     there = np.empty((last - first + 1, found.shape[1]), dtype=found.dtype)
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         if not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, offset_bytes + first * row_bytes):
             raise ValueError(f"the number {last} is greater than that of the last row")
     if len(rows) == len(there) and bool((np.diff(rows) == 1).all()):

@@ -27,8 +27,8 @@ _NO_START = {
 """Why no worker can be started, whatever is waited for -> what to do."""
 
 FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
-_IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL})
-"""Something else stands where a file or a folder belongs; EINVAL is our own, of what is no regular file."""
+_IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY})
+"""Something else stands where a file or a folder belongs."""
 
 
 def of_start(error: OSError) -> tuple[Outcome, str]:
@@ -62,7 +62,7 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         return config_error(
             f"the name {path.name[:60]}… is too long for a file", why=str(error.strerror), remedy="choose a shorter one"
         )
-    if error.errno in _IN_THE_WAY and (error.errno != errno.EINVAL or error.strerror == "not a regular file"):
+    if error.errno in _IN_THE_WAY:
         return config_error(
             f"{path} is not what belongs there: {error.strerror}",
             remedy="something else was put in its place; move that away, then run the same command again",

@@ -18,7 +18,6 @@ from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.seal import DamagedError, digest_of, read_record, write_sealed
 from chunkvisor.store.stamp import Stamp, stamp_file
-from chunkvisor_worker.contract.files import open_regular
 
 WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
 """Of each text: the number of its place, and the row there; of one that is encoded, `ENCODED` and its number there."""
@@ -162,7 +161,7 @@ def work_with(reuse: Reuse | None, fixed: Fixed, staged: Staged) -> tuple[Plan, 
 
 def _read(path: Path, dtype: np.dtype[Any], start: int, stop: int) -> npt.NDArray[Any]:
     data = np.empty(stop - start, dtype=dtype)
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         if len(data) and not fill(file.fileno(), data.view(np.uint8).data, start * dtype.itemsize):
             raise DamagedError(f"{path} is shorter than it was")
     return data

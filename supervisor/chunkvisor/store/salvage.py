@@ -12,7 +12,7 @@ import xxhash
 
 from chunkvisor.store.artifact import BadVectorsError, Shape, bad_rows, read_exactly, read_shape
 from chunkvisor_worker.contract.batchlog import read_batch_log
-from chunkvisor_worker.contract.files import AttemptFiles, open_regular
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts, Spec
 
 
@@ -40,7 +40,7 @@ def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callabl
         return Salvage(under_way=under_way)
     done: list[int] = []
     try:
-        with open_regular(files.partial) as file:
+        with open(files.partial, "rb") as file:
             shape = read_shape(file)
             if (shape.rows, shape.dimension) != (rows, facts.dimension):
                 return Salvage(under_way=under_way)

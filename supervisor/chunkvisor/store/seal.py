@@ -3,22 +3,18 @@
 A damaged file is reported as such, and the caller decides.
 """
 
-import errno
 import hashlib
 import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkvisor_worker.contract.files import PRIVATE, open_regular, write_atomic
+from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
 _SEAL = "seal"
 _LIMIT_BYTES = 256 << 20
 """No record is larger: the largest is a manifest with a line for each quarantined row."""
 _Record = TypeVar("_Record")
-
-_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.ENXIO})
-"""Errors of opening what is a folder, a loop of links, a pipe or a socket."""
 
 
 class DamagedError(Exception):
@@ -31,10 +27,10 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def write_sealed(path: Path, content: dict[str, Any], *, mode: int = PRIVATE, made_in: Path | None = None) -> None:
+def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = None) -> None:
     """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`. Raises OSError."""
     sealed = {**content, _SEAL: digest_of(content)}
-    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", mode=mode, made_in=made_in)
+    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", made_in=made_in)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
@@ -43,14 +39,12 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     Raises DamagedError if it is torn or altered, or is not a file; OSError if it cannot be read.
     """
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             data = file.read(_LIMIT_BYTES + 1)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise DamagedError(str(path)) from None
-        raise
+    except IsADirectoryError:
+        raise DamagedError(str(path)) from None
     try:
         content = json.loads(data if len(data) <= _LIMIT_BYTES else b"")
         seal = content.pop(_SEAL)

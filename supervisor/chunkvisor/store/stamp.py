@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from chunkvisor.store.refusal import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
-from chunkvisor_worker.contract.files import open_regular
 
 State: TypeAlias = tuple[int, int, int, int]
 """Of a file: size in bytes, modification time and change time in ns, inode."""
@@ -68,7 +67,7 @@ def stamp_as(path: Path, digest: str) -> Stamp:
 
 def digest_file(path: Path) -> str:
     """sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

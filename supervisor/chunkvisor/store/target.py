@@ -11,7 +11,6 @@ from pathlib import Path
 
 from chunkvisor.errors import config_error
 from chunkvisor.store.refusal import refusal
-from chunkvisor_worker.contract.files import open_regular
 
 _HEAD_BYTES = 4096
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -40,7 +39,7 @@ def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) ->
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
         raise config_error(f"{named_by}: {path} is {kind}", remedy="name a file, which is then written at once")
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise refusal(error, path.parent) or error from None

@@ -32,7 +32,7 @@ class Indexes:
             return TableFiles(layout.table).index
         elsewhere = None
         if layout.workdir != self._opening.config.workdir:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             self._made += 1
             elsewhere = self._folder / f"{self._made:03d}"
         index = index_of(layout.table, self._opening.on_wait, elsewhere)

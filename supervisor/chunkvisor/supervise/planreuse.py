@@ -14,7 +14,7 @@ from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.outputlayout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate
-from chunkvisor_worker.contract.files import make_folder, open_regular, remove_folder
+from chunkvisor_worker.contract.files import make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Facts
 
 
@@ -87,7 +87,7 @@ class Planner:
         files = ReuseFiles(folder)
         for path in (files.where, files.encoded, files.copied):
             if path.exists():
-                with open_regular(path) as file:
+                with open(path, "rb") as file:
                     os.fsync(file.fileno())
         return encoded, [replace(each.place, texts=taken.get(number, 0)) for number, each in enumerate(used)]
 

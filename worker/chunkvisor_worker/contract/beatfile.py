@@ -9,7 +9,7 @@ import os
 import zlib
 from pathlib import Path
 
-from chunkvisor_worker.contract.files import descriptor_of, read_bounded, write_atomic
+from chunkvisor_worker.contract.files import read_bounded, write_atomic
 from chunkvisor_worker.contract.messages import Beat
 from chunkvisor_worker.contract.wire import from_json, to_json
 
@@ -42,13 +42,12 @@ def _checksum(line: bytes) -> bytes:
 
 
 def _overwritten(path: Path, data: bytes) -> bool:
-    """Whether it was; only a file of ours is, not what else bears the name, such as a link or a pipe."""
+    """Whether there was a beat of this size to be overwritten."""
     try:
-        fd = descriptor_of(path, os.O_WRONLY)
+        fd = os.open(path, os.O_WRONLY)
     except OSError:
         return False
     try:
-        there = os.fstat(fd)
-        return there.st_nlink == 1 and there.st_size == len(data) and os.pwrite(fd, data, 0) == len(data)
+        return os.fstat(fd).st_size == len(data) and os.pwrite(fd, data, 0) == len(data)
     finally:
         os.close(fd)

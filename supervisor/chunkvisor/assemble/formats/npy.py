@@ -9,7 +9,6 @@ import numpy as np
 from chunkvisor.assemble.checkedfile import CheckedFile
 from chunkvisor.assemble.numbers import Numbers, Positions, Stored
 from chunkvisor.store.artifact import BadVectorsError, Hash, bad_rows, blocks, npy_header, read_shape
-from chunkvisor_worker.contract.files import open_regular
 
 
 class NpyWriter:
@@ -46,7 +45,7 @@ def create(path: Path, rows: int, numbers: Numbers, first_row: int, rows_table: 
 
 def read(path: Path, rows: int, numbers: Numbers, digest: Hash | None) -> Iterator[tuple[Stored, Positions | None]]:
     """See `formats.Format`; of numbers that have no NaN it cannot be told which rows have no vector."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         shape = read_shape(file, numbers.numpy)
         if (shape.rows, shape.dimension) != (rows, numbers.width):
             there, said = f"{shape.rows} x {shape.dimension}", f"{rows} x {numbers.width}"

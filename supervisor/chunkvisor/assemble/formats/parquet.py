@@ -13,7 +13,6 @@ import numpy as np
 from chunkvisor.assemble.checkedfile import CheckedFile
 from chunkvisor.assemble.numbers import Numbers, Positions, Stored
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Hash
-from chunkvisor_worker.contract.files import open_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,7 +110,7 @@ def read(path: Path, rows: int, numbers: Numbers, digest: Hash | None) -> Iterat
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         while digest is not None and (data := file.read(_READ_BYTES)):
             digest.update(memoryview(data))
         file.seek(0)

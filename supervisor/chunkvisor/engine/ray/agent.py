@@ -45,7 +45,7 @@ from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.refusal import of_start
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles, open_kept, open_regular
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 
@@ -315,7 +315,7 @@ class Scratch:
 def _remove_leftovers() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):
-            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
                 if os.fstat(fd).st_uid != os.getuid():
                     continue
@@ -374,8 +374,7 @@ class Agent:
             raise ValueError(name)
         folder = self._scratch.of_worker(worker)
         folder.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | (os.O_TRUNC if first else os.O_APPEND)
-        with open(open_kept(folder / name, flags), "wb") as file:
+        with open(folder / name, "wb" if first else "ab") as file:
             file.write(data)
 
     def read(self, worker: int, name: str, offset: int) -> npt.NDArray[np.uint8] | None:
@@ -386,7 +385,7 @@ class Agent:
         if self._scratch is None:
             raise ValueError(name)
         try:
-            file = open_regular(self._scratch.of_worker(worker) / name)
+            file = open(self._scratch.of_worker(worker) / name, "rb")  # noqa: SIM115 - closed below
         except OSError:
             return None
         with file:

@@ -23,7 +23,7 @@ from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
 from chunkvisor.engine.ray.wire import Begin, Cluster, Ended, NodeAside, Order, Report, Terms
 from chunkvisor_worker.contract.beatfile import write_beat
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles, open_new, open_regular
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.wire import from_json, to_json
 
 _TRAVELLING = asyncio.Semaphore(4)
@@ -113,7 +113,7 @@ class AgentProxy:
         await self._agent.order.remote(to_json(order))
 
     async def _put(self, worker: int, path: Path) -> None:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             first = True
             while (piece := file.read(PIECE_BYTES)) or first:
                 await self._agent.put.remote(worker, path.name, piece, first=first)
@@ -141,7 +141,7 @@ class AgentProxy:
         if (piece := await self._agent.read.remote(worker, path.name, 0)) is None:
             return
         partial = path.with_name(f".{path.name}.partial")
-        with open_new(partial) as file:
+        with open(partial, "wb") as file:
             while len(piece):
                 await asyncio.to_thread(file.write, piece.data)
                 del piece  # its place in the object store is free from here on
