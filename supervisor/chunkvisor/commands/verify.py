@@ -80,8 +80,11 @@ def how_far(workdir: Path) -> dict[str, OutputStatus]:
 
 def is_final(path: Path) -> bool:
     """Whether it is a final file that has its manifest beside it, or is that manifest."""
-    with suppress(OSError), open(path.with_suffix(".json"), "rb") as file:
-        return is_manifest(file.read(_HEAD_BYTES))
+    manifest = path.with_suffix(".json")
+    with suppress(OSError):
+        if manifest.is_file():
+            with open(manifest, "rb") as file:
+                return is_manifest(file.read(_HEAD_BYTES))
     return False
 
 
@@ -127,6 +130,8 @@ def _looked_at(
     form, found = form_of(manifest), hashlib.sha256()
     numbers, zero, missing = Numbers(form.dtype, manifest["dimension"]), 0, 0
     told = bad_rows is not None
+    if part.path.exists() and not part.path.is_file():
+        return 0, "is not a file"  # to read a pipe is to wait for whoever writes into it
     try:
         for rows, without in FORMATS[form.format].read(part.path, part.rows, numbers, found):
             told, missing = told and without is not None, missing + (0 if without is None else len(without))
