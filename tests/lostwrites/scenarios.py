@@ -134,7 +134,6 @@ class Scenario:
         (folder / "config.yaml").write_text(yaml.safe_dump(values))
         script = _PYTHON.format(texts=list(self.texts), values={"chunk_size": self.size})
         (folder / "call.py").write_text(script)
-        (folder / "forget.py").write_text(_FORGET)
 
     def record(self, folder: Path) -> Recording:
         """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it should."""
@@ -168,15 +167,6 @@ _PYTHON = """
 import chunkvisor
 chunkvisor.encode({texts!r}, model="test", encoder="plugin:make", device="cpu", workdir="disk/work", **{values!r})
 """
-
-
-_FORGET = """
-import os
-folder = os.open("disk/work/.chunkvisor/outputs/out/table", os.O_RDONLY)
-os.unlink("index.bin", dir_fd=folder)
-os.fsync(folder)
-"""
-"""A table of an earlier version has no index."""
 
 
 def _options(**values: object) -> tuple[str, ...]:
@@ -273,13 +263,6 @@ SCENARIOS = {
         config={"outputs.out.shards": 2},
         again=_then(UPDATE),
         finals=("work/out/0000.npy",),
-        keeps_a_final=True,
-    ),
-    "update of an earlier version": Scenario(
-        FEW[:4],
-        (Command(), Command(("python", "forget.py")), Command(UPDATE, encodes=("u0", "u1"))),
-        ("u0", "t1", "t0", "u1"),
-        again=lambda number: (Try(UPDATE if number == 2 else RUN),),
         keeps_a_final=True,
     ),
     "int8": Scenario(

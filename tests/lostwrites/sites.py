@@ -146,7 +146,6 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/store/parts.py write_quarantine make_folder": "retry",
     "chunkvisor/commands/onefile.py encode make_folders": "one file",
     "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2": "update in shards",
-    "chunkvisor/sources/index.py _write fsync": "update of an earlier version",
     "chunkvisor/supervise/planreuse.py Planner._write fsync": "update before there is a final",
     "chunkvisor/store/parts.py Parts.add fsync": "retry",
     "chunkvisor/store/parts.py Parts.add sync_folder": "retry",

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkvisor.sources import index
-from chunkvisor.sources.index import WhereWriter
+from chunkvisor.sources import wherewriter
 from chunkvisor.sources.table import fresh_of
+from chunkvisor.sources.wherewriter import WhereWriter
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, read_reuse, write_plan
 from staged import first_come_first_numbered, make_table
@@ -28,9 +28,9 @@ def test_where(rows: list[int], data: st.DataObject, stretch: int, block: int) -
     places = data.draw(st.lists(claims, max_size=3))
     with (
         tempfile.TemporaryDirectory() as name,
-        mock.patch.object(index, "_STRETCH_ROWS", stretch),
-        mock.patch.object(index, "_MOST_STRETCHES", 1000),
-        mock.patch.object(index, "_BLOCK", block),
+        mock.patch.object(wherewriter, "_STRETCH_ROWS", stretch),
+        mock.patch.object(wherewriter, "_MOST_STRETCHES", 1000),
+        mock.patch.object(wherewriter, "_BLOCK", block),
     ):
         layout = Layout(Path(name)).output("out")
         table = make_table(Path(name, "table"), row_text)

@@ -102,16 +102,6 @@ def write_record(
     write_sealed(paths.record, record)
 
 
-def add_index(folder: Path) -> None:
-    """Take an index that was made later into the record. Raises OSError, DamagedError."""
-    paths = TableFiles(folder)
-    record = read_sealed(paths.record)
-    if record is None:
-        raise DamagedError(f"{folder} holds no table")
-    stamps = {**record["stamps"], paths.index.name: asdict(stamp_file(paths.index))}
-    write_sealed(paths.record, {**record, "stamps": stamps})
-
-
 def _stamps(paths: TableFiles) -> dict[str, Stamp]:
     index = [paths.index] if paths.index.exists() else []
     return {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there, *index)}
@@ -155,11 +145,11 @@ class StagedTable:
     """Rows whose text is empty; 0 in a table of a version that did not count them."""
 
     @classmethod
-    def open(cls, folder: Path, *, only_read: bool = False) -> "StagedTable":
+    def open(cls, folder: Path) -> "StagedTable":
         """The table in the folder. Raises DamagedError where anything of it is missing or altered.
 
         The files are read only where they were touched since they were stamped, such as by a copy of the folder; then
-        they are stamped anew, unless the folder is `only_read`.
+        they are stamped anew.
         """
         paths = TableFiles(folder)
         try:
@@ -187,7 +177,7 @@ class StagedTable:
         for path, stamp in stamps.items():
             if not stamp.holds(path):
                 raise DamagedError(f"{path} is missing or altered")
-        if not only_read and not all(stamp.untouched(path) for path, stamp in stamps.items()):
+        if not all(stamp.untouched(path) for path, stamp in stamps.items()):
             restamp(paths, record)
         return table
 

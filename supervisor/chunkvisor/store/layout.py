@@ -33,7 +33,6 @@ Nothing is created, read or deleted here.
           table/                        the texts, staged and de-duplicated, and an index of their hashes
           table.new/                    the same of a source that is read anew, until it takes the place of table/
           reuse/                        which texts have a vector elsewhere, where, and which are encoded
-          indexes/                      of the texts of other workdirs that have no index, while they are looked up
           facts.json                    what the first worker found out about the model: dimension, dtype, versions
           cut-<fingerprint>.bin         which of the encoded texts were cut, if there are any
           cut_rows.bin                  the same by row, once the output is joined

@@ -68,16 +68,7 @@ class Candidate:
     """What is wrong with the files, in words; reads them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What looking for vectors takes."""
-
-    index_of: Callable[[OutputLayout, str], Path | None]
-    """The index of an output's texts, which the words describe; None where there is none."""
-    scratch: Scratch
-
-
-def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, means: Means) -> Candidate | None:
+def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, scratch: Scratch) -> Candidate | None:
     """The final file of a finished state; None where it is none, or `wanted` can have nothing of it."""
     try:
         fixed, manifest = read_fixed(layout), read_recorded(layout)
@@ -89,14 +80,13 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
             return None
         versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
         facts = read_facts(layout) or Facts(int(manifest["dimension"]), versions=versions)
-        index = means.index_of(layout, words) if fixed.identity.of_vectors == wanted.of_vectors else None
-        if index is None:
+        if fixed.identity.of_vectors != wanted.of_vectors or not TableFiles(layout.table).holds_index():
             return None
-        rows = FinalRows(final, manifest, means.scratch)
+        rows = FinalRows(final, manifest, scratch)
     except (DamagedError, OSError):
         return None
     place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions)
-    return Candidate(place, index, facts, rows, _all_but(rows.without), rows.problem)
+    return Candidate(place, TableFiles(layout.table).index, facts, rows, _all_but(rows.without), rows.problem)
 
 
 def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Candidate | None:
@@ -107,7 +97,7 @@ def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Candidate 
     return Candidate(place, TableFiles(layout.table).index, None, None)
 
 
-def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate | None:
+def of_chunks(layout: OutputLayout, wanted: Identity) -> Candidate | None:
     """What a state has committed, or copied, that will have no final file; None where that is nothing.
 
     Its chunks are read, each against its digest.
@@ -117,8 +107,7 @@ def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate
         if fixed is None or record is None or facts is None:
             return None
         words = "earlier chunks of this output"
-        index = means.index_of(layout, words) if fixed.identity.of_vectors == wanted.of_vectors else None
-        if index is None:
+        if fixed.identity.of_vectors != wanted.of_vectors or not TableFiles(layout.table).holds_index():
             return None
         reuse, table = read_reuse(layout), TableFiles(layout.table)
         ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
@@ -133,7 +122,7 @@ def of_chunks(layout: OutputLayout, wanted: Identity, means: Means) -> Candidate
     def numbers(found: Rows) -> Rows:
         return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
 
-    return Candidate(place, index, facts, rows, numbers)
+    return Candidate(place, table.index, facts, rows, numbers)
 
 
 def workdir_of(folder: Path) -> Layout:
@@ -146,13 +135,13 @@ def workdir_of(folder: Path) -> Layout:
     return layout
 
 
-def of_other_workdirs(folders: Sequence[Path], wanted: Identity, means: Means) -> Iterator[Candidate]:
+def of_other_workdirs(folders: Sequence[Path], wanted: Identity, scratch: Scratch) -> Iterator[Candidate]:
     """Finished outputs of other workdirs. Raises Halt (78) where one of the folders is no workdir."""
     for folder in folders:
         layout = workdir_of(folder)
         for path in sorted(layout.outputs.glob("*/")):
             words = f"{folder} output {path.name}"
-            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, means)
+            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, scratch)
             if found is not None:
                 yield found
 

@@ -9,8 +9,8 @@ from chunkvisor.assemble.copiedrows import copy_rows
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import ReuseRefused
 from chunkvisor.sources.dedupe import matches
-from chunkvisor.sources.index import WhereWriter
 from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.sources.wherewriter import WhereWriter
 from chunkvisor.store.outputlayout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate

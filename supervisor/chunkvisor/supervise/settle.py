@@ -11,8 +11,7 @@ from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.events.run import Note
-from chunkvisor.sources.index import index_of
-from chunkvisor.sources.table import StagedTable
+from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.fixed import read_fixed, write_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
@@ -21,7 +20,6 @@ from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import move_on, open_table
 from chunkvisor.supervise.candidates import (
     Candidate,
-    Means,
     copied,
     gives_vectors,
     of_chunks,
@@ -29,7 +27,6 @@ from chunkvisor.supervise.candidates import (
     of_other_workdirs,
     promised,
 )
-from chunkvisor.supervise.indexes import Indexes
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor_worker.contract.files import remove_folder
 
@@ -51,13 +48,13 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     # One that was moved on over the same texts has its table where it was; `clean` may have removed it.
     other_texts = begun.moves_on and target.table.exists()
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
-    wanted = opening.config.reuse and index_of(table.folder, opening.on_wait) is not None
-    scratch = Scratch(opening.config.workdir, opening.on_wait)
-    with Indexes(opening, begun.name, target.state / "indexes") as indexes:
-        found = list(_candidates(opening, begun, outputs, Means(indexes.of, scratch))) if wanted else []
-        if wanted:
-            _tell_rounded(opening, begun, found)
-        facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
+    found = list[Candidate]()
+    if opening.config.reuse and TableFiles(table.folder).holds_index():
+        found = list(_candidates(opening, begun, outputs, Scratch(opening.config.workdir, opening.on_wait)))
+        _tell_rounded(opening, begun, found)
+    elif opening.config.reuse:
+        opening.emit(Note(f"{begun.name}: the index of its texts is missing or damaged, so no vector is taken over"))
+    facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
         write_facts(target, facts)
     if begun.moves_on:
@@ -112,12 +109,12 @@ def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun
     return manifest is not None and form_of(manifest).is_exact
 
 
-def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], means: Means) -> Iterator[Candidate]:
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratch: Scratch) -> Iterator[Candidate]:
     """In the order in which they are preferred: what need not be copied comes first."""
     layout, wanted = begun.layout, begun.fixed.identity
     own_is_final = begun.moves_on and layout.done.exists()
     own = of_final(
-        layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file", means
+        layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file", scratch
     )
     if own is not None and _in_place(layout, own_is_final=own_is_final):
         yield own
@@ -128,17 +125,17 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], means:
         words = f"output {name}"
         if of_run is None or of_run.complete:
             if of_run is not None or not opening.from_scratch:
-                yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, means)])
+                yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, scratch)])
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier
-        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", means))
+        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", scratch))
         earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
         if earlier and gives_vectors(opening.config, name):
             yield from filter(None, [promised(of_run.layout, of_run.fixed, wanted)])
     if begun.moves_on and (own is None or not own_is_final):  # the final may be in a form that is rounded
-        yield from filter(None, [of_chunks(layout, wanted, means)])
+        yield from filter(None, [of_chunks(layout, wanted)])
     yield from late
-    yield from of_other_workdirs(opening.config.reuse_from, wanted, means)
+    yield from of_other_workdirs(opening.config.reuse_from, wanted, scratch)
 
 
 def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:

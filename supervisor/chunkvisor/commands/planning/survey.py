@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ from chunkvisor.events.attempt import ChunkCommitted
 from chunkvisor.events.journal import Entry, read_with_trials
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.dedupe import matches
-from chunkvisor.sources.index import WhereWriter, index_of
 from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.sources.wherewriter import WhereWriter
 from chunkvisor.store.arithmetic import arithmetic_variables
 from chunkvisor.store.childend import verdict_of_child
 from chunkvisor.store.chunkfiles import committed_chunks
@@ -50,7 +49,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.store.seal import DamagedError
-from chunkvisor.supervise.candidates import Means, gives_vectors, of_final, of_other_workdirs, sources_first
+from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.staging import request_of, staged_before
 from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
@@ -239,20 +238,14 @@ def known_texts(config: Config, samples: Mapping[str, Sample], revision: str, sc
 
 
 def _finals(config: Config, wanted: Identity, scratch: Path) -> Iterator[_Place]:
-    """What is finished; indexes that are missing are made in `scratch`."""
-    layout, numbers = Layout(config.workdir), count()
-
-    def index(of: OutputLayout, _: str) -> Path | None:
-        return index_of(of.table, lambda: None, scratch / f"index-{next(numbers)}")
-
-    means = Means(index, Scratch(scratch))
-
+    """What is finished."""
+    layout, unpacked = Layout(config.workdir), Scratch(scratch)
     for folder in layout.outputs.glob("*/"):
         other = layout.output(folder.name)
         for each in (other, other.earlier):
-            if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name, means)) is not None:
+            if (final := of_final(each, wanted, PlaceKind.OUTPUT, other.name, unpacked)) is not None:
                 yield _Place(final.index, final.numbers)
-    for final in of_other_workdirs(config.reuse_from, wanted, means):
+    for final in of_other_workdirs(config.reuse_from, wanted, unpacked):
         yield _Place(final.index, final.numbers)
 
 
