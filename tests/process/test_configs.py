@@ -1,5 +1,6 @@
 """The example configs, loaded, planned and run on small sources of the same shape."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -9,8 +10,12 @@ import pytest
 
 from harness import ENCODERS, ROOT, Workplace, expected
 
-TESTCASES = [("log in", "open, type, enter", "fix login"), ("", "", "typo"), ("log out", "click", "fix login")]
-ROWS = "".join(f'{summary},"{steps}",{commit}\n' for summary, steps, commit in TESTCASES)
+TESTCASES = [
+    ("log in", "open, type, enter", '["fix: login", "add a test"]'),
+    ("", "", ""),
+    ("log out", "click", '["fix: login"]'),
+]
+COMMITS = ["fix: login\nadd a test", "", "fix: login"]
 
 
 @pytest.mark.parametrize("name", ["quickstart", "qodo_tc_commit", "debug_cuda"])
@@ -33,12 +38,16 @@ def test_example_config_runs(workplace: Workplace, name: str) -> None:
     assert ended.returncode == 0, ended.stderr
     finals = {path.stem: np.load(path) for path in workplace.workdir.glob("*.npy")}
     if name == "qodo_tc_commit":
-        assert len(finals) == 6
+        assert len(finals) == 9
         prompts = [f"Summary: {summary}\nSteps: {steps}" for summary, steps, _ in TESTCASES]
-        # The config normalises.
-        right = expected(prompts)
-        right /= np.linalg.norm(right, axis=1, keepdims=True)
-        np.testing.assert_allclose(finals["train_tc_embeddings"], right, atol=1e-6)
+        for part in ("train", "val", "test"):
+            both = [finals[f"{part}_tc_embeddings"], finals[f"{part}_commit_embeddings"]]
+            for vectors, texts in zip(both, (prompts, COMMITS), strict=True):
+                # The config normalizes.
+                right = expected(texts)
+                right /= np.linalg.norm(right, axis=1, keepdims=True)
+                np.testing.assert_allclose(vectors, right, atol=1e-6)
+            np.testing.assert_array_equal(finals[f"{part}_embeddings"], np.hstack(both))
     assert all(len(final) == 3 for final in finals.values())
 
 
@@ -49,7 +58,7 @@ def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
     workplace.write_source(["one", "two", "bad", "three"])
     path = os.pathsep.join(filter(None, [str(ENCODERS), os.environ.get("PYTHONPATH")]))
     changes = ["model.encoder=picky:make", "device=cpu", "workdir=work", f"env.PYTHONPATH={path}"]
-    changes += [f"outputs.suspects.source={workplace.source}", "outputs.suspects.column=text"]
+    changes += [f"outputs.suspects.source={workplace.source}", "outputs.suspects.sql=text"]
     options = [part for change in changes for part in ("--set", change)]
 
     ended = workplace.call("run", str(config), *options)
@@ -64,7 +73,8 @@ def write_sources(folder: Path) -> None:
     for datasets in (folder / "datasets", folder / "configs" / "datasets"):
         datasets.mkdir()
         for part in ("train", "val", "test"):
-            (datasets / f"{part}.csv").write_text("tc_summary,tc_steps,commit\n" + ROWS)
+            with (datasets / f"{part}.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([("TE_Summary", "TC_Steps", "commit"), *TESTCASES])
     data = folder / "quickstart" / "data"
     data.mkdir(parents=True)
     rows = [{"name": f"module.f{number}", "kind": "function", "doc": f"Does {number}."} for number in range(3)]
