@@ -148,9 +148,10 @@ def test_other_workdir_is_only_read(tmp_path: Path) -> None:
     }
     (other.workdir / "out.npy").unlink()
     place.lift("y")
+    calls = len(encoded(place))  # after the crash a text that was taken over may have been the canary
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
-    assert not {"b", "d", "e"}.intersection(encoded(place))
+    assert not {"b", "d", "e"}.intersection(encoded(place)[calls:])
     np.testing.assert_array_equal(place.vectors(), expected(SECOND))
     assert str(other.workdir) in place.manifest()["reused"][0]["from"]
 
