@@ -203,7 +203,7 @@ class Bench:
 def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
     from chunkvisor.assemble.join import assemble
     from chunkvisor.store.artifact import inspect
-    from chunkvisor.store.fixed import Plan
+    from chunkvisor.store.identity import Plan
     from chunkvisor.store.layout import Layout
     from chunkvisor.store.ledger import Ledger
     from chunkvisor_worker.contract.messages import Facts

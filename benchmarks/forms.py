@@ -22,8 +22,7 @@ from chunkvisor.assemble.form import Form
 from chunkvisor.assemble.manifest import publish_manifest
 from chunkvisor.assemble.newmanifest import describe_files
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.layout import Layout, OutputLayout
 
 FORMS = {
     "float16": Form(dtype=FinalDtype.FLOAT16),

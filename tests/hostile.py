@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from chunkvisor.store.seal import digest_of
+from chunkvisor.store.records import digest_of
 
 LEAVES = (
     st.none()

@@ -28,8 +28,7 @@ from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, is_watched
 from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.sources.given import place_of, writing
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders

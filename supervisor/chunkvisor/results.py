@@ -19,7 +19,7 @@ from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.seal import read_sealed
+from chunkvisor.store.records import read_sealed
 from chunkvisor.units import counted, listed
 
 _SHOWN = 3

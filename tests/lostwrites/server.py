@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-import chunkvisor.store.stamp
+import chunkvisor.store.records
 import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
 
@@ -62,14 +62,14 @@ def play(asked: dict[str, Any]) -> NoReturn:
     os.dup2(log, 1)
     os.dup2(log, 2)
     stats = {int(inode): tuple(state) for inode, state in asked.get("stats", {}).items()}
-    state_of = chunkvisor.store.stamp._state
+    state_of = chunkvisor.store.records._state
 
     def as_recorded(found: os.stat_result) -> tuple[int, int, int, int]:
         recorded = stats.get(found.st_ino)
         # A power cut leaves number and times of a file that it takes the content of.
         return recorded if recorded is not None and recorded[0] == found.st_size else state_of(found)
 
-    mock.patch.object(chunkvisor.store.stamp, "_state", as_recorded).start()
+    mock.patch.object(chunkvisor.store.records, "_state", as_recorded).start()
     make_zygote(lambda _role: None)
     if command[0] == "python":
         sys.argv = command[1:]

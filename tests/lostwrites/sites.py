@@ -135,20 +135,20 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/commands/housekeeping.py _reopen_committed sync_folder": "retry",
     "chunkvisor/commands/housekeeping.py _reopen_committed sync_folder 2": "retry",
     "chunkvisor/commands/onefile.py encode make_folders 2": "one file",
-    "chunkvisor/store/fixed.py make_state make_folder": "plain",
+    "chunkvisor/store/identity.py make_state make_folder": "plain",
     "chunkvisor/store/ledger.py Ledger.load make_folder": "update",
     "chunkvisor/store/ledger.py Ledger.commit make_folder": "plain",
     "chunkvisor/store/ledger.py Ledger.commit fsync": "plain",
     "chunkvisor/store/ledger.py Ledger.commit sync_folder": "plain",
     "chunkvisor/store/mark.py claim make_folders": "plain",
     "chunkvisor/store/mark.py mark sync_folder": "plain",
-    "chunkvisor/store/parts.py Parts._make_folder make_folder": "retry",
-    "chunkvisor/store/parts.py write_quarantine make_folder": "retry",
+    "chunkvisor/store/ledger.py Parts._make_folder make_folder": "retry",
+    "chunkvisor/store/ledger.py write_quarantine make_folder": "retry",
     "chunkvisor/commands/onefile.py encode make_folders": "one file",
     "chunkvisor/assemble/finalwriter.py FinalWriter.publish sync_folder 2": "update in shards",
     "chunkvisor/supervise/planreuse.py Planner._write fsync": "update before there is a final",
-    "chunkvisor/store/parts.py Parts.add fsync": "retry",
-    "chunkvisor/store/parts.py Parts.add sync_folder": "retry",
+    "chunkvisor/store/ledger.py Parts.add fsync": "retry",
+    "chunkvisor/store/ledger.py Parts.add sync_folder": "retry",
     "chunkvisor_worker/contract/files.py sync_folder fsync": "plain",
     "chunkvisor_worker/contract/files.py make_folders sync_folder": "plain",
     "chunkvisor_worker/contract/files.py make_folder sync_folder": "plain",
@@ -158,7 +158,7 @@ MISSED_IN: dict[str, str] = {
 """Syncs of the code, and the scenario in which each was seen to be missed when it was taken out."""
 
 IN_NO_SCENARIO = {
-    "chunkvisor/store/cuttexts.py take_cut fsync",
-    "chunkvisor/store/cuttexts.py take_cut sync_folder",
+    "chunkvisor/store/attempt.py take_cut fsync",
+    "chunkvisor/store/attempt.py take_cut sync_folder",
 }
 """Syncs of what the plug-ins of the scenarios do not do: they cut no texts."""

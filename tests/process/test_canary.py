@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.store.attempt import Job, Place, write_attempt
-from chunkvisor.store.salvage import Salvage, look
+from chunkvisor.store.attempt import Job, Place, Salvage, look, write_attempt
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec

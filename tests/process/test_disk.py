@@ -15,8 +15,7 @@ import pytest
 from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.disk import RESERVE_BYTES, check_disk, need_bytes
-from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.parts import Parts
+from chunkvisor.store.ledger import Ledger, Parts
 from harness import expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 

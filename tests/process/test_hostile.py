@@ -38,14 +38,11 @@ from chunkvisor.sources.request import IngestRequest
 from chunkvisor.sources.resolve import resolve
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.fixed import read_facts, read_fixed, read_staged
+from chunkvisor.store.identity import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import ledger_of
-from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.ledger import ledger_of, read_quarantine
 from chunkvisor.store.lock import read_holder
-from chunkvisor.store.modelrecord import Snapshot, read_pin, write_pin
-from chunkvisor.store.parts import read_quarantine
-from chunkvisor.store.seal import DamagedError, write_sealed
+from chunkvisor.store.records import DamagedError, LessonFile, Snapshot, read_pin, write_pin, write_sealed
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec

@@ -23,8 +23,7 @@ from chunkvisor.decide.outcome import EndedBy, judge
 from chunkvisor.engine.warm import Template, TemplateState
 from chunkvisor.heart.policy import History, decide
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.attempt import gather
-from chunkvisor.store.salvage import look
+from chunkvisor.store.attempt import gather, look
 from chunkvisor_worker.contract.environment import PARENT_PID
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles

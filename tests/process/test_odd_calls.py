@@ -11,7 +11,7 @@ import pytest
 
 from chunkvisor.errors import Halt
 from chunkvisor.printing import say
-from chunkvisor.store.seal import write_sealed
+from chunkvisor.store.records import write_sealed
 from scripted_workplace import ScriptedWorkplace
 from soaked import wide
 

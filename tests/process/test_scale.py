@@ -10,10 +10,9 @@ import pytest
 
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Job, Place, write_attempt
-from chunkvisor.store.chunkfiles import committed_chunks
-from chunkvisor.store.fixed import Plan
+from chunkvisor.store.identity import Plan
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.ledger import Ledger, committed_chunks
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_message

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.store.seal import read_sealed, write_sealed
-from chunkvisor.store.stamp import digest_file
+from chunkvisor.store.records import digest_file, read_sealed, write_sealed
 from chunkvisor_worker.contract.files import sync_folder
 from harness import expected, kill, wait_for
 from scripted_workplace import ScriptedWorkplace

@@ -14,7 +14,7 @@ import xxhash
 
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
-from chunkvisor.store.stamp import digest_file
+from chunkvisor.store.records import digest_file
 
 GOOD = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
 

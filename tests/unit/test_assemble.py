@@ -22,10 +22,10 @@ from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.fixed import Plan
+from chunkvisor.store.identity import Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.stamp import digest_file
+from chunkvisor.store.records import digest_file
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
 from soaked import soaked

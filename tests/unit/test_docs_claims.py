@@ -26,8 +26,7 @@ from chunkvisor.events.event import KINDS
 from chunkvisor.sources.request import IngestRequest
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.layout import InvocationFiles, Layout, OutputLayout
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase

@@ -10,7 +10,7 @@ import pytest
 from chunkvisor.commands import onefile
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.seal import write_sealed
+from chunkvisor.store.records import write_sealed
 
 
 def put_on_another_disk(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from chunkvisor.commands.verify import _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.outputsection import OutputConfig
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.layout import OutputLayout
 from staged import first_come_first_numbered
 from unit.test_assemble import DIMENSION, assembled
 

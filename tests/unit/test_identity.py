@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import Config
-from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
+from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, from_json, identity_of
 
 BASE: dict[str, Any] = {
     "workdir": "/w",

@@ -7,11 +7,9 @@ import pytest
 
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.fixed import Plan
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.parts import write_quarantine
+from chunkvisor.store.identity import Plan
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Ledger, write_quarantine
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
 

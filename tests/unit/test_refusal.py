@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.store.disk import room_in_words
-from chunkvisor.store.refusal import of_start, refusal
+from chunkvisor.store.disk import of_start, refusal, room_in_words
 from chunkvisor_worker.contract.exits import Outcome
 
 PLACE = Path("/data/work")

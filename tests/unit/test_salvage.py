@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.salvage import Salvage, look
+from chunkvisor.store.attempt import Salvage, look
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Spec
 from chunkvisor_worker.plugin import BadOutputError

@@ -13,9 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.store import seal
-from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.store.stamp import Stamp, digest_file, stamp_as, stamp_file
+from chunkvisor.store import records
+from chunkvisor.store.records import (
+    DamagedError,
+    Stamp,
+    digest_file,
+    digest_of,
+    read_sealed,
+    stamp_as,
+    stamp_file,
+    write_sealed,
+)
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -64,9 +72,9 @@ def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file larger than any record is damaged, and is not read to its end."""
     path = tmp_path / "state.json"
     write_sealed(path, {"text": "x" * 100})
-    monkeypatch.setattr(seal, "_LIMIT_BYTES", path.stat().st_size)
+    monkeypatch.setattr(records, "_LIMIT_BYTES", path.stat().st_size)
     assert read_sealed(path) == {"text": "x" * 100}
-    monkeypatch.setattr(seal, "_LIMIT_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(records, "_LIMIT_BYTES", path.stat().st_size - 1)
     with pytest.raises(DamagedError):
         read_sealed(path)
 
@@ -154,7 +162,7 @@ def test_a_file_that_may_not_be_read(
     def refuse(_: Path) -> str:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("chunkvisor.store.stamp.digest_file", refuse)
+    monkeypatch.setattr("chunkvisor.store.records.digest_file", refuse)
     with pytest.raises(OSError) if refused else contextlib.nullcontext():  # noqa: PT011 - the table says which
         assert not stamp.holds(path)
 

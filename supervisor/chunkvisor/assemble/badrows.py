@@ -12,9 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import DamagedError
-from chunkvisor.store.stamp import digest_file
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import DamagedError, digest_file
 from chunkvisor_worker.contract.files import copy_atomic, set_aside, write_blocks
 
 LISTED = 1000

@@ -7,9 +7,9 @@ import numpy as np
 from chunkvisor.assemble.badrows import count_of, every_row
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable, rows_of
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.parts import read_quarantine, write_quarantine
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.ledger import read_quarantine, write_quarantine
+from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.exits import Outcome
 
 

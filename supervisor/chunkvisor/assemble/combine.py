@@ -22,10 +22,10 @@ from chunkvisor.assemble.sides import ranges_of, remove_sides, write_sides
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
-from chunkvisor.store.fixed import make_state
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.refusal import not_ours
-from chunkvisor.store.seal import digest_of
+from chunkvisor.store.disk import not_ours
+from chunkvisor.store.identity import make_state
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import digest_of
 from chunkvisor.units import counted
 from chunkvisor.version import __version__
 

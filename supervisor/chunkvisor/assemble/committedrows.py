@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.store.artifact import BadVectorsError, Vectors, chunk_key, inspect, npy_header
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.reuse import ENCODED, PlaceKind, Reuse, ReuseFiles
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from chunkvisor.assemble.form import Form
 from chunkvisor.assemble.formats import FORMATS
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import DamagedError, read_sealed
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import DamagedError, read_sealed
 
 _SHARD_NAME = re.compile(r"\d{4}\.(" + "|".join(each.suffix for each in FORMATS.values()) + ")")
 

@@ -14,7 +14,7 @@ from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.unpack import Scratch, Unpacked
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
 
 Rows = npt.NDArray[np.int64]

@@ -25,10 +25,9 @@ from chunkvisor.assemble.formats import FORMATS, PartWriter
 from chunkvisor.assemble.numbers import Numbers, Positions, Stored
 from chunkvisor.assemble.sides import find_rows_table
 from chunkvisor.store.artifact import npy_header
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
-from chunkvisor.store.seal import write_sealed
-from chunkvisor.store.stamp import Stamp, stamp_as
+from chunkvisor.store.records import Stamp, stamp_as, write_sealed
 from chunkvisor_worker.contract.files import set_aside, sync_folder
 
 

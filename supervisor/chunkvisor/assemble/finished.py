@@ -27,10 +27,10 @@ from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Note
 from chunkvisor.store.artifact import BadVectorsError
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import ledger_of
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.records import stamp_as
 from chunkvisor.store.reuse import read_reuse
-from chunkvisor.store.stamp import stamp_as
 from chunkvisor_worker.contract.files import set_aside
 
 

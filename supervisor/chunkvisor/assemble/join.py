@@ -20,8 +20,8 @@ from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
 from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.records import Stamp
 from chunkvisor.store.reuse import ENCODED
-from chunkvisor.store.stamp import Stamp
 
 _ROWS_AT_ONCE = 1 << 18
 _BLOCKS_AT_ONCE = 64

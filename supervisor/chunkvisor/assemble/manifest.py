@@ -14,10 +14,9 @@ from chunkvisor.assemble import badrows
 from chunkvisor.assemble.finalfiles import FinalPart, parts_of, place_of
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifestcheck import check_manifest
-from chunkvisor.store.fixed import read_fixed
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import DamagedError, read_record, read_sealed, write_sealed
-from chunkvisor.store.stamp import Stamp, stamp_as
+from chunkvisor.store.identity import read_fixed
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import DamagedError, Stamp, read_record, read_sealed, stamp_as, write_sealed
 from chunkvisor_worker.contract.files import set_aside
 
 _Read = TypeVar("_Read")

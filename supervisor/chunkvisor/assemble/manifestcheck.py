@@ -10,7 +10,7 @@ from chunkvisor.assemble.finalfiles import parts_of
 from chunkvisor.assemble.form import Form, form_of
 from chunkvisor.assemble.sides import ranges_of
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.wire import from_json
 
 

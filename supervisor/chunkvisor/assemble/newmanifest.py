@@ -11,9 +11,8 @@ from chunkvisor.assemble.join import Final
 from chunkvisor.assemble.sides import describe_ranges
 from chunkvisor.config.secretnames import digested
 from chunkvisor.store.artifact import Vectors
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import digest_of
-from chunkvisor.store.stamp import Stamp
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import Stamp, digest_of
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec
 

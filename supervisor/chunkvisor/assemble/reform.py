@@ -20,8 +20,8 @@ from chunkvisor.assemble.numbers import Numbers, Positions, Ranges, Stored, TooL
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import config_error
 from chunkvisor.store.artifact import BadVectorsError, Vectors
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.stamp import Stamp
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import Stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import numpy as np
 from chunkvisor.assemble.truncated import write_list
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import Vectors
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.stamp import digest_file
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import digest_file
 from chunkvisor_worker.contract.files import copy_atomic, set_aside, write_atomic
 
 

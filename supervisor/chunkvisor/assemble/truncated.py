@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, Reuse
 from chunkvisor_worker.contract.files import write_blocks

@@ -17,8 +17,7 @@ import click
 
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say, show_usage, unwritten
-from chunkvisor.store.disk import DISK_ERRNOS
-from chunkvisor.store.refusal import memory_halt, refusal
+from chunkvisor.store.disk import DISK_ERRNOS, memory_halt, refusal
 from chunkvisor.units import did_you_mean, human_bytes
 from chunkvisor.version import __version__
 

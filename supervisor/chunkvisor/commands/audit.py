@@ -27,13 +27,10 @@ from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.engine.trial import Conditions, allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.fixed import read_fixed
-from chunkvisor.store.identity import Identity
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.identity import Identity, read_fixed
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.mark import require_workdir
-from chunkvisor.store.modelrecord import read_pins
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.records import DamagedError, read_pins
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 

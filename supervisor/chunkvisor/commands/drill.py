@@ -34,8 +34,8 @@ from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.attemptlogs import read_tail
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.leftovers import read_tail
 from chunkvisor.store.mark import mark
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run

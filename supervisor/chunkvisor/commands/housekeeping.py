@@ -12,12 +12,12 @@ from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import require_workdir
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import read_reuse
-from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.files import remove_folder, sync_folder, write_atomic
 
 

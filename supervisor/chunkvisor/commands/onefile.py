@@ -24,15 +24,11 @@ from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import how_to_read
 from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.sources.resolve import resolve, signature
-from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.disk import DISK_ERRNOS
-from chunkvisor.store.identity import UNREAD, Identity, differences, from_json, identity_of
+from chunkvisor.store.disk import DISK_ERRNOS, check_target, disk_halt
+from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, from_json, identity_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
-from chunkvisor.store.refusal import disk_halt
-from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.store.stamp import digest_file
-from chunkvisor.store.target import check_target
+from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
 from chunkvisor.supervise.changed import GROWING
 from chunkvisor.supervise.request import Request
 from chunkvisor.supervise.session import run

@@ -26,7 +26,7 @@ from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable, sampled
-from chunkvisor.store.fixed import read_facts
+from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.messages import ModelSpec, Phase

@@ -24,12 +24,10 @@ from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
 from chunkvisor.show.status import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import ledger_of, read_quarantine
 from chunkvisor.store.mark import is_workdir
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.parts import read_quarantine
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted
 
 _HEAD_BYTES = 4096

@@ -22,9 +22,17 @@ from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.decide.budget import Budget, pause_s
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.childend import verdict_of_child
-from chunkvisor.store.modelrecord import Snapshot, read_pin, read_stamps, write_pin, write_stamps
-from chunkvisor.store.stamp import Stamp, stamp_file, state_of
+from chunkvisor.store.leftovers import verdict_of_child
+from chunkvisor.store.records import (
+    Snapshot,
+    Stamp,
+    read_pin,
+    read_stamps,
+    stamp_file,
+    state_of,
+    write_pin,
+    write_stamps,
+)
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 

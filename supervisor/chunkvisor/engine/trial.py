@@ -23,7 +23,7 @@ from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.process import worker_command
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
-from chunkvisor.store.attemptlogs import last_line
+from chunkvisor.store.leftovers import last_line
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome

@@ -14,9 +14,8 @@ from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import History, Retry, decide
 from chunkvisor.heart.store import Store, check_space
 from chunkvisor.heart.work import Work
-from chunkvisor.store.attempt import gather
-from chunkvisor.store.lessons import LessonFile
-from chunkvisor.store.salvage import look
+from chunkvisor.store.attempt import gather, look
+from chunkvisor.store.records import LessonFile
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Spec

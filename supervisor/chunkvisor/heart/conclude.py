@@ -12,9 +12,8 @@ from chunkvisor.events.event import Emit
 from chunkvisor.heart.messages import Ended
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.slot import Slot
-from chunkvisor.store.attempt import gather
+from chunkvisor.store.attempt import Salvage, gather, look
 from chunkvisor.store.disk import with_room
-from chunkvisor.store.salvage import Salvage, look
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 

@@ -18,8 +18,7 @@ from chunkvisor.heart.messages import Event, Lost
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.signals import Signals
 from chunkvisor.heart.store import Store
-from chunkvisor.store.disk import DISK_ERRNOS
-from chunkvisor.store.refusal import disk_halt
+from chunkvisor.store.disk import DISK_ERRNOS, disk_halt
 
 MAX_DAMAGED = 3
 """More damaged chunks of one output are no accident."""

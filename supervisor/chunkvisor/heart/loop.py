@@ -36,10 +36,9 @@ from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Store
 from chunkvisor.heart.telling import GivenUp, Teller, names_of
 from chunkvisor.store.attempt import Place, write_attempt
-from chunkvisor.store.disk import with_room
+from chunkvisor.store.disk import of_start, with_room, workdir_gone
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.lessons import LessonFile
-from chunkvisor.store.refusal import of_start, workdir_gone
+from chunkvisor.store.records import LessonFile
 from chunkvisor.units import human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 

@@ -11,7 +11,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.messages import Limits, Spec
 
 _LOOKED_AT = 4096

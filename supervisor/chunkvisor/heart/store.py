@@ -28,9 +28,9 @@ from chunkvisor.heart.messages import Event, Lost, Stored
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.work import Work
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.cuttexts import take_cut
+from chunkvisor.store.attempt import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.records import DamagedError
 from chunkvisor.units import human_bytes, which_rows
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.beatfile import read_beat

@@ -29,8 +29,8 @@ from chunkvisor.heart.store import Store
 from chunkvisor.heart.waitteller import WaitTeller
 from chunkvisor.heart.work import Work
 from chunkvisor.store.attempt import drop_bulk
-from chunkvisor.store.attemptlogs import last_log
-from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.leftovers import last_log
+from chunkvisor.store.records import LessonFile
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder

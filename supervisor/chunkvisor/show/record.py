@@ -30,7 +30,7 @@ from chunkvisor.events.run import Invoked, OrphansEnded, RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
-from chunkvisor.store.fixed import read_facts
+from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import make_folder, read_bounded, remove_folder, write_atomic

@@ -30,11 +30,11 @@ from chunkvisor.events.progress import AttemptKey
 from chunkvisor.show.sensors import SensorLine, read_line
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
-from chunkvisor.store.attemptlogs import read_tail
+from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor.store.leftovers import read_tail
 from chunkvisor.store.mark import require_workdir
-from chunkvisor.store.seal import DamagedError
-from chunkvisor.store.target import check_target
+from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.exits import Outcome

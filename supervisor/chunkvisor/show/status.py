@@ -20,15 +20,13 @@ from chunkvisor.events.journal import decoded, newest_state
 from chunkvisor.events.progress import DeviceTimes, NewsLine
 from chunkvisor.show.lines import chunks_in_words, figure, percent, rates, rows_in_words, stage, time_left
 from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of, take_readings
-from chunkvisor.store.chunkfiles import committed_chunks
-from chunkvisor.store.fixed import Plan, read_fixed, read_staged
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.identity import Plan, read_fixed, read_staged
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Parts, committed_chunks
 from chunkvisor.store.lock import Holder, is_held, read_holder
 from chunkvisor.store.mark import require_workdir
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.parts import Parts
+from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import work_of
-from chunkvisor.store.seal import DamagedError
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles

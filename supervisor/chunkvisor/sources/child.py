@@ -16,8 +16,8 @@ from chunkvisor.sources.readers import TEXT_COLUMN, csv_columns, lines, read_obj
 from chunkvisor.sources.request import IngestRequest
 from chunkvisor.sources.resolve import Compression, Format, SourceFile, resolve, signature
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.outputlayout import unfinished
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.layout import unfinished
+from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import remove_folder
 
 _LINES = 100

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.entry import Entry
+from chunkvisor.store.layout import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
 
 _BATCH_ROWS = 50_000

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.store.refusal import refusal
+from chunkvisor.store.disk import refusal
 from chunkvisor.units import listed
 
 _MOST_NAMES = 20

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.disk import DISK_ERRNOS, with_room
-from chunkvisor.store.refusal import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
+from chunkvisor.store.disk import DISK_ERRNOS, FORBIDDEN_ERRNOS, LIMIT_ERRNOS, with_room
 
 MAX_TEXT_BYTES = 16 << 20
 """Of UTF-8, of one text."""

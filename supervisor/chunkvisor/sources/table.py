@@ -17,11 +17,10 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.fetch import shown
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import Signature, resolve, signature
-from chunkvisor.store.entry import Entry
+from chunkvisor.store.layout import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
+from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_sealed, stamp_file, write_sealed
 from chunkvisor.store.reuse import ENCODED, Reuse
-from chunkvisor.store.seal import DamagedError, digest_of, read_sealed, write_sealed
-from chunkvisor.store.stamp import Stamp, stamp_file
 
 
 @dataclass(frozen=True, slots=True)

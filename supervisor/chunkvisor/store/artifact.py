@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from chunkvisor.store.outputlayout import DIGEST_LENGTH
+from chunkvisor.store.layout import DIGEST_LENGTH
 
 BLOCK_BYTES = 2 << 20
 """Vectors are read in blocks of about this size."""

@@ -6,14 +6,20 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
 
+import numpy as np
+import xxhash
+
 from chunkvisor.decide.outcome import EndedBy, Evidence
-from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.attemptlogs import read_tail
+from chunkvisor.store.artifact import BadVectorsError, Shape, bad_rows, inspect, read_exactly, read_shape
 from chunkvisor.store.disk import free_bytes
+from chunkvisor.store.leftovers import read_tail
+from chunkvisor.store.pickrows import fill
+from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.beatfile import read_beat
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
 from chunkvisor_worker.contract.messages import (
     Beat,
     EncodeSpec,
@@ -26,6 +32,88 @@ from chunkvisor_worker.contract.messages import (
     Spec,
 )
 from chunkvisor_worker.contract.wire import read_message, write_message
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What is left of an attempt; positions count from the first text of its spec."""
+
+    done: tuple[int, ...] = ()
+    """Texts whose vectors are in its partial file, verified."""
+    under_way: tuple[int, ...] = ()
+    """Texts of the batches that had begun and were not written: one of them may be what ended it."""
+
+
+def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> Salvage:
+    """What is left of the attempt. Raises nothing: what cannot be read is not there.
+
+    `known` and `is_blank` are as in `store.attempt.gather`.
+    """
+    record = read_batch_log(files.batches)
+    rows = spec.stop - spec.start
+    wanted = set(range(rows)).difference(spec.skip)
+    under_way = tuple(sorted(wanted.intersection(record.under_way)))
+    facts = record.facts
+    if facts is None or (known is not None and (known.dimension, known.dtype) != (facts.dimension, facts.dtype)):
+        return Salvage(under_way=under_way)
+    done: list[int] = []
+    try:
+        with open(files.partial, "rb") as file:
+            shape = read_shape(file)
+            if (shape.rows, shape.dimension) != (rows, facts.dimension):
+                return Salvage(under_way=under_way)
+            for batch, digest in record.written:
+                if wanted.issuperset(batch):
+                    done += _good(file, shape, batch, digest, is_blank)
+    except (BadVectorsError, OSError):
+        return Salvage(under_way=under_way)
+    return Salvage(tuple(sorted(done)), under_way)
+
+
+def _good(
+    file: BufferedReader, shape: Shape, rows: tuple[int, ...], digest: str, is_blank: Callable[[int], bool]
+) -> list[int]:
+    """Those rows of a batch whose vectors are good; none where they are not the ones that were written."""
+    block = np.empty((len(rows), shape.dimension), dtype="<f4")
+    for row, room in zip(rows, block, strict=True):
+        file.seek(shape.offset_bytes + 4 * shape.dimension * row)
+        read_exactly(file, room)
+    if xxhash.xxh3_64_hexdigest(block.data) != digest:
+        return []
+    not_finite, zero = (set(found.tolist()) for found in bad_rows(block))
+    refused = not_finite.union(at for at in zero if not is_blank(rows[at]))
+    return [row for at, row in enumerate(rows) if at not in refused]
+
+
+_PAIR_BYTES = 8
+
+
+def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> None:
+    """Take over what an attempt at the texts start..stop says of them, if it says anything. Raises OSError.
+
+    `path` is the output's file, `texts` the number of its encoded texts. A pair that cannot be is passed over.
+    """
+    try:
+        with open(attempt, "rb") as file:
+            data = file.read(_PAIR_BYTES * 2 * (stop - start))  # a canary is tokenized twice
+    except FileNotFoundError:
+        return
+    pairs = np.frombuffer(data[: len(data) // _PAIR_BYTES * _PAIR_BYTES], dtype="<i4").reshape(-1, 2)
+    pairs = pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < stop - start) & (pairs[:, 1] > 0)]
+    if not len(pairs):
+        return
+    first, last = int(pairs[:, 0].min()), int(pairs[:, 0].max())
+    tokens = np.zeros(last - first + 1, dtype="<i4")
+    is_new = not path.exists()
+    with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
+        if is_new:
+            os.ftruncate(out.fileno(), 4 * texts)
+        fill(out.fileno(), tokens.view(np.uint8).data, 4 * (start + first))
+        tokens[pairs[:, 0] - first] = pairs[:, 1]
+        os.pwrite(out.fileno(), tokens.data, 4 * (start + first))
+        os.fsync(out.fileno())
+    if is_new:
+        sync_folder(path.parent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from chunkvisor.errors import Halt, config_error, no_workdir
+from chunkvisor.store.disk import not_ours, user_name
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.refusal import not_ours, user_name
 from chunkvisor_worker.contract.files import make_folders, read_bounded, sync_folder, write_atomic
 
 FORMAT = 1

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.store.entry import Entry
-from chunkvisor.store.fixed import Fixed, Plan, Staged
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.identity import Fixed, Plan, Staged
+from chunkvisor.store.layout import Entry, OutputLayout
 from chunkvisor.store.pickrows import fill, pick_rows
-from chunkvisor.store.seal import DamagedError, digest_of, read_record, write_sealed
-from chunkvisor.store.stamp import Stamp, stamp_file
+from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_sealed
 
 WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
 """Of each text: the number of its place, and the row there; of one that is encoded, `ENCODED` and its number there."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from chunkvisor.assemble.before import begun, keep_before
 from chunkvisor.events import output as of_output
 from chunkvisor.events.run import Note
-from chunkvisor.store.fixed import make_state, write_staged
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.identity import make_state, write_staged
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.supervise.begin import refuse_foreign, stage_fresh
 from chunkvisor.supervise.opening import Opening
 from chunkvisor_worker.contract.files import remove_folder

@@ -18,12 +18,10 @@ from chunkvisor.heart.output import texts_damaged
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.fetch import shown
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.fixed import Fixed, Staged, StagedRecord, make_state, write_fixed, write_staged
-from chunkvisor.store.identity import Identity
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.refusal import not_ours
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.disk import not_ours
+from chunkvisor.store.identity import Fixed, Identity, Staged, StagedRecord, make_state, write_fixed, write_staged
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.fixedbefore import begun_before, identity_for, refuse_changed, refuse_other_settings
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.staging import asked, request_of, staged_before

@@ -21,14 +21,12 @@ from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.fixed import Fixed, read_facts, read_fixed, read_staged
-from chunkvisor.store.identity import Identity
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed, read_staged
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, PlaceKind, read_reuse, work_with
-from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.messages import Facts
 
 Rows = npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.errors import ExitCode, Halt, is_empty
 from chunkvisor.heart.telling import GivenUp
-from chunkvisor.store.attemptlogs import failed_as, last_log
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.leftovers import failed_as, last_log
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 

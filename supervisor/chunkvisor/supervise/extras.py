@@ -7,8 +7,8 @@ from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.show.metrics import is_textfile
 from chunkvisor.show.notices import not_understood
+from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.target import check_target
 
 
 def require_extras(config: Config) -> None:

@@ -21,8 +21,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.identity import TEXT_KEYS
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.outputlayout import OutputLayout
 from chunkvisor.store.reuse import Reuse
 from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.taken import taken_of

@@ -3,12 +3,10 @@
 from chunkvisor.assemble.before import finish_switch
 from chunkvisor.assemble.manifest import finish_publishing
 from chunkvisor.errors import config_error
-from chunkvisor.store.fixed import Fixed, read_fixed
-from chunkvisor.store.identity import Identity, differences, identity_of
-from chunkvisor.store.kept import anything_kept
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.identity import Fixed, Identity, differences, identity_of, read_fixed
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.leftovers import anything_kept
+from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.changed import refuse_changes
 from chunkvisor.supervise.opening import Opening
 

@@ -11,7 +11,7 @@ from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.run import Note
 from chunkvisor.heart.waitteller import WaitTeller
-from chunkvisor.store.lessons import LessonFile
+from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.request import Request, Run
 from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome

@@ -8,8 +8,8 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.events.event import Emit
-from chunkvisor.store.fixed import Fixed, Staged
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.identity import Fixed, Staged
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.planreuse import Planner
 

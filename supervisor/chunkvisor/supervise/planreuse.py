@@ -11,7 +11,7 @@ from chunkvisor.events.output import ReuseRefused
 from chunkvisor.sources.dedupe import matches
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.sources.wherewriter import WhereWriter
-from chunkvisor.store.outputlayout import unfinished
+from chunkvisor.store.layout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate
 from chunkvisor_worker.contract.files import make_folder, remove_folder

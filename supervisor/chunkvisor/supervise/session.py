@@ -18,11 +18,11 @@ from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
 from chunkvisor.heart.signals import Signals
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
 from chunkvisor.show.record import open_invocation
-from chunkvisor.store.kept import anything_kept
+from chunkvisor.store.disk import memory_halt, refusal, workdir_gone
 from chunkvisor.store.layout import Layout
+from chunkvisor.store.leftovers import anything_kept
 from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import claim
-from chunkvisor.store.refusal import memory_halt, refusal, workdir_gone
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run

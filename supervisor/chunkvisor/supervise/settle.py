@@ -12,11 +12,10 @@ from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_reco
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.events.run import Note
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.fixed import read_fixed, write_facts
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.identity import read_fixed, write_facts
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
-from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.begin import move_on, open_table
 from chunkvisor.supervise.candidates import (
     Candidate,

@@ -9,10 +9,9 @@ from chunkvisor.errors import config_error
 from chunkvisor.sources.fetch import is_remote
 from chunkvisor.sources.request import IngestRequest
 from chunkvisor.sources.resolve import SourceFile, resolve, signature
-from chunkvisor.store.fixed import Staged, read_staged
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.outputlayout import OutputLayout
-from chunkvisor.store.seal import DamagedError, digest_of
+from chunkvisor.store.identity import Staged, read_staged
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.records import DamagedError, digest_of
 
 
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:

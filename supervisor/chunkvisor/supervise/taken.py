@@ -13,12 +13,11 @@ from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_reco
 from chunkvisor.assemble.textvectors import RowReader, Taken, TakenDamagedError
 from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.store.fixed import read_facts
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.identity import read_facts
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse
-from chunkvisor.store.seal import DamagedError
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
 

@@ -30,7 +30,7 @@ from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings
 from chunkvisor.heart.telling import GivenUp
-from chunkvisor.store.arithmetic import arithmetic_variables
+from chunkvisor.store.identity import arithmetic_variables
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first

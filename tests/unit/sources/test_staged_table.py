@@ -9,7 +9,7 @@ import pytest
 
 from chunkvisor.sources import table as staged_table
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.records import DamagedError
 from ingest_files import Stage, write_texts
 
 FILES = ["texts.bin", "offsets.bin", "row_text.bin", "first_row.bin", "table.json"]

@@ -9,7 +9,7 @@ from chunkvisor.commands.doctor.readings import GpuReading, Readings, Wanted, Wh
 from chunkvisor.decide.outcome import describe_exit
 from chunkvisor.devices.gpu import Device, ProbeReading, select_visible
 from chunkvisor.devices.health import asks_for_recovery
-from chunkvisor.store.attemptlogs import last_line
+from chunkvisor.store.leftovers import last_line
 from chunkvisor.units import counted, human_bytes, listed
 from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.probe import ProbeReport

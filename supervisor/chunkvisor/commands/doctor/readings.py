@@ -33,9 +33,9 @@ from chunkvisor.events.event import plain
 from chunkvisor.show.status import State, read_status
 from chunkvisor.sources.child import SourceSize, measure_source, try_first_row
 from chunkvisor.store.artifact import Vectors
-from chunkvisor.store.fixed import read_facts, read_staged
+from chunkvisor.store.identity import read_facts, read_staged
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.seal import DamagedError
+from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.arithmetic import LinearKernel

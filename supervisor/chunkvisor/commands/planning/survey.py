@@ -39,16 +39,13 @@ from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.dedupe import matches
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.sources.wherewriter import WhereWriter
-from chunkvisor.store.arithmetic import arithmetic_variables
-from chunkvisor.store.childend import verdict_of_child
-from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
-from chunkvisor.store.fixed import Fixed, Plan, read_facts, read_fixed
-from chunkvisor.store.identity import Identity, identity_of
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.outputlayout import OutputLayout
+from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of, read_facts, read_fixed
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import committed_chunks
+from chunkvisor.store.leftovers import verdict_of_child
+from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import PlaceKind, read_reuse
-from chunkvisor.store.seal import DamagedError
 from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.staging import request_of, staged_before

@@ -41,8 +41,7 @@ from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
 from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
-from chunkvisor.store.disk import free_bytes
-from chunkvisor.store.refusal import of_start
+from chunkvisor.store.disk import free_bytes, of_start
 from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -1,11 +1,21 @@
-"""Finds the log that tells of an attempt, and reads the end of one."""
+"""What attempts have left, without a look at their vectors: their logs, how they ended, whether anything is kept.
 
+No numpy is imported here: what opens a run reads it before the model is looked for.
+"""
+
+import contextlib
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from chunkvisor.decide.outcome import Evidence, judge
+from chunkvisor.decide.verdict import Verdict
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
+from chunkvisor_worker.contract.messages import Fault
+from chunkvisor_worker.contract.wire import read_message
 
 LOG_TAIL_BYTES = 64 << 10
 _SEARCHED = 100
@@ -61,3 +71,27 @@ def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
             return file.read(size_bytes).decode(errors="replace")
     except OSError:
         return ""
+
+
+def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
+    """Why there is no result, even where it ended with 0."""
+    return judge(Evidence(returncode or 1, fault=read_message(Fault, fault), log_tail=read_tail(log)))
+
+
+def anything_kept(layout: Layout) -> bool:
+    """Whether a text of any output has its vector, be it in the finished batches of an attempt that was stopped."""
+    with contextlib.suppress(OSError):
+        outputs = [layout.output(folder.name) for folder in layout.outputs.iterdir()]
+        return any(map(_has_vectors, outputs)) or any(map(_has_batches, outputs))
+    return False
+
+
+def _has_vectors(output: OutputLayout) -> bool:
+    """Those of its final file, of a chunk, or of a part of one."""
+    files = (path for folder in (output.chunks, output.parts) for path in folder.glob("*/*.npy"))
+    return output.done.exists() or next(files, None) is not None
+
+
+def _has_batches(output: OutputLayout) -> bool:
+    stopped = (AttemptFiles(folder) for folder in output.attempts.glob("*/*/"))
+    return any(read_batch_log(files.batches).written for files in stopped if not files.verdict.exists())

@@ -1,0 +1,238 @@
+"""Records that know whether they are whole: sealed JSON, stamps of files, what is kept of models and of batch limits.
+
+A damaged file is reported as such, and the caller decides.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
+from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.wire import from_json
+
+_SEAL = "seal"
+_LIMIT_BYTES = 256 << 20
+"""No record is larger: the largest is a manifest with a line for each quarantined row."""
+_Record = TypeVar("_Record")
+
+
+class DamagedError(Exception):
+    """The file is there, but it is not what was written."""
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of the value's canonical JSON form, as hex."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = None) -> None:
+    """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`. Raises OSError."""
+    sealed = {**content, _SEAL: digest_of(content)}
+    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", made_in=made_in)
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """The content, or None where the file does not exist.
+
+    Raises DamagedError if it is torn or altered, or is not a file; OSError if it cannot be read.
+    """
+    if path.exists() and not path.is_file():  # a pipe in the place of a manifest would be waited for
+        raise DamagedError(str(path))
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    try:
+        content = json.loads(data if len(data) <= _LIMIT_BYTES else b"")
+        seal = content.pop(_SEAL)
+        whole = seal == digest_of(content)
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise DamagedError(str(path))
+    assert isinstance(content, dict)
+    return content
+
+
+def read_record(kind: type[_Record], path: Path) -> _Record | None:
+    """The record of a dataclass's shape, or None where the file does not exist.
+
+    Raises as `read_sealed`; DamagedError also if the file is whole but of another shape.
+    """
+    content = read_sealed(path)
+    if content is None:
+        return None
+    record = from_json(kind, json.dumps(content))
+    if record is None:
+        raise DamagedError(str(path))
+    return record
+
+
+def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
+    """The record, or None if it cannot be had, for whatever reason."""
+    try:
+        return read_record(kind, path)
+    except (DamagedError, OSError):
+        return None
+
+
+State: TypeAlias = tuple[int, int, int, int]
+"""Of a file: size in bytes, modification time and change time in ns, inode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A file's digest, and the state of the file when it was computed."""
+
+    digest: str
+    """sha256, hex."""
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    def untouched(self, path: Path) -> bool:
+        """Whether the file is still in the state in which it was stamped."""
+        try:
+            return self.state == state_of(path)
+        except OSError:
+            return False
+
+    @property
+    def state(self) -> State:
+        """That in which it was stamped."""
+        return self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode
+
+    def holds(self, path: Path) -> bool:
+        """Whether the file has the stamped content; reads it only when it was touched.
+
+        Raises OSError where the machine refuses that: it says nothing of the file.
+        """
+        if self.untouched(path):
+            return True
+        try:
+            return path.stat().st_size == self.size_bytes and digest_file(path) == self.digest
+        except OSError as error:
+            if error.errno in LIMIT_ERRNOS | FORBIDDEN_ERRNOS:
+                raise
+            return False
+
+
+def stamp_file(path: Path) -> Stamp:
+    """Digest and stamp the file. Raises OSError."""
+    before = state_of(path)
+    return Stamp(digest_file(path), *before)
+
+
+def stamp_as(path: Path, digest: str) -> Stamp:
+    """Stamp a file whose digest has just been computed. Raises OSError."""
+    return Stamp(digest, *state_of(path))
+
+
+def digest_file(path: Path) -> str:
+    """sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def state_of(path: Path) -> State:
+    """As it is now. Raises OSError."""
+    return _state(path.stat())
+
+
+def _state(stat: os.stat_result) -> State:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The commit that a workdir has fixed for a hub id."""
+
+    name: str
+    asked: str | None
+    """Branch, tag or commit of the config."""
+    path: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelRecord:
+    pins: tuple[Snapshot, ...] = ()
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+    """By full path."""
+
+
+def read_pins(path: Path) -> tuple[Snapshot, ...]:
+    """All that are fixed. Raises OSError."""
+    return _read(path).pins
+
+
+def read_pin(path: Path, name: str, asked: str | None) -> Snapshot | None:
+    """The commit fixed for this hub id and this revision of a config; None where there is none. Raises OSError."""
+    return next((pin for pin in _read(path).pins if (pin.name, pin.asked) == (name, asked)), None)
+
+
+def write_pin(path: Path, pin: Snapshot) -> None:
+    """Fix a commit; it takes the place of an earlier one of the same hub id and revision. Raises OSError."""
+    record = _read(path)
+    others = tuple(each for each in record.pins if (each.name, each.asked) != (pin.name, pin.asked))
+    write_sealed(path, asdict(replace(record, pins=(*others, pin))))
+
+
+def read_stamps(path: Path) -> dict[str, Stamp]:
+    """The stamps of the local folder that was used last. Raises OSError."""
+    return _read(path).stamps
+
+
+def write_stamps(path: Path, stamps: dict[str, Stamp]) -> None:
+    """Replace them. Raises OSError."""
+    write_sealed(path, asdict(replace(_read(path), stamps=stamps)))
+
+
+def _read(path: Path) -> _ModelRecord:
+    """What is there; nothing, where it is damaged."""
+    try:
+        content = read_sealed(path) or {}
+    except DamagedError:
+        return _ModelRecord()
+    return from_json(_ModelRecord, json.dumps(content)) or _ModelRecord()
+
+
+class LessonFile:
+    """The lessons for one model, by kind of device (`Device.model`)."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        """`key` names the model."""
+        self._path = path
+        self._key = key
+
+    def get(self, kind: str) -> tuple[int, int | None] | None:
+        """Say how many rows and padded tokens (None = not known) a batch may have on devices of the kind."""
+        values: object = None
+        with contextlib.suppress(OSError):
+            values = self._read().get(self._key_of(kind))
+        match values:
+            case [int() as rows, (int() | None) as tokens]:
+                return rows, tokens
+        return None
+
+    def save(self, kind: str, rows: int, tokens: int | None) -> None:
+        """Keep it; on a full disk the run has it in mind all the same."""
+        with contextlib.suppress(OSError):
+            write_sealed(self._path, {**self._read(), self._key_of(kind): [rows, tokens]})
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return read_sealed(self._path) or {}
+        except DamagedError:
+            return {}
+
+    def _key_of(self, kind: str) -> str:
+        return f"{kind}|{self._key}" if kind else self._key
