@@ -52,7 +52,7 @@ def _is_private(layout: Layout) -> bool:
     if found.st_uid != os.geteuid():
         raise _not_private(layout, f"it belongs to {user_name(found.st_uid)}", f"run as {user_name(found.st_uid)}")
     if found.st_mode & 0o077:
-        remedy = f"if you know that nobody has changed it: chmod 700 {layout.hidden}"
+        remedy = f"if you are sure that it was not changed: chmod 700 {layout.hidden}"
         raise _not_private(layout, f"it is open to others ({stat.filemode(found.st_mode)})", remedy)
     return True
 
@@ -112,7 +112,7 @@ def mark(layout: Layout) -> None:
     """Make the hidden folder and write the mark. Raises OSError."""
     layout.hidden.mkdir(mode=0o700, exist_ok=True)
     sync_folder(layout.workdir)
-    about = "this folder is the state of a workdir of chunkvisor, and for no one else to write"
+    about = "the state of a workdir of chunkvisor, which alone writes here"
     write_atomic(layout.mark, json.dumps({"about": about, _KEY: FORMAT}).encode() + b"\n")
 
 
