@@ -1,5 +1,6 @@
 """The tables of docs/reference/config.md, from the pydantic models: key, default, what is taken, meaning."""
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -51,7 +52,9 @@ def takes(field: FieldInfo) -> str:
         TypeAdapter(annotated[kind, None, *field.metadata]).validate_python(object())
     except ValidationError as error:
         (first, *_) = error.errors()
-        what = str(first.get("ctx", {}).get("what", "a mapping"))
+        what = str(first.get("ctx", {}).get("what", "a mapping")).replace("a positive whole number", "a count")
+        if field.default is None:  # the column of defaults shows that null is taken
+            what = re.sub(r"(, | )or null$", "", what)
         return _SHORT.get(what, what)
     raise AssertionError(f"{field} takes anything")
 

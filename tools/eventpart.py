@@ -8,21 +8,37 @@ from types import ModuleType
 from typing import Any
 
 from chunkvisor.events.decode import SUBJECTS
-from chunkvisor.events.event import KINDS, Event
+from chunkvisor.events.event import KINDS, Event, Severity
 from md import code, table
 
 
 def subject(module: ModuleType) -> str:
     """The events of one module, in their order there."""
     kinds = [kind for kind in KINDS.values() if kind.__module__ == module.__name__]
-    rows = [(code(kind.name), kind.severity.name.lower(), _meaning(kind), _fields(kind)) for kind in kinds]
-    return table(("event", "weight", "what", "fields"), rows)
+    known = dict[str, str]()
+    rows = []
+    for kind in kinds:
+        listed = _fields(kind)
+        # A list as long as that of `attempt_failed` is written once.
+        first = known.setdefault(listed, kind.name)
+        same = first != kind.name and listed.count(",") > _SHORT
+        rows.append((code(kind.name), _meaning(kind), f"as {code(first)}" if same else listed))
+    return table(("event", "what", "fields"), rows)
+
+
+_PLACE = {"output", "chunk", "attempt"}
+"""Fields that the page explains once, for all events."""
+
+_SHORT = 3
+"""Lists of fields with no more commas than this are repeated."""
 
 
 def _meaning(kind: type[Event]) -> str:
     own = (kind.__doc__ or "").partition("\n")[0]
     said = "" if own.startswith(f"{kind.__name__}(") else own  # what dataclass writes where there is none
-    return said or (f"Shown as: {code(shown)}" if (shown := _shown(kind)) else "")
+    shown = _shown(kind)
+    weight = "" if kind.severity is Severity.NEWS else f"**{kind.severity.name.lower()}:** "
+    return weight + (said or (code(shown) if shown else ""))
 
 
 def _shown(kind: type[Event]) -> str:
@@ -33,7 +49,8 @@ def _shown(kind: type[Event]) -> str:
 
 
 def _fields(kind: type[Event]) -> str:
-    return ", ".join(code(item.name) + ("" if _required(item) else "?") for item in fields(kind))
+    told = [item for item in fields(kind) if item.name not in _PLACE]
+    return ", ".join(code(item.name) + ("" if _required(item) else "?") for item in told)
 
 
 def _required(item: "Field[Any]") -> bool:

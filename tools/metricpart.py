@@ -8,9 +8,9 @@ from md import code, table
 
 
 def metrics() -> str:
-    """Name, type, label and meaning of each metric."""
+    """Name with its label, and meaning, of each metric."""
     rows = []
     for name, kind, label, what, _ in Metrics(Path("none.prom")).figures(RunState()):
         full = f"chunkvisor_{name}{'_total' * (kind == COUNTER)}"
-        rows.append((code(full), kind, code(label) if label else "", what))
-    return table(("metric", "type", "label", "meaning"), rows)
+        rows.append((code(full + (f"{{{label}}}" if label else "")), what))
+    return table(("metric", "meaning"), rows)

@@ -22,19 +22,25 @@ _MEANT = {"StrPath": "str | os.PathLike", "OnEvent": "Callable | Observer"}
 
 
 def arguments(function: str, *told: str) -> str:
-    """Each argument of a function but those `told`: type, default, and its meaning or the key that means the same."""
+    """Each argument of a function but those `told`: default and meaning; those that are keys by their names alone."""
     tree = ast.parse(inspect.getsource(chunkvisor.api))
     (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-    named, meant = found.args, meanings(getattr(chunkvisor.api, function))
-    rows = [(each, "required") for each in named.args]
-    for each, default in zip(named.kwonlyargs, named.kw_defaults, strict=True):
+    signature, meant = found.args, meanings(getattr(chunkvisor.api, function))
+    rows = [(each, "required") for each in signature.args]
+    for each, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True):
         rows.append((each, "required" if default is None else code(ast.unparse(default))))
-    for each, _ in rows:
-        sections = [name for name in ("model", "encode") if f"{name}.{each.arg}" in KEYS]
-        if sections:
-            meant[each.arg] = f"As {code(f'{sections[0]}.{each.arg}')}"
-    lines = [(code(each.arg), code(_type(each)), said, meant[each.arg]) for each, said in rows if each.arg not in told]
-    return table(("argument", "type", "default", "what"), lines)
+    alike = {name: [code(each.arg) for each, _ in rows if f"{name}.{each.arg}" in KEYS] for name in ("model", "encode")}
+    alike["encode"] = [each for each in alike["encode"] if each not in alike["model"]]
+    named = {each for names in alike.values() for each in names}
+    lines = [
+        (code(each.arg), code(_type(each)), said, meant[each.arg])
+        for each, said in rows
+        if each.arg not in told and code(each.arg) not in named
+    ]
+    more = [
+        f"As keys of {code(name)}, with their defaults: {', '.join(names)}." for name, names in alike.items() if names
+    ]
+    return "\n\n".join([table(("argument", "type", "default", "what"), lines), *more])
 
 
 def _type(argument: ast.arg) -> str:
