@@ -24,7 +24,7 @@ EXITS: dict[str, tuple[int, ...]] = {
     "schema": (0,),
 }
 EXITS["encode"] = EXITS["run"]
-"""What each command ends with, beside 1, 2, 74 and 130, which any of them can."""
+"""What each command ends with, except 1, 2, 74 and 130, which any of them can."""
 
 
 def commands() -> str:
@@ -41,13 +41,13 @@ def commands() -> str:
 def _command(command: click.Command, context: click.Context) -> str:
     words, _, example = (command.help or "").partition("Example: ")
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
-    lines = [f"## {command.name}", "", _joined(words), "", f"```text\n{usage}\n```", ""]
+    told = _joined(words).replace(" You may give the config instead of WORKDIR.", "")  # the page says so once
+    lines = [f"## {command.name}", "", f"{code(usage)}: {told}", ""]
     options = [each for each in command.params if isinstance(each, click.Option)]
     if options:
         lines += [table(("option", "meaning"), [(code(_spelled(each)), _said(each)) for each in options]), ""]
-    lines += [f"Example: {code(_joined(example.splitlines()[0]))}", ""]
     ends = ", ".join(map(str, EXITS[str(command.name)]))
-    return "\n".join([*lines, f"Exit codes: {ends}."])
+    return "\n".join([*lines, f"Example: {code(_joined(example.splitlines()[0]))}. Exit codes: {ends}."])
 
 
 def _spelled(option: click.Option) -> str:

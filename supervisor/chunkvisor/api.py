@@ -107,7 +107,7 @@ def encode(
 ) -> npt.NDArray[np.float32]:
     """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
-    >>> vectors = chunkvisor.encode(articles["title"], model="Qodo/Qodo-Embed-1-1.5B", workdir="cache/titles")
+    >>> vectors = chunkvisor.encode(titles, model="sentence-transformers/all-MiniLM-L6-v2", workdir="cache/titles")
 
     Each chunk of texts is encoded in a process of its own, which may crash. With a `workdir` the work is kept, and the
     same call continues it. Relative paths start in the current folder, where a plug-in `encoder` is looked for.

@@ -123,11 +123,11 @@ def encode(
 ) -> None:
     r"""Encode the texts of one file, SOURCE, into OUT.npy.
 
-    Run the same command again to continue after a stop or a kill. OUT.json, beside OUT.npy, names the model, its
-    revision, the versions, and the rows that have no vector.
+    Run the same command again to continue after a stop or a kill. OUT.json, next to OUT.npy, names the model,
+    its revision, the versions, and the rows that have no vector.
 
     \b
-    Example: chunkvisor encode articles.csv --column title --model Qodo/Qodo-Embed-1-1.5B -o titles.npy
+    Example: chunkvisor encode articles.csv --column title --model sentence-transformers/all-MiniLM-L6-v2 -o titles.npy
     """
     from chunkvisor.commands.onefile import OUTPUT, OneFile, state_beside
     from chunkvisor.config.load import in_sections
