@@ -57,7 +57,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     Outcome.GPU_BUSY: Entry(
         "another process holds the GPU",
-        "Somebody else holds the GPU or its memory.",
+        "Another process holds the GPU or its memory.",
         "The run waits up to recovery.wait_timeout, and continues as soon as there is room. Otherwise it ends with 75.",
         "See who it is with `nvidia-smi`. End that process, wait, or choose another GPU with `device:`.",
     ),
@@ -116,7 +116,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     Outcome.INTERRUPTED: Entry(
         "somebody else ended the worker",
-        "Somebody asked the worker to stop.",
+        "The worker was asked to stop, and not by the run.",
         "Finished batches are kept. If the run itself was stopped, run it again to continue; otherwise the chunk "
         "is tried again.",
         "Run the same command again. If it was not you: look at the batch system and the container's limits.",
