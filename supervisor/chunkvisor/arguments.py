@@ -26,7 +26,7 @@ _MEANINGS = {
     "itself.",
     "set": 'Values for keys of the config that are no arguments, such as ["recovery.attempts=5", '
     '"workers.per_device=2"]; docs/reference/config.md has all keys.',
-    "max_rows": "A trial of the first rows, in a workdir of its own, `<workdir>-first-<max_rows>`.",
+    "max_rows": "A trial of the first rows, in a separate workdir, `<workdir>-first-<max_rows>`.",
     "from_scratch": "Discard what the workdir has, and encode everything anew. Without it, and without `update`, a "
     "workdir with vectors of other texts or of other settings is refused.",
     "update": "Take other texts than those that the workdir has vectors of: only texts that are new are encoded.",

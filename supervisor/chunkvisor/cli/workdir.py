@@ -45,7 +45,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
 
     It finds vectors that are wrong. Each row is encoded alone, in float32 and in a new process. Vectors that differ by
     more than rounding are named, and the exit code is 3. You may give the workdir instead of CONFIG, except
-    with a plug-in encoder, which is looked for beside the config.
+    with a plug-in encoder, which is looked for next to the config.
 
     \b
     Example: chunkvisor audit embeddings.yaml --rows 500

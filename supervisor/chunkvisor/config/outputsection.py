@@ -69,7 +69,7 @@ class OutputConfig(Section):
     where: Annotated[values.Name | None, expected("an SQL condition over the columns, or null", text=True)] = None
     """SQL condition over the columns; only rows for which it holds are in the output, numbered from 0."""
     columns: values.Columns = ()
-    """Columns that are carried along: in parquet beside the vector, with npy in NAME.rows.parquet."""
+    """Columns that are carried along: in parquet next to the vector, with npy in NAME.rows.parquet."""
     shards: values.Shards = None
     """Number of files over which the rows are spread, in a folder of the output's name; null = one file."""
     format: Annotated[FinalFormat, expected('"npy" or "parquet"')] = FinalFormat.NPY

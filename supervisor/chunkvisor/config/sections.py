@@ -67,7 +67,7 @@ class EncodeConfig(Section):
     kwargs: values.PlainValues = Field(default={})
     """More arguments for the model's own encode, such as {task: retrieval.passage}."""
     truncate_dim: values.PositiveOrNull = None
-    """Keep only so many leading dimensions; null = all."""
+    """Keep only this many leading dimensions; null = all."""
 
     @field_validator("kwargs")
     @classmethod
@@ -127,7 +127,7 @@ class RecoveryConfig(Section):
     """Tries of a chunk for one cause, and failed starts in a row on one device; halving after out of memory does not
     count."""
     min_batch_size: values.Positive = 1
-    """Halving after out of memory stops at so many texts."""
+    """Halving after out of memory stops at this many texts."""
     startup_timeout: values.Seconds = 600.0
     """Seconds from the start of a worker to its first batch."""
     stall_timeout: values.Seconds = 300.0
@@ -140,7 +140,7 @@ class RecoveryConfig(Section):
     on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
     """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
     max_bad_rows: values.NotNegative = 100
-    """With more quarantined rows than this the run ends: so many mostly mean that the config is wrong, not the data."""
+    """With more quarantined rows than this the run ends: usually the config is wrong, not the data."""
 
 
 class IngestConfig(Section):

@@ -78,7 +78,7 @@ ENTRIES: dict[str, Entry] = {
         "The worker died, or raised an error that chunkvisor does not know.",
         "Finished batches are kept. The texts under way are tried again, then one by one; a text that fails alone "
         "twice is quarantined. A fault before the first batch is blamed on no text.",
-        "Read the log: its last lines, and the attempt's fault.json beside it, say where. If it was killed (SIGKILL): "
+        "Read the log: its last lines, and the attempt's fault.json next to it, say where. If it was killed (SIGKILL): "
         "`chunkvisor explain killed-from-outside`.",
     ),
     Outcome.HUNG: Entry(
@@ -132,8 +132,8 @@ ENTRIES: dict[str, Entry] = {
         "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, zeros in int8 and "
         "ubinary, null in parquet.",
         "All other rows are complete, and the run ends with 3. With more than recovery.max_bad_rows of them, it ends "
-        "with 78, since so many are rarely the texts' fault.",
-        "Once the output is complete, its manifest (`<output>.json`, beside the final file) lists each row with its "
+        "with 78: that is rarely the texts' fault.",
+        "Once the output is complete, its manifest (`<output>.json`) lists each row with its "
         "place in the source, the outcome and the reason. Until then `report.html` lists those found so far. To "
         "try them again, with other packages for instance: `chunkvisor retry WORKDIR`, then the same run. If you "
         "correct the source: `chunkvisor run CONFIG --update`.",

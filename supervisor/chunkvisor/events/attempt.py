@@ -45,7 +45,7 @@ class Go(AttemptEvent):
 
 @event()
 class WorkerEnded(AttemptEvent):
-    """The worker's process has ended; the verdict comes in an event of its own."""
+    """The worker's process has ended; the verdict comes in a separate event."""
 
     returncode: Signed = 0
     device: int = 0
