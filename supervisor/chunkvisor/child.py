@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.errors import ExitCode, Halt, halt_of
-from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
 from chunkvisor_worker.contract.wire import Message, from_json, write_message
 

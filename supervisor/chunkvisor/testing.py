@@ -1,7 +1,7 @@
 """Faults on purpose, for integration tests of pipelines and for the fire drill: one at a chosen chunk.
 
 An environment variable, set for as long as the block lasts, tells the workers; no workdir or config is changed.
-`chunkvisor_worker.sabotage` brings the faults about, under the same names.
+`chunkvisor_worker.drill` brings the faults about, under the same names.
 """
 
 import contextlib

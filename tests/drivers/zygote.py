@@ -53,7 +53,7 @@ def can_fork() -> bool:
 
 def prepare(kind: str) -> None:
     """Import what the children import."""
-    modules = ["chunkvisor_worker.job", "chunkvisor_worker.sabotage"]
+    modules = ["chunkvisor_worker.job", "chunkvisor_worker.drill"]
     if kind != "worker":
         names = ("cli.run", "sources.stage", "supervise.session", "supervise.work")
         modules += [f"chunkvisor.{name}" for name in names]

@@ -10,7 +10,7 @@ def test_two_batches_take_turns_in_pinned_memory(gpu: NullGpu) -> None:
     said = ask(
         gpu,
         """
-from chunkvisor_worker.devicecopy import PinnedBuffers
+from chunkvisor_worker.sentence_transformer import PinnedBuffers
 pinned, device = PinnedBuffers(), torch.device("cuda")
 sizes, came_back, before = (300, 500, 400, 4000, 16, 200), [], None
 for size in sizes:

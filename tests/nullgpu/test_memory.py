@@ -15,7 +15,7 @@ from chunkvisor.commands.planning.survey import activation_bytes
 from chunkvisor.config.specs import AUTO_TOKENS
 from chunkvisor.decide.dtypes import Card, lacks
 from chunkvisor.engine.modelfolder import shape_of
-from chunkvisor_worker.fitting import PROBE_TOKENS
+from chunkvisor_worker.batching import PROBE_TOKENS
 from nullgpu import GIB, NullGpu
 
 # Two layers of each: without gradients, and without a cache of keys, no layer's activations outlive it.
@@ -60,7 +60,7 @@ from transformers.models import bert, qwen2
 from chunkvisor.config.specs import AUTO_TOKENS
 from chunkvisor_worker import attention
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.fitting import GpuMemory, cut_measured
+from chunkvisor_worker.batching import GpuMemory, cut_measured
 bert.BertModel, qwen2.Qwen2Model
 """
 """What takes seconds: it is imported once, for all the models."""

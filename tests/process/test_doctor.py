@@ -29,8 +29,7 @@ from chunkvisor.commands.doctor.readings import (
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import Device, ProbeReading, ask_torch
 from chunkvisor.engine.trial import environment_of
-from chunkvisor_worker.contract.environment import PARENT_PID
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.exits import PARENT_PID, Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import from_json

@@ -16,7 +16,7 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.run import Halted, LimitsLowered, Waiting
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.sabotage import SABOTAGES, simulated
+from chunkvisor_worker.drill import SABOTAGES, simulated
 from harness import ROOT, Ended, Workplace, finish, wait_for
 
 GOOD = np.arange(1, 13, dtype=np.float32).reshape(6, 2)

@@ -10,7 +10,7 @@ from chunkvisor.decide.budget import Company
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import View, company_of, in_company
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.oommessage import read_oom
+from chunkvisor_worker.contract.rule import read_oom
 from harness import Workplace, expected, finish, local_engine_only, wait_for
 
 GIB = 1 << 30

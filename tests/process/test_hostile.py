@@ -43,10 +43,9 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of, read_quarantine
 from chunkvisor.store.lock import read_holder
 from chunkvisor.store.records import DamagedError, LessonFile, Snapshot, read_pin, write_pin, write_sealed
-from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec
-from chunkvisor_worker.contract.wire import read_message
+from chunkvisor_worker.contract.wire import read_beat, read_message
 from harness import expected
 from hostile import VALUES, another, damaged, mutated
 from scripted_workplace import ScriptedWorkplace

@@ -24,8 +24,7 @@ from chunkvisor.engine.warm import Template, TemplateState
 from chunkvisor.heart.policy import History, decide
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look
-from chunkvisor_worker.contract.environment import PARENT_PID
-from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.exits import PARENT_PID, Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts, Limits, Spec
 from chunkvisor_worker.contract.messages import Go as GoMessage

@@ -15,7 +15,7 @@ import pytest
 from local_cluster import LocalCluster, local_cluster
 
 from chunkvisor.engine.ray.agent import Scratch
-from chunkvisor_worker.contract.environment import RUN_ID
+from chunkvisor_worker.contract.exits import RUN_ID
 from harness import MARK, Workplace, expected, finish, kill, wait_for
 from smallbert import save_small_bert
 from soaked import wide

@@ -14,7 +14,7 @@ from chunkvisor.errors import ExitCode
 from chunkvisor.heart.policy import code_of_nothing
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.oommessage import read_oom
+from chunkvisor_worker.contract.rule import read_oom
 
 _TAKEN = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 120.00 MiB is "

@@ -13,8 +13,7 @@ from typing import NoReturn, TypeAlias
 
 import numpy as np
 
-from chunkvisor_worker.contract.environment import PARENT_PID
-from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.exits import PARENT_PID, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase, Result, Spec
 from chunkvisor_worker.contract.provoked import TESTING_FAULTS

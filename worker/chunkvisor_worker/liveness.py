@@ -10,8 +10,7 @@ import threading
 from pathlib import Path
 from typing import NoReturn
 
-from chunkvisor_worker.contract.environment import PARENT_PID
-from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.exits import PARENT_PID, WorkerExit
 from chunkvisor_worker.contract.messages import Go, Leave
 from chunkvisor_worker.contract.wire import from_json
 

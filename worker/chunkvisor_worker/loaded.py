@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkvisor_worker.contract.masking import masked
+from chunkvisor_worker.contract.arithmetic import masked
 from chunkvisor_worker.contract.messages import Loaded, ModelSpec
 from chunkvisor_worker.tokenizer_check import no_threads
 
@@ -303,8 +303,8 @@ def _is_causal(model: Any, spec: ModelSpec) -> bool | None:
     """Whether the first token's vector stays the same, to the last bit, if the last token is another."""
     import torch
 
-    from chunkvisor_worker.flattened import flatten, is_flattened
     from chunkvisor_worker.model import is_plain_text_model, table_rows
+    from chunkvisor_worker.tokenized import flatten, is_flattened
 
     if not is_plain_text_model(model):
         return None

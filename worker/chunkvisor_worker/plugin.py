@@ -11,7 +11,17 @@ import numpy.typing as npt
 
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
-from chunkvisor_worker.unitlength import unit_length
+
+_LEAST_LENGTH = 1e-12
+"""Shorter ones are divided by this (torch's default for `eps`)."""
+
+
+def unit_length(vectors: Vectors) -> Vectors:
+    """The vectors, float32 of shape (rows, dimension), each divided by its length."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
+    return scaled
+
 
 BATCHES_PER_CALL = 4
 """How many batches the plug-in gets at a time: few enough that progress is seen."""

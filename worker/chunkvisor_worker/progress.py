@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker.contract.beatfile import write_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor_worker.contract.wire import write_beat
 from chunkvisor_worker.encoder import Indices
 
 _INTERVAL_S = 0.05

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker import attention, linear
-from chunkvisor_worker.batching import computed_lengths, cut
+from chunkvisor_worker import attention, cpu
+from chunkvisor_worker.batching import GpuMemory, computed_lengths, cut, cut_measured
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.devicecopy import PinnedBuffers
+from chunkvisor_worker.cpu import Lanes, is_stateless, lanes_for, weights_of
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
-from chunkvisor_worker.fitting import GpuMemory, cut_measured
-from chunkvisor_worker.lanes import Lanes, is_stateless, lanes_for, weights_of
 from chunkvisor_worker.loaded import Heard, check_attention, check_loaded, describe, hearing
 from chunkvisor_worker.model import (
     is_placed_by_loading,
@@ -31,6 +29,61 @@ from chunkvisor_worker.model import (
 )
 from chunkvisor_worker.plugin import BadOutputError
 from chunkvisor_worker.tokenized import TokenizedTexts, estimated_lengths, tokenize
+
+
+class PinnedBuffers:
+    """Pinned host memory through which a batch goes to the device and its vectors come back.
+
+    It is kept: torch records an event in the destructor of a pinned tensor, where the error of a context that is lost
+    cannot be raised, and ends the process by abort (CachingHostAllocator; pytorch#84756). Two batches take turns:
+    before the third uses the buffers of the first, the vectors of that one have been waited for.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, str], Any] = {}
+        self._outgrown: list[Any] = []
+        self._turn = 0
+
+    def next_batch(self) -> None:
+        """From now on copies are those of another batch."""
+        self._turn = 1 - self._turn
+
+    def to_device(self, name: str, tensor: Any, device: Any) -> Any:
+        """The tensor on the device, by a copy that does not wait for the batch that is computed there."""
+        if device.type == "cpu":
+            return tensor.to(device)
+        return self._like(name, tensor).copy_(tensor).to(device, non_blocking=True)
+
+    def begin_copy(self, vectors: Any) -> Callable[[], Vectors]:
+        """Begin to copy the vectors to host memory; the function that comes back waits for the copy."""
+        if vectors.device.type == "cpu":
+            return lambda: vectors.numpy()
+        import torch
+
+        copy = self._like("vectors", vectors).copy_(vectors, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+        def wait() -> Vectors:
+            done.synchronize()
+            array: Vectors = copy.numpy().copy()
+            return array
+
+        return wait
+
+    def _like(self, name: str, tensor: Any) -> Any:
+        """Pinned memory of the tensor's shape and type, from the buffer of this name, which grows by doubling."""
+        import torch
+
+        key = self._turn, name
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < tensor.numel() or buffer.dtype != tensor.dtype:
+            if buffer is not None:
+                self._outgrown.append(buffer)
+            capacity = 1 << max(0, tensor.numel() - 1).bit_length()
+            buffer = self._buffers[key] = torch.empty(capacity, dtype=tensor.dtype, pin_memory=True)
+        return buffer[: tensor.numel()].view(tensor.shape)
+
 
 _LEFT_BYTES = 256 << 20
 """What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
@@ -192,7 +245,7 @@ class SentenceTransformerEncoder:
             if is_plain_text_model(self._model):
                 self._weights = weights_of(self._model)  # before layers are packed: those keep none
                 if self._device == "cpu":
-                    self._linear = linear.choose(self._model, lambda: sample_vector(self._model))
+                    self._linear = cpu.choose(self._model, lambda: sample_vector(self._model))
         set_truncate_dim(self._model, self._encode.truncate_dim, self._truncate_dim)
         self._prompt = resolve_prompt(self._model, self._encode)
 

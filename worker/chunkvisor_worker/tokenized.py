@@ -1,6 +1,7 @@
 """The texts of a chunk as a plain text model reads them: token ids without padding, made ahead of the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +9,37 @@ import numpy as np
 
 from chunkvisor_worker.batching import estimated_tokens, slices
 from chunkvisor_worker.encoder import Indices, Progress
-from chunkvisor_worker.flattened import flatten, is_flattened, unflattened
 from chunkvisor_worker.model import max_length, table_rows
 from chunkvisor_worker.tokenizer_check import check_ids
+
+
+def is_flattened(model: Any) -> bool:
+    """Whether the model takes its batches so."""
+    return bool(getattr(model[0], "can_flatten_inputs", False))
+
+
+@contextmanager
+def unflattened(model: Any) -> Iterator[None]:
+    """Within it, the model's `preprocess` gives the token ids text by text."""
+    if not is_flattened(model):
+        yield
+        return
+    model[0].can_flatten_inputs = False
+    try:
+        yield
+    finally:
+        model[0].can_flatten_inputs = True
+
+
+def flatten(model: Any, rows: Sequence[Mapping[str, Indices]]) -> dict[str, Any]:
+    """The texts as one row: ids, positions and where each begins, as the model's `preprocess` would have it."""
+    first = model[0]
+    batch = dict(first.data_collator([{"input_ids": row["input_ids"]} for row in rows]))
+    batch.pop("labels", None)
+    # Positions of RoBERTa's family do not begin with 0.
+    if offset := getattr(first, "_flatten_position_offset", 0):
+        batch["position_ids"] = batch["position_ids"] + offset
+    return batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from enum import StrEnum
 from chunkvisor.decide.verdict import ONE_ROW, Verdict
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
-from chunkvisor_worker.contract.oommessage import OomFigures, read_oom
-from chunkvisor_worker.contract.rule import BEFORE_WORK, CONFIG, DISK, ON_TEXTS
+from chunkvisor_worker.contract.rule import BEFORE_WORK, CONFIG, DISK, ON_TEXTS, OomFigures, read_oom
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 

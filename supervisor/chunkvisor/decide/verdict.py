@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
-from chunkvisor_worker.contract.oommessage import OomFigures
-from chunkvisor_worker.contract.rule import BEFORE_WORK
+from chunkvisor_worker.contract.rule import BEFORE_WORK, OomFigures
 from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 
 ONE_ROW = Limits(rows=1)

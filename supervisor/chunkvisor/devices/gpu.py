@@ -20,7 +20,7 @@ from chunkvisor.child import run_child
 from chunkvisor.decide.dtypes import Card
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.leftovers import last_line, read_tail
-from chunkvisor_worker.contract.environment import PARENT_PID
+from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.probe import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 

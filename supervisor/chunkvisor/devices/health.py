@@ -16,7 +16,7 @@ import psutil
 from chunkvisor.decide.budget import Company
 from chunkvisor.decide.verdict import Verdict
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.oommessage import OomFigures
+from chunkvisor_worker.contract.rule import OomFigures
 
 SLACK_BYTES = 512 << 20
 """A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA

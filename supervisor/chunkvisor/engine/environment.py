@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from chunkvisor.devices.gpu import CPU, Device
-from chunkvisor_worker.contract.environment import PARENT_PID, RUN_ID
+from chunkvisor_worker.contract.exits import PARENT_PID, RUN_ID
 
 _FIXED = {
     # The stack of a native crash, and of a hang ended by SIGABRT, goes to the worker's log.

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from chunkvisor.devices.hostmemory import KillCount
-from chunkvisor_worker.contract.environment import RUN_ID
+from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Go, Leave, Limits
 from chunkvisor_worker.contract.wire import to_json

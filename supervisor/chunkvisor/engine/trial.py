@@ -25,11 +25,10 @@ from chunkvisor.errors import Halt, config_error
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor.store.leftovers import last_line
 from chunkvisor_worker.contract.arithmetic import LinearKernel
-from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, ModelSpec
-from chunkvisor_worker.contract.wire import to_json
+from chunkvisor_worker.contract.wire import read_beat, to_json
 
 MOST_TEXTS = 100
 _MOST_BYTES = 16 << 20

@@ -19,7 +19,7 @@ import psutil
 from chunkvisor.decide.outcome import STATUS_LOST, describe_exit
 from chunkvisor.engine.environment import template_environment
 from chunkvisor.engine.process import LocalWorker, end, readable, spawn
-from chunkvisor_worker.contract.environment import RUN_ID
+from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Fork, Order, Report, TemplateSpec

@@ -14,10 +14,10 @@ from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
 from chunkvisor.heart.scheduler import Gate
 from chunkvisor.heart.work import Work
-from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Phase, Spec
+from chunkvisor_worker.contract.wire import read_beat
 
 GRACE_S = 5.0
 """Between one signal and the next, stronger one."""

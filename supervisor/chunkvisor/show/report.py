@@ -37,9 +37,9 @@ from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
+from chunkvisor_worker.contract.arithmetic import masked
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, write_atomic
-from chunkvisor_worker.contract.masking import masked
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import read_message

@@ -15,8 +15,8 @@ from chunkvisor.events.state import RunState
 from chunkvisor.show.sensors import GpuReading, SensorLine, last_line
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import counted, human_time
-from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor_worker.contract.wire import read_beat
 
 _SILENCE_S = 60.0
 """No batch of a sensible model takes as long."""

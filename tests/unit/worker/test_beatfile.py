@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor_worker.contract.beatfile import read_beat, write_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
+from chunkvisor_worker.contract.wire import read_beat, write_beat
 
 OTHER = Beat(1, 2, Phase.START)
 BEAT = Beat(7, 4711, Phase.FORWARD, rows_total=1000, rows_done=32, tokens_done=1999)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from chunkvisor_worker.batching import cut, padded_tokens
+from chunkvisor_worker.batching import PROBE_TOKENS, cut, cut_measured, fitting_tokens, padded_tokens, unseen_mask_bytes
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.fitting import PROBE_TOKENS, cut_measured, fitting_tokens, unseen_mask_bytes
 
 GB = 1 << 30
 LIMITS = Limits(1 << 20, 32_768, measured=True)

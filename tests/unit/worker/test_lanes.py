@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE
+from chunkvisor_worker.cpu import STATELESS, Lanes, is_stateless, lanes_for
 from chunkvisor_worker.encoder import Indices, Vectors
-from chunkvisor_worker.lanes import STATELESS, Lanes, is_stateless, lanes_for
 from late import Late, needs
 
 torch: Any = Late("torch")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from chunkvisor_worker import linear
-from chunkvisor_worker.contract.environment import LINEAR
-from chunkvisor_worker.linear import Timing, choose, pack, packable, time_ratio, unpack
+from chunkvisor_worker import cpu
+from chunkvisor_worker.contract.exits import LINEAR
+from chunkvisor_worker.cpu import Timing, choose, pack, packable, time_ratio, unpack
 from late import Late, needs
 
 torch: Any = Late("torch")
@@ -163,7 +163,7 @@ def test_the_faster_kernel_is_chosen(
 ) -> None:
     """By what was measured, or by the variable; what is not chosen leaves no trace."""
     monkeypatch.setenv(LINEAR, wanted)
-    monkeypatch.setattr(linear, "_measure", lambda layers: timings)
+    monkeypatch.setattr(cpu, "_measure", lambda layers: timings)
     model = two_layers()
 
     chosen = choose(model, forward_of(model))
@@ -206,7 +206,7 @@ def test_the_measurement_times_each_shape_and_leaves_the_threads() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 8))
     threads = torch.get_num_threads()
 
-    timings = linear._measure(packable(model))
+    timings = cpu._measure(packable(model))
 
     assert sorted(each.layers for each in timings) == [1, 2]
     assert 0 < time_ratio(timings) < math.inf
@@ -228,7 +228,7 @@ def test_what_is_clear_at_once_is_timed_once(monkeypatch: pytest.MonkeyPatch, pa
         def run(self, *, counts: bool) -> None:
             ran.append(counts)
 
-    monkeypatch.setattr(linear, "_Trial", Trial)
+    monkeypatch.setattr(cpu, "_Trial", Trial)
 
-    assert linear._timed(torch, [(1, None)]) == [Timing(1, 1, 1.0, packed_s)]
+    assert cpu._timed(torch, [(1, None)]) == [Timing(1, 1, 1.0, packed_s)]
     assert ran == [False, *[True] * (rounds - 1)]

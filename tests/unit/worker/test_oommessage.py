@@ -6,7 +6,7 @@ are composed by the same scheme (CUDACachingAllocator.cpp).
 
 import pytest
 
-from chunkvisor_worker.contract.oommessage import read_oom
+from chunkvisor_worker.contract.rule import read_oom
 
 MIB, GIB = 1 << 20, 1 << 30
 

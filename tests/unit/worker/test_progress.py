@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.messages import Beat, Phase
-from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.wire import from_json, read_beat
 from chunkvisor_worker.progress import BeatWriter
 
 

@@ -14,7 +14,7 @@ class ProvokedFault:
     """What is to strike, and where; in the file `fault.json` of a folder of its own."""
 
     name: str
-    """As `chunkvisor_worker.sabotage` has it."""
+    """As `chunkvisor_worker.drill` has it."""
     chunk: int
     output: str | None = None
     """None = any."""

@@ -5,14 +5,17 @@ A message that is missing, torn or of the wrong shape is None, not an exception.
 
 import functools
 import json
+import os
 import types
 import typing
+import zlib
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
+from chunkvisor_worker.contract.messages import Beat
 
 Message = TypeVar("Message")
 
@@ -76,3 +79,43 @@ def _build(kind: Any, value: Any) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     raise TypeError(value)
+
+
+_SIZE_BYTES = 1024
+"""Of the file: a beat takes half of it."""
+_KEY = b',"crc32":"'
+"""Comes last, over all before it."""
+_PADDING = b"\n"
+
+
+def write_beat(path: Path, beat: Beat) -> None:
+    """Put the beat in the place of the one before. Raises OSError."""
+    fields = to_json(beat).rstrip()[:-1]
+    data = (fields + _KEY + _checksum(fields) + b'"}').ljust(_SIZE_BYTES, _PADDING)
+    if not _overwritten(path, data):
+        write_atomic(path, data, durable=False)
+
+
+def read_beat(path: Path) -> Beat | None:
+    """The beat in the file, None where there is none to be had; it may be written at this moment."""
+    data = read_bounded(path)
+    line = data.partition(b"\n")[0] if data else b""
+    fields, key, checksum = line.rpartition(_KEY)
+    whole = bool(key) and checksum == _checksum(fields) + b'"}'
+    return from_json(Beat, line) if whole else None
+
+
+def _checksum(line: bytes) -> bytes:
+    return f"{zlib.crc32(line):08x}".encode()
+
+
+def _overwritten(path: Path, data: bytes) -> bool:
+    """Whether there was a beat of this size to be overwritten."""
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        return os.fstat(fd).st_size == len(data) and os.pwrite(fd, data, 0) == len(data)
+    finally:
+        os.close(fd)

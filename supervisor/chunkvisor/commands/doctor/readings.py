@@ -39,8 +39,7 @@ from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.arithmetic import LinearKernel
-from chunkvisor_worker.contract.environment import RUN_ID
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.exits import RUN_ID, Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

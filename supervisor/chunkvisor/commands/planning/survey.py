@@ -49,8 +49,8 @@ from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.staging import request_of, staged_before
-from chunkvisor_worker.contract.environment import BATCHES_AT_ONCE
-from chunkvisor_worker.contract.lanecount import most_lanes
+from chunkvisor_worker.contract.arithmetic import most_lanes
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 from chunkvisor_worker.contract.wire import read_message, write_message

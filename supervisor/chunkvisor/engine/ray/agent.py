@@ -42,11 +42,10 @@ from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
 from chunkvisor.store.disk import free_bytes, of_start
-from chunkvisor_worker.contract.beatfile import read_beat
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase, Spec
-from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
+from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json, write_message
 
 
 class Mailbox:

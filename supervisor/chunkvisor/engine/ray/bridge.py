@@ -21,10 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
 from chunkvisor.engine.ray.wire import Begin, Cluster, Ended, NodeAside, Order, Report, Terms
-from chunkvisor_worker.contract.beatfile import write_beat
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.wire import from_json, to_json
+from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
 
 _TRAVELLING = asyncio.Semaphore(4)
 """Held while the files of a worker travel: few at a time, over the whole cluster."""

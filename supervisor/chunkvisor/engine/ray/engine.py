@@ -31,7 +31,7 @@ from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Waiting
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
-from chunkvisor_worker.contract.environment import RUN_ID
+from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder
 from chunkvisor_worker.contract.messages import Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.template import TemplateSpec

@@ -1,26 +1,20 @@
-"""Has a model's linear layers computed by the faster of two kernels on a CPU: torch's own, or oneDNN's.
-
-torch gives products in float32 to MKL, which takes more than twice the time that is needed on some of AMD's CPUs.
-oneDNN has kernels of its own, over weights packed in the order in which they are read (as Inductor does with a frozen
-model: torch 2.13, _inductor/fx_passes/mkldnn_fusion.py). Which is faster is timed on the model's own shapes. Both
-compute in float32: vectors differ by less than 1e-6, as they do by the batch that a text is in, so that they may stand
-in one output.
-
-A packed weight takes the place of the dense one, so that no weight is in memory twice. Code that reads its shape, dtype
-or device finds them; code that wants its numbers gets an error, and then, in `choose`, the model has its own back.
-"""
+"""Makes a CPU fast: linear layers packed for oneDNN, and batches computed side by side, a thread each."""
 
 import functools
+import importlib.util
+import math
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from chunkvisor_worker.contract.arithmetic import LinearKernel
-from chunkvisor_worker.contract.environment import LINEAR
+from chunkvisor_worker.contract.arithmetic import LinearKernel, most_lanes
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR
+from chunkvisor_worker.encoder import Indices, Vectors
 
 TORCH, ONEDNN = "torch", "onednn"
 
@@ -236,3 +230,101 @@ def _one_thread() -> Iterator[None]:
     finally:
         if threads != 1:
             torch.set_num_threads(threads)
+
+
+Wait: TypeAlias = Callable[[], Vectors]
+"""Waits for a batch's vectors."""
+
+_MOST_PRODUCTS = 160e9
+"""Padded tokens of a batch times the model's weights, for each thread of its lane. A slow core does 20e9 a second, and
+a batch may take 8 s: within a grace of 25 s, a worker that is asked to leave has to finish the batches under way and
+the one that waits for a lane."""
+
+STATELESS = frozenset(
+    {
+        *("bert", "camembert", "distilbert", "electra", "eurobert", "gemma3_text", "llama", "mistral", "modernbert"),
+        *("mpnet", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta"),
+    }
+)
+"""Model types of transformers whose forward pass keeps nothing in the model, so that several may be under way."""
+_THREAD_SAFE = "transformers.utils.output_capturing"
+"""Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model meanwhile."""
+_CHANGING_ROPE = ("dynamic", "longrope")
+"""Kinds of rotary position embeddings whose frequencies a forward pass changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How many batches are computed at a time, and with how many threads each."""
+
+    count: int = 1
+    threads: int = 1
+    ahead: int = 0
+    """Batches that may be under way when another begins."""
+
+    def compute(
+        self, batches: Iterable[Indices], begins: Callable[[Indices], bool], start: Callable[[Indices], Wait]
+    ) -> Iterator[tuple[Indices, Vectors]]:
+        """The batches with their vectors, in their order.
+
+        `begins` is told of each batch, by this thread; False ends the iteration with those under way. `start` starts
+        to compute one, and what it returns waits for the vectors; it is called in a lane's thread where there are
+        several lanes. A batch of one text has the machine to itself: so it gets through where there is memory for no
+        more. Raises what `start` raises.
+        """
+        under_way: deque[tuple[Indices, Wait]] = deque()
+        with self._opened() as submit:
+            for indices in batches:
+                alone = self.count > 1 and len(indices) == 1
+                while alone and under_way:
+                    yield _finished(under_way)
+                if not begins(indices):
+                    break
+                under_way.append((indices, start(indices) if alone else submit(start, indices)))
+                while len(under_way) > (0 if alone else self.ahead):
+                    yield _finished(under_way)
+            while under_way:
+                yield _finished(under_way)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Callable[[Callable[[Indices], Wait], Indices], Wait]]:
+        if self.count == 1:
+            yield lambda start, indices: start(indices)
+            return
+        import torch
+
+        print(f"{self.count} batches at a time, threads for each: {self.threads}", flush=True)  # noqa: T201 - goes to the log
+        pool = ThreadPoolExecutor(self.count, "lane", torch.set_num_threads, (self.threads,))
+        try:
+            yield lambda start, indices: pool.submit(lambda: start(indices)()).result
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def weights_of(model: Any) -> int:
+    """Numbers in the matrices that each token is multiplied with, about: embeddings are looked up, not multiplied."""
+    return int(model.transformers_model.num_parameters(exclude_embeddings=True))
+
+
+def lanes_for(threads: int, batches: int, products: float) -> Lanes:
+    """For so many batches, the largest of which has so many products: its padded tokens times the model's weights."""
+    least_threads = max(1, math.ceil(products / _MOST_PRODUCTS))
+    count = most_lanes(threads // least_threads, batches, os.environ.get(BATCHES_AT_ONCE, ""))
+    return Lanes(count, threads // count, count) if count > 1 else Lanes()
+
+
+def is_stateless(model: Any) -> bool:
+    """Whether several forward passes of this plain text model may be under way at once."""
+    if importlib.util.find_spec(_THREAD_SAFE) is None:
+        return False
+    transformer = model.transformers_model
+    rope_types = [getattr(module, "rope_type", None) for module in transformer.modules()]
+    kinds = [kind for each in rope_types for kind in (each.values() if isinstance(each, dict) else [each])]
+    return transformer.config.model_type in STATELESS and not any(
+        changing in str(kind) for kind in kinds for changing in _CHANGING_ROPE
+    )
+
+
+def _finished(under_way: deque[tuple[Indices, Wait]]) -> tuple[Indices, Vectors]:
+    indices, wait = under_way.popleft()
+    return indices, wait()
