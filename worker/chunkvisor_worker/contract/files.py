@@ -141,15 +141,20 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def read_bounded(path: Path) -> bytes | None:
     """Return the file's bytes, or None if there is no file of a sensible size that can be read."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        # A worker may have put a pipe there: to open or read one must not hang the parent, and is nothing to read.
+        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
             # Room for what is there: to map and unmap that for the largest record costs more than to read a small one.
             there_bytes = os.fstat(file.fileno()).st_size
-            data = file.read(min(there_bytes, READ_LIMIT_BYTES) + 1)
+            data = file.read(min(there_bytes, READ_LIMIT_BYTES) + 1) or b""
             if len(data) > there_bytes:  # it grows
-                data += file.read(max(0, READ_LIMIT_BYTES + 1 - len(data)))
+                data += file.read(max(0, READ_LIMIT_BYTES + 1 - len(data))) or b""
     except OSError:
         return None
     return data if len(data) <= READ_LIMIT_BYTES else None
