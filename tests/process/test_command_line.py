@@ -125,7 +125,7 @@ def test_a_workdir_that_is_not_given(workplace: Workplace, monkeypatch: pytest.M
     assert "Example: chunkvisor status cache/embeddings" in ended.stderr
     for number, name in enumerate(("cache/old", "new folder", ".hidden", "far/too/deep")):
         folder = Layout(workplace.folder / name)
-        folder.workdir.mkdir(parents=True)
+        folder.mark.parent.mkdir(parents=True)
         folder.mark.touch()
         folder.events.touch()
         os.utime(folder.events, (number, number))

@@ -95,7 +95,7 @@ def test_other_texts_in_the_same_workdir() -> None:
     with pytest.raises(chunkvisor.ChunkvisorError, match="\\n  normalize: False before, True now\n") as caught:
         encode(["one"], workdir="w", normalize=True)
     assert caught.value.what.startswith("the vectors in this workdir were made with other settings:\n")
-    assert "update=True, which makes vectors with the new settings of those that are there" in caught.value.remedy
+    assert "from_scratch=True" in caught.value.remedy
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
 
 

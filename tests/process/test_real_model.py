@@ -1,6 +1,5 @@
 """A whole run with the real model, against one plain sentence-transformers encode of the same texts."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ ALIKE: dict[str, Any] = {"batch_size": 1, "show_progress_bar": False}
 def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> None:
     """Within 1e-6, with packed weights: duplicates, empty texts, NULLs, texts far over max_length, CJK and emoji, too.
 
-    So is an output that is cut from it.
+    So is an output of fewer dimensions.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -53,7 +52,6 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-6)
     plain = model.encode([text or "" for text in TEXTS], truncate_dim=128, normalize_embeddings=True, **ALIKE)
     np.testing.assert_allclose(np.load(workplace.workdir / "a_short.npy"), plain, rtol=0, atol=1e-6)
-    assert json.loads((workplace.workdir / "a_short.json").read_text())["texts_encoded"] == 0
     manifest = workplace.manifest()
     assert manifest["rows"] == len(TEXTS)
     assert manifest["distinct_texts"] == len({text or "" for text in TEXTS})

@@ -35,8 +35,8 @@ def with_what_is_here(error: click.MissingParameter) -> click.ClickException:
 
 def _workdirs() -> list[str]:
     """Near the current folder."""
-    mark = Layout(Path()).mark.name
-    folders = {path.parent for pattern in _DEEP for path in Path().glob(f"{pattern}{mark}")}
+    hidden = Layout(Path()).hidden.name
+    folders = {path.parent for pattern in _DEEP for path in Path().glob(f"{pattern}{hidden}")}
     return _newest_first({folder: Layout(folder).events for folder in folders})
 
 
