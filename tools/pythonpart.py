@@ -10,7 +10,7 @@ from functools import partial
 import chunkvisor.api
 import chunkvisor.results
 from chunkvisor.arguments import meanings
-from chunkvisor.assemble import badreasons
+from chunkvisor.assemble import badrows
 from chunkvisor.show import status
 from configpart import keys as keys_of_config
 from docstrings import attribute_docs
@@ -81,7 +81,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
     "status": partial(keys, status.Status),
     "status output": partial(keys, status.OutputStatus),
-    "status reason": partial(keys, badreasons.BadReason),
+    "status reason": partial(keys, badrows.BadReason),
     "status device": partial(keys, status.DeviceStatus),
     "status worker": partial(keys, status.WorkerStatus),
 }

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
-from chunkvisor.assemble.badrows import every_row, where_listed
-from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.form import form_of, without_vectors
+from chunkvisor.assemble.badrows import every_row, reasons_in_words, reasons_of, where_listed
+from chunkvisor.assemble.form import form_of, place_of, without_vectors
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers

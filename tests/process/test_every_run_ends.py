@@ -14,10 +14,19 @@ from soaked import wide
 TEXTS = [f"text {number}" for number in range(60)]
 BAD = 27
 
-DEEDS = ("exit 1", "exit 23", "signal 7", "signal 15", "raise MemoryError", "quote GPU has fallen off the bus")
+DEEDS = ("exit 1", "exit 23", "signal 7", "signal 15", "quote GPU has fallen off the bus")
+# Lack of host memory passes more often than not: a text alone is tried for minutes, half a minute apart.
 MORE_DEEDS = (
     *("exit 0", "exit 5", "exit 20", "exit 25", "exit 31", "exit 120", "exit 126", "exit 127", "exit 255"),
-    *("signal 1", "signal 2", "signal 4", "raise ENOMEM", "raise allocator", "raise KeyboardInterrupt"),
+    *(
+        "signal 1",
+        "signal 2",
+        "signal 4",
+        "raise MemoryError",
+        "raise ENOMEM",
+        "raise allocator",
+        "raise KeyboardInterrupt",
+    ),
     *("quote No CUDA GPUs are available", "quote No space left on device", "quote trust_remote_code=True"),
     *("quote CUDA-capable device(s) is/are busy or unavailable", "quote attn_implementation"),
 )

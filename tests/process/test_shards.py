@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from chunkvisor.assemble.finalfiles import parts_of
-from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.form import Form, parts_of
 from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
 from soaked import wide

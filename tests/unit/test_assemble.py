@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from chunkvisor.assemble import chunkreader
 from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.assemble.finalfiles import all_partials
-from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.form import Form, all_partials
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.assemble.badreasons import BadReason, reasons_in_words, reasons_of
+from chunkvisor.assemble.badrows import BadReason, reasons_in_words, reasons_of
 
 CRASH, NAN, LONG = ("crashed", "it died"), ("bad_output", "NaN in text 7"), ("bad_input", "too long")
 

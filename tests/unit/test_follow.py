@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.assemble.badreasons import BadReason
+from chunkvisor.assemble.badrows import BadReason
 from chunkvisor.events.event import Severity
 from chunkvisor.show.snapshot import DeviceState, RunHealth, Snapshot, WorkerState
 from chunkvisor.show.status import Follower, OutputStatus, State, Status, status_screen

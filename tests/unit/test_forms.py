@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from chunkvisor.assemble import join as assemble
-from chunkvisor.assemble.finalfiles import all_partials, parts_of, place_of
 from chunkvisor.assemble.finished import keep_finished
-from chunkvisor.assemble.form import FORM_KEYS, Form, form_of, without_vectors
+from chunkvisor.assemble.form import FORM_KEYS, Form, all_partials, form_of, parts_of, place_of, without_vectors
 from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.join import describe_files
 from chunkvisor.assemble.manifest import publish_manifest, read_finished
-from chunkvisor.assemble.newmanifest import describe_files
 from chunkvisor.assemble.numbers import Numbers, Ranges, TooLargeError
 from chunkvisor.assemble.sides import ranges_of, write_sides
 from chunkvisor.commands.verify import _final

@@ -1,21 +1,59 @@
 """Reads rows of a finished output by number, from arrays or tables; checks that they are what was written."""
 
 import hashlib
+import os
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
-from chunkvisor.assemble.finalfiles import FinalPart
-from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.form import FinalPart, form_of
+from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import recorded_parts
-from chunkvisor.assemble.unpack import Scratch, Unpacked
-from chunkvisor.config.choices import FinalFormat
+from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.pickrows import expect_rows, pick_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Where tables are unpacked."""
+
+    folder: Path
+    """Of our own workdir: it takes the disk space of the vectors for as long as they are read."""
+    on_block: Callable[[], None] = lambda: None
+    """Called now and then; it may raise to stop."""
+
+
+class Unpacked:
+    """The parts of one final that were asked for."""
+
+    def __init__(self, dimension: int, scratch: Scratch) -> None:
+        self._numbers = Numbers(FinalDtype.FLOAT32, dimension)
+        self._scratch = scratch
+        self._descriptors: dict[Path, int] = {}
+
+    def path_of(self, part: FinalPart) -> Path:
+        """The .npy of a part, float32; it is there as long as this object is. Raises OSError, BadVectorsError."""
+        if part.path not in self._descriptors:
+            with TemporaryFile(dir=self._scratch.folder) as file:
+                file.write(npy_header(part.rows, self._numbers.width))
+                for block, _ in FORMATS[FinalFormat.PARQUET].read(part.path, part.rows, self._numbers, None):
+                    file.write(np.ascontiguousarray(block).data)
+                    self._scratch.on_block()
+                file.flush()
+                self._descriptors[part.path] = kept = os.dup(file.fileno())
+            weakref.finalize(self, os.close, kept)
+        return Path(f"/proc/self/fd/{self._descriptors[part.path]}")
+
 
 Rows = npt.NDArray[np.int64]
 

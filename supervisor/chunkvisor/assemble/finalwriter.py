@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.finalfiles import (
+from chunkvisor.assemble.form import (
     FinalPart,
+    Form,
     all_partials,
     all_places,
     is_ours,
@@ -20,7 +21,6 @@ from chunkvisor.assemble.finalfiles import (
     place_of,
     remove_final,
 )
-from chunkvisor.assemble.form import Form
 from chunkvisor.assemble.formats import FORMATS, PartWriter
 from chunkvisor.assemble.numbers import Numbers, Positions, Stored
 from chunkvisor.assemble.sides import find_rows_table

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.assemble.finalfiles import FinalPart
 from chunkvisor.assemble.finalwriter import FinalWriter
-from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.form import FinalPart, Form
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.numbers import Numbers, Positions, Ranges, Stored, TooLargeError
 from chunkvisor.config.choices import FinalDtype

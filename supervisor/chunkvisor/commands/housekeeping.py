@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from chunkvisor.assemble.badrows import count_of, forget
-from chunkvisor.assemble.badtexts import bad_texts
+from chunkvisor.assemble.badrows import bad_texts, count_of, forget
 from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_another
 from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.decide.bisect import BadText

@@ -296,8 +296,10 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
     """
     layout = Layout(loaded.config.workdir)
     if complete:
-        from chunkvisor.assemble.finalfiles import place_of  # numpy with it, for which nothing waits any more
-        from chunkvisor.assemble.form import form_of
+        from chunkvisor.assemble.form import (
+            form_of,
+            place_of,  # numpy with it, for which nothing waits any more
+        )
         from chunkvisor.assemble.manifest import read_done_if_whole
 
         name, output = next(iter(loaded.config.outputs.items()))

@@ -12,8 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.badreasons import BadReason, reasons_in_words, reasons_of
-from chunkvisor.assemble.badrows import count_of, where_listed
+from chunkvisor.assemble.badrows import BadReason, count_of, reasons_in_words, reasons_of, where_listed
 from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import decoded, newest_state

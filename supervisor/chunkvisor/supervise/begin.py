@@ -6,9 +6,8 @@ What an earlier run has fixed stays as it was, unless the run is told to update 
 import os
 from pathlib import Path
 
-from chunkvisor.assemble.finalfiles import place_of
 from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
-from chunkvisor.assemble.form import asked_form
+from chunkvisor.assemble.form import asked_form, place_of
 from chunkvisor.decide.chunksize import propose, worker_rate
 from chunkvisor.errors import Halt
 from chunkvisor.events import output as of_output

@@ -10,14 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.committedrows import CommittedRows
-from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.finalrows import FinalRows
-from chunkvisor.assemble.form import asked_form, form_of
+from chunkvisor.assemble.chunkreader import CommittedRows, RowReader
+from chunkvisor.assemble.finalrows import FinalRows, Scratch
+from chunkvisor.assemble.form import asked_form, form_of, place_of
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.assemble.manifest import read_moved, read_recorded
-from chunkvisor.assemble.textvectors import RowReader
-from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import TableFiles

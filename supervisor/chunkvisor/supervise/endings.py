@@ -6,8 +6,7 @@ Pure. `lastwords` has those about workers and texts, `stops` those of a run that
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chunkvisor.assemble.badreasons import reasons_in_words, reasons_of
-from chunkvisor.assemble.badrows import count_of, where_listed
+from chunkvisor.assemble.badrows import count_of, reasons_in_words, reasons_of, where_listed
 from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.remedies import advice_on_row, last_remedy
 from chunkvisor.errors import ExitCode, Halt, is_empty

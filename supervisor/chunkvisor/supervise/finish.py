@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chunkvisor.assemble import badrows, truncated
+from chunkvisor.assemble import badrows, sides
 from chunkvisor.assemble.before import drop_before, drop_earlier_sides
-from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.form import Form, asked_form
-from chunkvisor.assemble.join import Final, assemble, texts_without
+from chunkvisor.assemble.chunkreader import Taken, TakenDamagedError
+from chunkvisor.assemble.form import Form, asked_form, place_of
+from chunkvisor.assemble.join import Final, Origin, assemble, build_manifest, texts_without
 from chunkvisor.assemble.manifest import announce, publish_manifest, read_recorded
-from chunkvisor.assemble.newmanifest import Origin, build_manifest
 from chunkvisor.assemble.sides import write_sides
-from chunkvisor.assemble.textvectors import Taken, TakenDamagedError
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import StagedTable
@@ -96,7 +94,7 @@ class Finish:
         if layout.earlier.done.exists():  # the list that is there is that of the earlier generation
             badrows.forget(layout.earlier, read_recorded(layout.earlier))
         bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), self.table, final))
-        cut = truncated.record(ledger, self.table, self.reuse, on_block)
+        cut = sides.record(ledger, self.table, self.reuse, on_block)
         origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
         fingerprint = self.begun.fixed.identity.fingerprint
         manifest = build_manifest(

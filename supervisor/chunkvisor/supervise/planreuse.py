@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chunkvisor.assemble.copiedrows import copy_rows
+from chunkvisor.assemble.chunkreader import copy_rows
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import ReuseRefused
 from chunkvisor.sources.dedupe import matches

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from chunkvisor.assemble.badtexts import mend_records
+from chunkvisor.assemble.badrows import mend_records
 from chunkvisor.assemble.before import drop_before
 from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form

@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from chunkvisor.assemble.badrows import every_row
-from chunkvisor.assemble.copiedrows import copied_rows
-from chunkvisor.assemble.finalrows import FinalRows
+from chunkvisor.assemble.chunkreader import RowReader, Taken, TakenDamagedError, copied_rows
+from chunkvisor.assemble.finalrows import FinalRows, Scratch
 from chunkvisor.assemble.form import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
-from chunkvisor.assemble.textvectors import RowReader, Taken, TakenDamagedError
-from chunkvisor.assemble.unpack import Scratch
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import Layout, OutputLayout

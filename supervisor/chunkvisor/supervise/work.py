@@ -8,8 +8,7 @@ from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import refuse_unequal
-from chunkvisor.assemble.finalfiles import place_of
-from chunkvisor.assemble.form import asked_form
+from chunkvisor.assemble.form import asked_form, place_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.specs import encode_spec, model_spec
