@@ -34,7 +34,6 @@ def test_texts_go_to_the_attempt_as_they_come(tmp_path: Path) -> None:
     assert spec.texts_digest == hashlib.sha256(data).hexdigest()
     assert (spec.start, spec.stop) == (700, 700 + count)
     assert read_message(Spec, files.spec) == spec
-    assert files.texts.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
