@@ -77,19 +77,6 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | N
     return Halt(ExitCode.CONFIG, what, why=verdict.why, remedy=remedy, log=log, see=verdict.see)
 
 
-def too_many_bad(output: str, rows: int, limit: int, last: BadText) -> Halt:
-    """The end of a run whose first rows have bad texts that turn out to stand in so many rows."""
-    return Halt(
-        ExitCode.CONFIG,
-        f"halted at {output}: {counted(rows, 'row')} cannot be encoded, and recovery.max_bad_rows is {limit:,}; texts "
-        "that failed among the first rows stand in others, too",
-        why=last.reason,
-        remedy=f"{_RARELY_TEXTS} Once that is mended: chunkvisor retry, and run again. If it is the texts, correct "
-        "them, or raise recovery.max_bad_rows.",
-        see=str(last.outcome),
-    )
-
-
 def all_bad(output: str, last: BadText | None) -> Halt:
     """The end of a run in which no text of an output can be encoded."""
     return Halt(
