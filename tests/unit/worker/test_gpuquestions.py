@@ -13,6 +13,9 @@ from chunkvisor_worker.taint import GpuQuestions
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on sys.path; what is imported from it is forgotten."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    # transformers makes a package of this name in its cache, and another test of this process may have imported it.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -59,7 +62,10 @@ ASK = "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
         ),
         pytest.param({"ask_nothing.py": "import json\n"}, "ask_nothing", "", id="nothing"),
         pytest.param(
-            {"transformers_modules/m/code.py": "from transformers.utils import is_flash_attn_2_available\n"},
+            {
+                "transformers_modules/__init__.py": "",
+                "transformers_modules/m/code.py": "from transformers.utils import is_flash_attn_2_available\n",
+            },
             "transformers_modules.m.code",
             "transformers_modules.m.code can ask transformers' is_flash_attn_2_available()",
             id="by a function that keeps its answer",
