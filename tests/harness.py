@@ -23,9 +23,8 @@ import psutil
 import pytest
 import yaml
 
-from chunkvisor import child
+from chunkvisor import child, judge
 from chunkvisor.cli import main
-from chunkvisor.decide import budget
 from chunkvisor.heart import loop
 from drivers.zygote import MARK as MARK
 from forking import COMMAND_LINE, KILL_AT, Forked
@@ -137,7 +136,7 @@ class Workplace:
             mock.patch.object(sys, "argv", ["chunkvisor", *arguments]),
             mock.patch.object(child, "run_child", _child_here),
             mock.patch.object(loop, "_PAUSE_S", 0.02),
-            mock.patch.object(budget, "BACKOFF_S", 0.01),
+            mock.patch.object(judge, "BACKOFF_S", 0.01),
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),
         ):

@@ -11,9 +11,9 @@ from unittest import mock
 import duckdb
 import yaml
 
-import chunkvisor.decide.budget
 import chunkvisor.heart.joins
 import chunkvisor.heart.loop
+import chunkvisor.judge
 import chunkvisor.supervise.diskwait
 import chunkvisor.supervise.session
 from chunkvisor.show.record import surroundings
@@ -42,7 +42,7 @@ def be_quick() -> None:
         (chunkvisor.show.record, "_version", versions.get),
         # It looks at every process of the machine; workers end with their supervisor all the same.
         (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
-        (chunkvisor.decide.budget, "BACKOFF_S", 0.01),
+        (chunkvisor.judge, "BACKOFF_S", 0.01),
         (chunkvisor.heart.loop, "_PAUSE_S", 0.02),
         (chunkvisor.heart.joins, "PAUSE_S", 0.05),
         (chunkvisor.supervise.diskwait, "_FIRST_S", 0.05),

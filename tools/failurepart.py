@@ -1,6 +1,6 @@
 """docs/reference/failures.md: the outcomes of the handbook."""
 
-from chunkvisor.decide.handbook import ENTRIES
+from chunkvisor.words import ENTRIES
 
 
 def outcomes() -> str:

@@ -13,7 +13,7 @@ from asking import ask_each
 
 from chunkvisor.commands.planning.survey import activation_bytes
 from chunkvisor.config.specs import AUTO_TOKENS
-from chunkvisor.decide.dtypes import Card, lacks
+from chunkvisor.devices.dtypes import Card, lacks
 from chunkvisor.engine.modelfolder import shape_of
 from chunkvisor_worker.batching import PROBE_TOKENS
 from nullgpu import GIB, NullGpu

@@ -26,9 +26,9 @@ from chunkvisor.commands.doctor.readings import (
     read_hub,
     tasks_left,
 )
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import Device, ProbeReading, ask_torch
 from chunkvisor.engine.trial import environment_of
+from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import PARENT_PID, Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.decide.budget import Company
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import View, company_of, in_company
+from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import read_oom
 from harness import Workplace, expected, finish, local_engine_only, wait_for

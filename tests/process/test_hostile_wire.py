@@ -18,10 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.decide.budget import Budget
-from chunkvisor.decide.outcome import EndedBy, judge
 from chunkvisor.engine.warm import Template, TemplateState
 from chunkvisor.heart.policy import History, decide
+from chunkvisor.judge import Budget, EndedBy, judge
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look
 from chunkvisor_worker.contract.exits import PARENT_PID, Outcome, WorkerExit

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.decide.budget import Budget
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.judge import Budget, Verdict
 from chunkvisor_worker.contract.messages import ONLY_ASK
 from harness import Workplace, model_folder, wait_for
 from late import needs

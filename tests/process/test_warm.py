@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from chunkvisor.cli import main
-from chunkvisor.decide.outcome import STATUS_LOST, Evidence, judge
 from chunkvisor.devices.gpu import CPU
 from chunkvisor.engine import warm
 from chunkvisor.engine.environment import thread_count, worker_environment
+from chunkvisor.judge import STATUS_LOST, Evidence, judge
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from harness import CLUSTER, MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
 from soaked import wide

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chunkvisor.decide.budget import Company
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import messages, policy
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, Scheduler
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 

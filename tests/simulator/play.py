@@ -8,12 +8,11 @@ start, and vectors are stored, at once, and outputs are joined as the loop joins
 import math
 import re
 
-from chunkvisor.decide.budget import Budget, Company
-from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.heart import messages, policy
 from chunkvisor.heart.scheduler import Scheduler, Settings
+from chunkvisor.judge import Budget, Company, Verdict
+from chunkvisor.words import BadRows
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 

@@ -2,9 +2,9 @@
 
 from dataclasses import fields
 
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Opinion
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.messages import Limits
 
 

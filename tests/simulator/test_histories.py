@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.decide.budget import Budget
-from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.scheduler import Settings
+from chunkvisor.judge import Budget
+from chunkvisor.words import BadRows
 from chunkvisor_worker.contract.messages import Limits
 
 from .bugs import BUGS

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from chunkvisor import judge
 from chunkvisor.config import values
 from chunkvisor.config.model import Config
 from chunkvisor.config.sections import RecoveryConfig
-from chunkvisor.decide import budget
 from chunkvisor.devices import gate, gpu
 from chunkvisor.heart import joins, policy, scheduler, slot
 
@@ -58,7 +58,7 @@ LIMITS = {
     "recovery.min_batch_size": Limit(str(DEFAULTS.min_batch_size), ("OOM at the smallest batch allowed",)),
     "recovery.max_bad_rows": Limit(str(DEFAULTS.max_bad_rows), ("more bad texts than max_bad_rows",)),
     "pause before a next try": Limit(
-        f"{_s(budget.BACKOFF_S)}, doubled each time up to {_s(budget.BACKOFF_MAX_S)}",
+        f"{_s(judge.BACKOFF_S)}, doubled each time up to {_s(judge.BACKOFF_MAX_S)}",
         ("a worker that cannot be started for lack of memory", "a shorter pause does not end"),
     ),
     "chunks set aside in a row": Limit(str(policy.LIMITS["given up"]), ("three chunks given up in a row",)),

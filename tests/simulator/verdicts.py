@@ -4,10 +4,9 @@ import functools
 from dataclasses import replace
 from enum import Enum
 
-from chunkvisor.decide.budget import Budget as _Budget
-from chunkvisor.decide.outcome import NODE_LOST, EndedBy, Evidence, judge
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.heart.policy import History, Split, decide
+from chunkvisor.judge import NODE_LOST, EndedBy, Evidence, Verdict, judge
+from chunkvisor.judge import Budget as _Budget
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
 

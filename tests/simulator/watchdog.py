@@ -3,11 +3,11 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import messages
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 
 from .disk import BAD, MISSING, VECTOR, Disk

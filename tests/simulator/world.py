@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chunkvisor.decide.budget import Budget
-from chunkvisor.decide.lastwords import BadRows
 from chunkvisor.heart.scheduler import Settings
+from chunkvisor.judge import Budget
+from chunkvisor.words import BadRows
 from chunkvisor_worker.contract.messages import Limits
 
 from .verdicts import Failure, is_taken_apart

@@ -2,11 +2,11 @@
 
 import pytest
 
-from chunkvisor.decide.chunksize import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
 from chunkvisor.events.attempt import WorkerEnded
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import Entry
 from chunkvisor.events.run import RunStarted
+from chunkvisor.supervise.begin import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from chunkvisor.commands.explain import names
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
-from chunkvisor.decide.handbook import ENTRIES
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS
@@ -27,6 +26,7 @@ from chunkvisor.sources.request import IngestRequest
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.layout import InvocationFiles, Layout, OutputLayout
+from chunkvisor.words import ENTRIES
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase

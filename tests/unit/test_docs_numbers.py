@@ -8,11 +8,12 @@ from chunkvisor.assemble import badrows
 from chunkvisor.commands import drill, tune
 from chunkvisor.config import specs
 from chunkvisor.config.values import MOST_SHARDS
-from chunkvisor.decide import chunksize, likeness
+from chunkvisor.decide import likeness
 from chunkvisor.engine import trial
 from chunkvisor.events import journal, state
 from chunkvisor.heart import policy
 from chunkvisor.show import metrics, notices, observer, record, sensors
+from chunkvisor.supervise import begin
 from chunkvisor_worker.contract import taxonomy
 from docpages import text_of
 from harness import ROOT
@@ -38,9 +39,9 @@ def quickstart_rows() -> int:
 NUMBERS = [
     ("README.md", f"embeds {quickstart_rows():,} docstrings"),
     ("docs/tutorial/getting-started.md", f"embeds {quickstart_rows():,} docstrings"),
-    ("docs/reference/config.md", f"in about {chunksize.TARGET_S:g} s"),
-    ("docs/reference/config.md", f"{chunksize._UNMEASURED['cuda']:,} texts on a GPU"),
-    ("docs/reference/config.md", f"and {chunksize._UNMEASURED['cpu']} on a CPU"),
+    ("docs/reference/config.md", f"in about {begin.TARGET_S:g} s"),
+    ("docs/reference/config.md", f"{begin._UNMEASURED['cuda']:,} texts on a GPU"),
+    ("docs/reference/config.md", f"and {begin._UNMEASURED['cpu']} on a CPU"),
     (
         "docs/reference/config.md",
         f"auto = {specs.AUTO_TOKENS['cpu']:,} on a CPU; on a GPU {specs.AUTO_TOKENS['cuda']:,}",

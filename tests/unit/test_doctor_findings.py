@@ -25,10 +25,10 @@ from chunkvisor.commands.doctor.readings import (
     Whereabouts,
 )
 from chunkvisor.config.outputsection import OutputConfig
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.gpu import ProbeReading
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
+from chunkvisor.judge import Verdict
 from chunkvisor.sources.child import SourceSize
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from chunkvisor import words as words_of
 from chunkvisor.commands.tune import BASELINE, Candidate, _suitable
-from chunkvisor.decide import handbook, remedies
-from chunkvisor.decide.dtypes import Card, advised_dtype, less_memory, unfit_dtype
+from chunkvisor.devices.dtypes import Card, advised_dtype, less_memory, unfit_dtype
 from chunkvisor.devices.gpu import CPU, Device, weakest
 from chunkvisor_worker.contract.rules import RULES
 
@@ -85,8 +85,8 @@ def test_against_a_lack_of_memory(dtype: str | None, model_type: str, card: Card
 def test_words_that_do_not_know_the_card_name_no_half_precision() -> None:
     """A rule, an entry of the handbook or a last remedy is read on any card."""
     words = [word for rule in RULES for word in (rule.remedy, rule.if_ended)]
-    words += [entry.do for entry in handbook.ENTRIES.values()]
-    words += remedies._LAST_REMEDIES.values()
+    words += [entry.do for entry in words_of.ENTRIES.values()]
+    words += words_of._LAST_REMEDIES.values()
     assert not [word for word in words if re.search(r"b?float16", word)]
 
 

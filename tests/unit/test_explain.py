@@ -3,8 +3,8 @@
 import pytest
 
 from chunkvisor.commands.explain import explain, index, names
-from chunkvisor.decide.handbook import ENTRIES, QUARANTINE
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.words import ENTRIES, QUARANTINE
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rules import RULES
 

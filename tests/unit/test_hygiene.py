@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,12 +33,13 @@ ROOMS = (
         "supervise",
         "heart",
         "show",
+        "words",
         "assemble",
         "sources",
         "engine",
         "devices",
     ),
-    *("store", "decide", "events", "config", "child", "printing", "errors", "units", "version"),
+    *("store", "decide", "judge", "events", "config", "child", "printing", "errors", "units", "version"),
 )
 """The rooms, and the modules beside them, from top to bottom."""
 
@@ -91,16 +91,6 @@ def test_room_imports_only_what_stands_below_it() -> None:
         for name in imported(path):
             package, _, inside = name.partition(".")
             assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{path} imports {name}: not below it"
-
-
-def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
-    """What a run imports before its model begins to load has neither numpy nor what works on its outputs."""
-    light = ("cli.run", "config.load", "show.lines", "supervise.session", "show.record")
-    program = f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.heart.loop"}
-    assert late.isdisjoint(ended.stdout.split())
 
 
 def string_of(node: ast.AST | None) -> str:

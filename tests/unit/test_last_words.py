@@ -6,12 +6,10 @@ import pytest
 
 from chunkvisor.commands.explain import explain
 from chunkvisor.config.givenvalues import without_secret
-from chunkvisor.decide.lastwords import nothing_encoded
-from chunkvisor.decide.outcome import Evidence, judge
-from chunkvisor.decide.remedies import advice_on_row, last_remedy
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.policy import code_of_nothing
+from chunkvisor.judge import Evidence, Verdict, judge
+from chunkvisor.words import advice_on_row, last_remedy, nothing_encoded
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rule import read_oom

@@ -8,12 +8,11 @@ import pytest
 
 from chunkvisor.config.load import from_values
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.decide.budget import Budget
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine import modelsource
 from chunkvisor.engine.modelsource import folder_like, resolve_hub, resolve_local, revision_at_hand, source_at_hand
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.model import Resolving
+from chunkvisor.judge import Budget, Verdict
 from chunkvisor.supervise import modelfiles
 from chunkvisor.supervise.modelfiles import ModelFiles
 from chunkvisor_worker.contract.exits import Outcome

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.decide.outcome import NEARLY_FULL_BYTES, NODE_LOST, EndedBy, Evidence, describe_exit, judge
+from chunkvisor.judge import NEARLY_FULL_BYTES, NODE_LOST, EndedBy, Evidence, describe_exit, judge
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.decide.budget import BACKOFF_MAX_S, Budget, Company, backoff_s
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import (
@@ -24,6 +22,7 @@ from chunkvisor.heart.policy import (
     Wait,
     decide,
 )
+from chunkvisor.judge import BACKOFF_MAX_S, Budget, Company, Verdict, backoff_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.rule import OomFigures

@@ -9,7 +9,7 @@ from chunkvisor.events.attempt import AttemptFailed, BatchesKept, Go, PartFailed
 from chunkvisor.events.event import Event
 from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import Draining
-from chunkvisor.supervise.troubles import Troubles
+from chunkvisor.words import Troubles
 
 GO = Go("t", 5, 1, 32)
 HUNG = PartFailed("t", 5, 2, "hung", "no progress for 5 s", log="/w/5/2/worker.log")

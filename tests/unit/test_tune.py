@@ -27,9 +27,9 @@ from chunkvisor.commands.tune import (
 from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
 from chunkvisor.decide.likeness import Likeness, likeness
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.engine.trial import Conditions, Trial
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 

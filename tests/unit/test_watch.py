@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.decide.watch import Patience, Pulse, gap
+from chunkvisor.judge import Patience, Pulse, gap
 from chunkvisor_worker.contract.messages import Beat, Phase
 
 PATIENCE = Patience(startup_s=100, stall_s=10)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.attempt import AttemptFailed, ChunkSplit
 from chunkvisor.events.event import Event
@@ -15,6 +14,7 @@ from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import Commit, GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
 from chunkvisor.heart.telling import what_follows
 from chunkvisor.heart.waitteller import WaitTeller
+from chunkvisor.judge import Verdict
 from chunkvisor.store.leftovers import failed_as, last_log
 from chunkvisor.units import which_rows, wrapped
 from chunkvisor_worker.contract.exits import Outcome

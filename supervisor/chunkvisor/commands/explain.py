@@ -3,11 +3,10 @@
 import re
 import textwrap
 
-from chunkvisor.decide.handbook import ENTRIES
-from chunkvisor.decide.remedies import last_remedy
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.judge import Verdict
 from chunkvisor.units import did_you_mean
+from chunkvisor.words import ENTRIES, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import OF_GPUS, RULES

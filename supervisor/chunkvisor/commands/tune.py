@@ -17,14 +17,14 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.sections import EncodeConfig
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
-from chunkvisor.decide.dtypes import Card, advised_dtype, unfit_dtype
 from chunkvisor.decide.likeness import Likeness, Vectors, likeness
-from chunkvisor.decide.watch import Patience
+from chunkvisor.devices.dtypes import Card, advised_dtype, unfit_dtype
 from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, processor_flags, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.judge import Patience
 from chunkvisor.sources.table import StagedTable, sampled
 from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import Layout

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.child import run_child
-from chunkvisor.decide.dtypes import Card
+from chunkvisor.devices.dtypes import Card
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.leftovers import last_line, read_tail
 from chunkvisor_worker.contract.exits import PARENT_PID

@@ -13,8 +13,7 @@ from typing import Any
 
 import psutil
 
-from chunkvisor.decide.budget import Company
-from chunkvisor.decide.verdict import Verdict
+from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import OomFigures
 

@@ -19,9 +19,8 @@ from typing import Self
 
 from chunkvisor.child import run_child
 from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.decide.budget import Budget, pause_s
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.judge import Budget, Verdict, pause_s
 from chunkvisor.store.leftovers import verdict_of_child
 from chunkvisor.store.records import (
     Snapshot,

@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.child import run_child
-from chunkvisor.decide.outcome import EndedBy, Evidence, judge
-from chunkvisor.decide.verdict import ONE_ROW, Verdict
-from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.process import worker_command
 from chunkvisor.errors import Halt, config_error
+from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Patience, Pulse, Verdict, judge
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor.store.leftovers import last_line
 from chunkvisor_worker.contract.arithmetic import LinearKernel

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from chunkvisor.decide.outcome import STATUS_LOST, describe_exit
 from chunkvisor.engine.environment import template_environment
 from chunkvisor.engine.process import LocalWorker, end, readable, spawn
+from chunkvisor.judge import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Fault

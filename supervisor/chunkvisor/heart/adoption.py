@@ -5,8 +5,6 @@ It starts nothing, and decides no more than `outcome` and `policy` do.
 
 from collections.abc import Sequence
 
-from chunkvisor.decide.budget import Budget
-from chunkvisor.decide.outcome import judge
 from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import Halt
 from chunkvisor.heart.memory import Lesson
@@ -14,6 +12,7 @@ from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import History, Retry, decide
 from chunkvisor.heart.store import Store, check_space
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import Budget, judge
 from chunkvisor.store.attempt import gather, look
 from chunkvisor.store.records import LessonFile
 from chunkvisor_worker.contract.exits import Outcome

@@ -5,13 +5,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from chunkvisor.decide.outcome import STATUS_LOST, judge
 from chunkvisor.devices.health import company_of, in_company
 from chunkvisor.events.attempt import LateCrash
 from chunkvisor.events.event import Emit
 from chunkvisor.heart.messages import Ended
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.slot import Slot
+from chunkvisor.judge import STATUS_LOST, judge
 from chunkvisor.store.attempt import Salvage, gather, look
 from chunkvisor.store.disk import with_room
 from chunkvisor_worker.contract.batchlog import read_batch_log

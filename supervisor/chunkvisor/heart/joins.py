@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.decide.lastwords import damaged_again
 from chunkvisor.events.attempt import ChunkDamaged
 from chunkvisor.events.event import Emit
 from chunkvisor.events.output import Assembling, OutputComplete, WaitingToJoin
@@ -19,6 +18,7 @@ from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.signals import Signals
 from chunkvisor.heart.store import Store
 from chunkvisor.store.disk import DISK_ERRNOS, disk_halt
+from chunkvisor.words import damaged_again
 
 MAX_DAMAGED = 3
 """More damaged chunks of one output are no accident."""

@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from chunkvisor.config.choices import Start as StartKind
-from chunkvisor.decide.outcome import NODE_LOST, STATUS_LOST, EndedBy
-from chunkvisor.decide.verdict import ONE_ROW, Verdict
-from chunkvisor.decide.watch import Patience, Pulse, gap
 from chunkvisor.devices.health import Opinion
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
@@ -34,12 +31,14 @@ from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, Gate, Scheduler, Sett
 from chunkvisor.heart.signals import Signals
 from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Store
-from chunkvisor.heart.telling import GivenUp, Teller, names_of
+from chunkvisor.heart.telling import Teller, names_of
+from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Pulse, Verdict, gap
 from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.disk import of_start, with_room, workdir_gone
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import human_time
+from chunkvisor.words import GivenUp
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 
 _PAUSE_S = 0.25

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.heart.work import Place
+from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
 from chunkvisor_worker.contract.rule import LOAD

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from chunkvisor.decide.budget import Company
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.policy import How, Step
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.messages import Limits
 
 

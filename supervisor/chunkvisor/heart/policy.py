@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from chunkvisor.decide.budget import BACKOFF_S, Budget, Company, backoff_s, pause_s
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.memory import STARTS, Lesson
+from chunkvisor.judge import BACKOFF_S, Budget, Company, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.rule import LOAD

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
-from chunkvisor.decide.budget import Budget, Company
-from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import messages, policy
@@ -31,6 +28,8 @@ from chunkvisor.heart.messages import (
 )
 from chunkvisor.heart.policy import How
 from chunkvisor.heart.work import Backlog, Place, Progress, Work
+from chunkvisor.judge import Budget, Company, Verdict
+from chunkvisor.words import BadRows
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
 

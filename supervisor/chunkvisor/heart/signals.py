@@ -14,6 +14,9 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+from chunkvisor.errors import KEPT, ExitCode, Halt
+from chunkvisor.units import human_time
+
 
 class Signals:
     """Signals received while the context of `listen` lasts."""
@@ -102,3 +105,14 @@ class Signals:
         if self.first is None:
             self.first, self._first_s = signal.Signals(number), time.monotonic()
         self.count += 1
+
+
+def stopped(signals: Signals) -> Halt:
+    """The end of a run that was asked to stop, by a signal or because its time is over."""
+    remedy = f"run the same command again to go on from here{KEPT}"
+    if signals.first is None:
+        assert signals.stop_after_s is not None
+        after = human_time(signals.stop_after_s)
+        return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
+    code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
+    return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)

@@ -6,14 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from chunkvisor.decide.outcome import EndedBy
-from chunkvisor.decide.verdict import Verdict
-from chunkvisor.decide.watch import Patience, Pulse
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
 from chunkvisor.heart.scheduler import Gate
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import EndedBy, Patience, Pulse, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Phase, Spec

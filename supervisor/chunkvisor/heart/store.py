@@ -12,7 +12,6 @@ from pathlib import Path
 
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.decide.verdict import Verdict
 from chunkvisor.events.attempt import (
     BatchesKept,
     ChunkCommitted,
@@ -27,6 +26,7 @@ from chunkvisor.events.output import OtherVersions
 from chunkvisor.heart.messages import Event, Lost, Stored
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import Verdict
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.attempt import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room

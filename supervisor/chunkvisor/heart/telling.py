@@ -5,10 +5,8 @@ Attempts that have ended are held until all that follows from their ends is done
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from chunkvisor.decide import lastwords
-from chunkvisor.decide.verdict import Verdict
+from chunkvisor import words
 from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.attempt import (
@@ -28,23 +26,15 @@ from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Store
 from chunkvisor.heart.waitteller import WaitTeller
 from chunkvisor.heart.work import Work
+from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import drop_bulk
 from chunkvisor.store.leftovers import last_log
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import counted, human_time
+from chunkvisor.words import GivenUp
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.wire import write_message
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A chunk that exhausted its tries."""
-
-    output: str
-    chunk: int
-    verdict: Verdict
-    files: AttemptFiles
 
 
 class Teller:
@@ -194,15 +184,15 @@ class Teller:
         device = str(self._stations[place]) if place is not None else "this machine"
         match why:
             case "broken" if verdict is not None:
-                halt = lastwords.broken_gpu(device, verdict.reason)
+                halt = words.broken_gpu(device, verdict.reason)
             case "busy" if verdict is not None:
-                halt = lastwords.busy_gpu(device, news.waited_s, verdict.reason)
+                halt = words.busy_gpu(device, news.waited_s, verdict.reason)
             case "bad rows" if verdict is not None and work is not None and isinstance(news, messages.Halted):
                 log = last_log(self._files_of(news.worker, work))
                 _, where = self._store.place_of(work)
-                return lastwords.too_bad(output.name, where, news.count, verdict, log, self._bad_rows)
+                return words.too_bad(output.name, where, news.count, verdict, log, self._bad_rows)
             case "all bad":
-                return lastwords.all_bad(output.name, output.last_bad)
+                return words.all_bad(output.name, output.last_bad)
             case _ if verdict is not None and work is not None:
                 halt = self._by_verdict(news, verdict, work, device)
             case _:
@@ -216,14 +206,14 @@ class Teller:
     def _by_verdict(self, news: messages.Halted | messages.Dropped, verdict: Verdict, work: Work, device: str) -> Halt:
         output, chunk = self._outputs[work.output], work.chunk
         if news.why == "too large":
-            return lastwords.too_large(verdict, output.name, chunk)
+            return words.too_large(verdict, output.name, chunk)
         if news.why in ("canary", "first") and isinstance(news, messages.Dropped):
-            return lastwords.failing_device(device, verdict, good=news.why == "canary")
+            return words.failing_device(device, verdict, good=news.why == "canary")
         if news.why == "canary":
-            return lastwords.canary_failed(news.code, verdict, output.name)
+            return words.canary_failed(news.code, verdict, output.name)
         if news.why == "first":
-            return lastwords.nothing_encoded(news.code, verdict, output.name, chunk, output.texts)
-        return lastwords.halt_of(news.code, verdict, output.name, chunk)
+            return words.nothing_encoded(news.code, verdict, output.name, chunk, output.texts)
+        return words.halt_of(news.code, verdict, output.name, chunk)
 
     def _with_log(self, halt: Halt, worker: int) -> Halt:
         files = self._slots[worker].files if worker in self._slots else self._alone.get(worker)

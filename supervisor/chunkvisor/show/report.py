@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.decide.remedies import advice_on_row
-from chunkvisor.decide.verdict import without_cause
 from chunkvisor.events import attempt as of_attempt
 from chunkvisor.events import run as of_run
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.progress import AttemptKey
+from chunkvisor.judge import without_cause
 from chunkvisor.show.sensors import SensorLine, read_line
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
@@ -37,6 +36,7 @@ from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
+from chunkvisor.words import advice_on_row
 from chunkvisor_worker.contract.arithmetic import masked
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, write_atomic

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from chunkvisor.decide.outcome import EndedBy, Evidence
+from chunkvisor.judge import EndedBy, Evidence
 from chunkvisor.store.artifact import BadVectorsError, Shape, bad_rows, inspect, read_exactly, read_shape
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.leftovers import read_tail

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from chunkvisor.decide.outcome import Evidence, judge
-from chunkvisor.decide.verdict import Verdict
+from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded

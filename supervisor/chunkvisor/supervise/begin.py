@@ -1,29 +1,43 @@
-"""Begins one output for a run: stages its source, and holds its identity against the state folder.
+"""Begins one output for a run: stages its source, and compares its identity with what the workdir has.
 
-What an earlier run has fixed stays as it was, unless the run is told to update it.
+What an earlier run has fixed stays as it was, unless the run is asked to update it.
 """
 
 import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
 from chunkvisor.assemble.form import asked_form, place_of
-from chunkvisor.decide.chunksize import propose, worker_rate
-from chunkvisor.errors import Halt
+from chunkvisor.config.model import Config
+from chunkvisor.errors import Halt, config_error
 from chunkvisor.events import output as of_output
-from chunkvisor.events.journal import read_with_trials
-from chunkvisor.events.run import Note
+from chunkvisor.events.attempt import WorkerEnded
+from chunkvisor.events.journal import Entry, read_with_trials
+from chunkvisor.events.run import Note, RunStarted
 from chunkvisor.heart.output import texts_damaged
 from chunkvisor.sources.child import stage_table
-from chunkvisor.sources.fetch import shown
+from chunkvisor.sources.fetch import is_remote, shown
+from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.resolve import SourceFile, resolve, signature
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.disk import not_ours
-from chunkvisor.store.identity import Fixed, Identity, Staged, StagedRecord, make_state, write_fixed, write_staged
+from chunkvisor.store.identity import (
+    Fixed,
+    Identity,
+    Staged,
+    StagedRecord,
+    make_state,
+    read_staged,
+    write_fixed,
+    write_staged,
+)
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.records import DamagedError
+from chunkvisor.store.records import DamagedError, digest_of
 from chunkvisor.supervise.fixedbefore import begun_before, identity_for, refuse_changed, refuse_other_settings
 from chunkvisor.supervise.opening import Begun, Opening
-from chunkvisor.supervise.staging import asked, request_of, staged_before
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
 
@@ -184,3 +198,98 @@ def open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTa
         return StagedTable.open(layout.table)
     except DamagedError as error:
         raise texts_damaged(error) from error
+
+
+TARGET_S = 40.0
+"""A chunk takes a worker about so long: a fault costs little, and a worker's start little of it."""
+
+LEAST_TEXTS, MOST_TEXTS = 100, 50_000
+
+_LEADING = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+"""Round sizes begin with these: neighbours are at most 1.5 apart, so that the nearest keeps within 30 to 60 s."""
+
+_UNMEASURED = {"cpu": 500, "cuda": 3000}
+"""By device: 12 texts/s, as of 0.1 billion parameters on a few cores; 70, as of 1.5 billion on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSize:
+    """A size, and why it is that."""
+
+    texts: int
+    reason: str
+
+
+def propose(texts_per_s: float | None, device_kind: str) -> ChunkSize:
+    """A round size for a worker of that rate; None = nothing was measured, then one that suits many such devices."""
+    if texts_per_s is None:
+        return ChunkSize(_UNMEASURED[device_kind], f"usual for {device_kind}; no rate of this model is known here yet")
+    wanted = texts_per_s * TARGET_S
+    steps = (round(leading * 10**power) for power in range(1, 6) for leading in _LEADING)
+    sizes = [size for size in steps if LEAST_TEXTS <= size <= MOST_TEXTS]
+    texts = min(sizes, key=lambda size: max(size, wanted) / min(size, wanted))
+    rate = f"{texts_per_s:,.0f}" if texts_per_s >= 10 else f"{texts_per_s:.2g}"
+    return ChunkSize(texts, f"at {rate} texts/s, {max(1, round(texts / texts_per_s)):,} s a chunk")
+
+
+def worker_rate(entries: Iterable[Entry], model: str, device_kind: str, output: str) -> float | None:
+    """Texts a second of one worker, from its `go` to its end.
+
+    Measured by the last run of that model on that kind of device that had anything to measure; on texts of the output
+    if there were any, else on those of all. None where no such run is told of.
+    """
+    ours, fresh = False, False
+    sums: dict[str, tuple[int, float]] = {}
+    for _, _, event in entries:
+        if isinstance(event, RunStarted):
+            kind = "cpu" if event.device == "cpu" else "cuda"
+            ours, fresh = event.model == model and kind == device_kind, True
+        elif ours and isinstance(event, WorkerEnded) and event.returncode == 0 and event.texts > 0 and event.busy_s > 0:
+            if fresh:
+                sums, fresh = {}, False
+            texts, busy_s = sums.get(event.output, (0, 0.0))
+            sums[event.output] = (texts + event.texts, busy_s + event.busy_s)
+    counted = [sums[output]] if output in sums else list(sums.values())
+    return sum(texts for texts, _ in counted) / sum(busy_s for _, busy_s in counted) if counted else None
+
+
+def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
+    """What the output wants of its source. Raises Halt (78) where a file of the workdir's state is among that."""
+    output = config.outputs[name]
+    here = [source for source in output.source if not is_remote(source)]
+    _refuse_state(Layout(config.workdir), name, resolve(here))
+    return IngestRequest(
+        sources=output.source,
+        column=output.column,
+        template=output.template,
+        sql=output.sql,
+        skip_blank=output.skip_blank,
+        where=output.where,
+        columns=output.columns,
+        max_rows=max_rows,
+        memory_limit_bytes=int(config.ingest.memory_limit),
+    )
+
+
+def _refuse_state(layout: Layout, name: str, files: Sequence[SourceFile]) -> None:
+    """A run would write into its own source, or read what it has written."""
+    if found := next((file.path for file in files if layout.owns(file.path)), None):
+        raise config_error(
+            f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
+            remedy="choose another workdir, best an empty folder, or a pattern that does not match it",
+        )
+
+
+def asked(request: IngestRequest) -> dict[str, Any]:
+    """What the staged table depends on, but for the contents of the files. Raises Halt where a file is gone."""
+    values = asdict(replace(request, memory_limit_bytes=0))
+    return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
+
+
+def staged_before(request: IngestRequest, layout: OutputLayout) -> Staged | None:
+    """What an earlier run staged of the very same request and untouched files. Raises Halt where a file is gone."""
+    try:
+        record = read_staged(layout)
+    except DamagedError:
+        return None
+    return record.staged if record is not None and record.asked == asked(request) else None

@@ -8,15 +8,15 @@ import time
 from typing import Self
 
 from chunkvisor.config.choices import EngineKind
-from chunkvisor.decide.budget import Budget
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
 from chunkvisor.events.run import RunStarted
+from chunkvisor.heart.signals import stopped
+from chunkvisor.judge import Budget
 from chunkvisor.supervise.engines import Engines
 from chunkvisor.supervise.modelfiles import ModelFiles
 from chunkvisor.supervise.request import Request, Run
-from chunkvisor.supervise.stops import stopped
 
 _PAUSE_S = 0.25
 

@@ -4,16 +4,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chunkvisor.decide.budget import Budget
 from chunkvisor.engine.modelchecks import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.model import CheckingModel, Resolving
 from chunkvisor.events.run import Note
 from chunkvisor.heart.waitteller import WaitTeller
+from chunkvisor.judge import Budget
 from chunkvisor.store.records import LessonFile
+from chunkvisor.supervise.begin import request_of
 from chunkvisor.supervise.request import Request, Run
-from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome
 
 

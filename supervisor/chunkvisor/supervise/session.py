@@ -26,7 +26,7 @@ from chunkvisor.store.mark import claim
 from chunkvisor.supervise.extras import require_extras
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.request import Request, Run
-from chunkvisor.supervise.troubles import Troubles
+from chunkvisor.words import Troubles
 
 
 def run(request: Request, observer: Observer) -> ExitCode:

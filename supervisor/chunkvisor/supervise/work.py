@@ -12,9 +12,7 @@ from chunkvisor.assemble.form import asked_form, place_of
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.specs import encode_spec, model_spec
-from chunkvisor.decide.dtypes import less_memory, unfit_dtype
-from chunkvisor.decide.lastwords import BadRows
-from chunkvisor.decide.watch import Patience
+from chunkvisor.devices.dtypes import less_memory, unfit_dtype
 from chunkvisor.devices.gpu import weakest
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.modelchecks import check_model_files
@@ -28,21 +26,21 @@ from chunkvisor.events.run import Note, WorkPlanned
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings
-from chunkvisor.heart.telling import GivenUp
+from chunkvisor.heart.signals import stopped
+from chunkvisor.judge import Patience
 from chunkvisor.store.identity import arithmetic_variables
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.combining import combine_finals
 from chunkvisor.supervise.diskwait import DiskWait
-from chunkvisor.supervise.endings import gave_up, with_bad_rows
 from chunkvisor.supervise.means import Means
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
 from chunkvisor.supervise.request import Request, Run
-from chunkvisor.supervise.stops import stopped
 from chunkvisor.units import counted
+from chunkvisor.words import BadRows, GivenUp, gave_up, with_bad_rows
 from chunkvisor_worker.contract.exits import Outcome
 
 _LACKS_MEMORY = frozenset({str(Outcome.GPU_OOM), str(Outcome.GPU_BUSY)})

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from chunkvisor.commands.doctor.finding import Blame, Finding, State
 from chunkvisor.commands.doctor.readings import GpuReading, Readings, Wanted, Whereabouts
-from chunkvisor.decide.outcome import describe_exit
 from chunkvisor.devices.gpu import Device, ProbeReading, select_visible
 from chunkvisor.devices.health import asks_for_recovery
+from chunkvisor.judge import describe_exit
 from chunkvisor.store.leftovers import last_line
 from chunkvisor.units import counted, human_bytes, listed
 from chunkvisor_worker.contract.messages import Phase

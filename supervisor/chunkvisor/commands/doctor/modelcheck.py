@@ -7,7 +7,7 @@ from chunkvisor.commands.doctor.gpus import before_a_run
 from chunkvisor.commands.doctor.machine import check_folder
 from chunkvisor.commands.doctor.readings import HubReading, JobReading, Readings, SampleReading, Wanted, Whereabouts
 from chunkvisor.config.choices import Dtype
-from chunkvisor.decide.dtypes import Card, advised_dtype, less_memory, unfit_dtype
+from chunkvisor.devices.dtypes import Card, advised_dtype, less_memory, unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16
 from chunkvisor.engine.modelsource import NAME_REMEDY
 from chunkvisor.engine.trial import wrong_vectors

@@ -20,8 +20,6 @@ from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import Config
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.config.specs import encode_spec, model_spec
-from chunkvisor.decide.verdict import Verdict
-from chunkvisor.decide.watch import Patience
 from chunkvisor.devices.gpu import Device, ProbeReading, ask_smi, ask_torch, find_devices, has_bfloat16, processor_flags
 from chunkvisor.engine.modelchecks import ModelFindings, check_model_files
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
@@ -30,14 +28,15 @@ from chunkvisor.engine.ray.survey import Survey, survey
 from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import plain
+from chunkvisor.judge import Patience, Verdict
 from chunkvisor.show.status import State, read_status
 from chunkvisor.sources.child import SourceSize, measure_source, try_first_row
 from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.identity import read_facts, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
+from chunkvisor.supervise.begin import request_of
 from chunkvisor.supervise.extras import require_extras
-from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import RUN_ID, Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec

@@ -24,8 +24,7 @@ from chunkvisor.config.choices import Dtype, EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
-from chunkvisor.decide.chunksize import propose, worker_rate
-from chunkvisor.decide.dtypes import Card, lacks, unfit_dtype
+from chunkvisor.devices.dtypes import Card, lacks, unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
@@ -46,9 +45,9 @@ from chunkvisor.store.ledger import committed_chunks
 from chunkvisor.store.leftovers import verdict_of_child
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import PlaceKind, read_reuse
+from chunkvisor.supervise.begin import propose, request_of, staged_before, worker_rate
 from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.extras import require_extras
-from chunkvisor.supervise.staging import request_of, staged_before
 from chunkvisor_worker.contract.arithmetic import most_lanes
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask

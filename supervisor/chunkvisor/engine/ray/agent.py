@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.choices import Start
-from chunkvisor.decide.outcome import NEARLY_FULL_BYTES
 from chunkvisor.devices.gate import SmiSensor, is_watched
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.devices.health import Reading
@@ -41,6 +40,7 @@ from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
 from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import TemplateEvent
+from chunkvisor.judge import NEARLY_FULL_BYTES
 from chunkvisor.store.disk import free_bytes, of_start
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles

@@ -14,8 +14,6 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from chunkvisor.config.model import Config
-from chunkvisor.decide.budget import backoff_s
-from chunkvisor.decide.outcome import NODE_LOST
 from chunkvisor.devices.gate import is_watched
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Reading
@@ -29,6 +27,7 @@ from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.decode import event_of
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Waiting
+from chunkvisor.judge import NODE_LOST, backoff_s
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import RUN_ID

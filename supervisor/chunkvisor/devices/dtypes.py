@@ -4,6 +4,9 @@ Cards before Ampere (compute capability 8.0) do not have bfloat16: torch emulate
 math kernel, which holds the scores of all pairs of tokens: 7 GiB for one text of 8,192 tokens and 12 heads. float16 is
 as small, but its range is smaller too, and models that were trained in bfloat16 leave it: their vectors become NaN
 (infinity#328, Qwen3-Embedding#164, unsloth#4014).
+
+
+from dataclasses import dataclass
 """
 
 from dataclasses import dataclass
