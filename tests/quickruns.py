@@ -14,7 +14,7 @@ import yaml
 import chunkvisor.heart.joins
 import chunkvisor.heart.loop
 import chunkvisor.judge
-import chunkvisor.supervise.diskwait
+import chunkvisor.supervise.means
 import chunkvisor.supervise.session
 from chunkvisor.show.record import surroundings
 
@@ -45,7 +45,7 @@ def be_quick() -> None:
         (chunkvisor.judge, "BACKOFF_S", 0.01),
         (chunkvisor.heart.loop, "_PAUSE_S", 0.02),
         (chunkvisor.heart.joins, "PAUSE_S", 0.05),
-        (chunkvisor.supervise.diskwait, "_FIRST_S", 0.05),
+        (chunkvisor.supervise.means, "_FIRST_WAIT_S", 0.05),
         (duckdb, "connect", _reconnect()),
     ):
         mock.patch.object(owner, name, stand_in).start()

@@ -29,7 +29,7 @@ from chunkvisor.show.lines import Console, Logger, is_watched
 from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.sources.given import place_of, writing
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.supervise.request import Request
+from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
 

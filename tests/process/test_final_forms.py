@@ -103,7 +103,7 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not installed is said before anything is encoded, with the line that installs it."""
-    monkeypatch.setattr("chunkvisor.supervise.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("chunkvisor.supervise.session.find_spec", lambda _: None)
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, outputs__out__format="parquet")
     for command in ("run", "plan"):
         ended = place.here(command, str(place.config_path))

@@ -9,8 +9,8 @@ import pytest
 from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt
 from chunkvisor.show.metrics import Metrics
-from chunkvisor.supervise import extras
-from chunkvisor.supervise.extras import require_extras
+from chunkvisor.supervise import session
+from chunkvisor.supervise.session import require_extras
 from harness import Workplace
 
 
@@ -77,7 +77,7 @@ def config(tmp_path: Path, **keys: Any) -> Config:
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the library of a key is not installed, the run is refused with the extra to install."""
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
 
     with pytest.raises(Halt) as refused:
         require_extras(config(tmp_path, notify=["json://h"]))

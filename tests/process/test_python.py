@@ -22,7 +22,7 @@ from chunkvisor.callwords import without_config
 from chunkvisor.results import FinalFile, QuarantinedRow, Report, loss_in_words
 from chunkvisor.show.lines import Console
 from chunkvisor.store.layout import Layout
-from chunkvisor.supervise.request import Request
+from chunkvisor.supervise.means import Request
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
 from late import Late
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,11 +9,8 @@ from chunkvisor.config.load import from_values
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine import modelsource
 from chunkvisor.engine.modelsource import folder_like, resolve_hub, resolve_local, revision_at_hand, source_at_hand
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.model import Resolving
+from chunkvisor.errors import Halt
 from chunkvisor.judge import Budget, Verdict
-from chunkvisor.supervise import modelfiles
-from chunkvisor.supervise.modelfiles import ModelFiles
 from chunkvisor_worker.contract.exits import Outcome
 
 
@@ -95,25 +91,3 @@ def test_a_wait_for_the_hub_ends_in_time(
         resolve_hub(ModelConfig(name="a/b"), tmp_path / "m", tmp_path, Budget(wait_timeout_s=limit_s), pause)
     assert try_s > limit_s or ended_s[-1] - ended_s[0] <= limit_s + 0.001
     assert len(ended_s) == tries
-
-
-@pytest.mark.parametrize("pinned", [True, False])
-def test_a_model_that_is_at_hand_is_not_doubted(pinned: bool, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder with nearly its name is named only where an earlier run has not fixed what the name means."""
-    at_hand = modelsource.ModelSource("there", "1" * 40) if pinned else None
-
-    def fail(*_: object, **__: object) -> None:
-        raise Halt(ExitCode.TRY_AGAIN, "no hub", remedy="Wait.")
-
-    monkeypatch.setattr(modelfiles, "source_at_hand", lambda *_: at_hand)
-    monkeypatch.setattr(modelfiles, "resolve_hub", fail)
-    events: list[object] = []
-    config = SimpleNamespace(model=named("modle", models / "own"), outputs={})
-    request: Any = SimpleNamespace(loaded=SimpleNamespace(config=config, folder=models / "own"), max_rows=None)
-    run: Any = SimpleNamespace(layout=SimpleNamespace(model=models / "m", fetch=models / "f"), emit=events.append)
-    files = ModelFiles(request, run, Budget(3, 1, 600.0), lambda _s: None, lambda: None)
-    with pytest.raises(Halt) as caught:
-        files.resolve(anew=False)
-    near = models / "own" / "model"
-    assert ("" if pinned else str(near)) == next(each.near for each in events if isinstance(each, Resolving))
-    assert (f"the folder {near}" in caught.value.remedy) == (not pinned)

@@ -12,8 +12,7 @@ from chunkvisor.events.output import OutputOpened
 from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import Commit, GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
-from chunkvisor.heart.telling import what_follows
-from chunkvisor.heart.waitteller import WaitTeller
+from chunkvisor.heart.telling import WaitTeller, what_follows
 from chunkvisor.judge import Verdict
 from chunkvisor.store.leftovers import failed_as, last_log
 from chunkvisor.units import which_rows, wrapped

@@ -25,7 +25,7 @@ from chunkvisor.show.lines import Afterwards
 if TYPE_CHECKING:
     from chunkvisor.commands.onefile import OneFile
     from chunkvisor.show.observer import Observer
-    from chunkvisor.supervise.request import Request
+    from chunkvisor.supervise.means import Request
 
 
 _DISCARDING = ("--from-scratch", "--yes")
@@ -226,7 +226,7 @@ def run(
     """
     from chunkvisor.config.load import load
     from chunkvisor.show.lines import shown
-    from chunkvisor.supervise.request import Request
+    from chunkvisor.supervise.means import Request
 
     if update and from_scratch:
         raise click.UsageError("--update does not go with --from-scratch, which discards what --update keeps.")

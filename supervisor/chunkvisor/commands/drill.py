@@ -37,7 +37,7 @@ from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.leftovers import read_tail
 from chunkvisor.store.mark import mark
-from chunkvisor.supervise.request import Request
+from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run
 from chunkvisor.testing import FAULTS, PARENT_KILLED, POISON_ROW, DrillFault
 from chunkvisor.units import counted, did_you_mean

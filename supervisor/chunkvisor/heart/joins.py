@@ -1,8 +1,9 @@
-"""Joins finished outputs while workers run, one at a time, in a thread that touches a ledger only to read.
+"""Joins finished outputs while workers run, one at a time, in a thread that only reads a ledger.
 
-The scheduler has no part in it: it hears of texts that turn out damaged, and computes them again.
+The scheduler has no part in it: it hears of chunks that turn out damaged, and has them computed again.
 """
 
+import errno
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from chunkvisor.store.disk import DISK_ERRNOS, disk_halt
 from chunkvisor.words import damaged_again
 
 MAX_DAMAGED = 3
-"""More damaged chunks of one output are no accident."""
+"""More damaged chunks of one output are not an accident."""
 
 PAUSE_S = 5.0
 """Before a join that met a full disk is tried again."""
@@ -33,11 +34,8 @@ class Joins:
     def __init__(
         self, outputs: Sequence[OutputRun], store: Store, signals: Signals, wait_timeout_s: float, emit: Emit
     ) -> None:
-        self._outputs = outputs
-        self._store = store
-        self._signals = signals
+        self._outputs, self._store, self._signals, self._emit = outputs, store, signals, emit
         self._wait_timeout_s = wait_timeout_s
-        self._emit = emit
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
         self._under_way: dict[int, Future[dict[str, Any]]] = {}
         self._damaged: Counter[int] = Counter()
@@ -59,7 +57,7 @@ class Joins:
     def attend(self) -> list[Event]:
         """Take in what was joined, and begin what can be joined now.
 
-        Returns what turned out damaged. Raises Halt where a disk stays full or damages one chunk after the other;
+        Returns what turned out damaged. Raises Halt if a disk stays full or damages one chunk after the other;
         OSError for what has nothing to do with the disk.
         """
         lost = self._collect()
@@ -69,7 +67,7 @@ class Joins:
         return lost
 
     def stop(self) -> None:
-        """Give up what is under way; a half-made file is begun anew by the next run."""
+        """Give up what is under way; the next run begins a half-made file anew."""
         self._stopped = True
 
     def close(self) -> None:
@@ -91,11 +89,10 @@ class Joins:
             if lost := self._store.compose(number, pending):
                 return self._count(number, pending, lost)
         if output.left:
-            error = OSError(28, "a chunk could not be put together from its parts: no space left on device")
-            self._wait(number, error)
+            text = "a chunk could not be put together from its parts: no space left on device"
+            self._wait(number, OSError(errno.ENOSPC, text))
             return []
-        self._again_s.pop(number, None)
-        self._emit(Assembling(output.name, output.chunks))
+        self._emit(Assembling(output.name, output.ledger.plan.count))
         self._under_way[number] = future = self._pool.submit(output.finish, self._still_wanted)
         future.add_done_callback(lambda _: self._signals.wake())
         return []

@@ -1,7 +1,7 @@
 """The loop: reports to the scheduler what happens, and does what it says.
 
 It decides nothing. What happens is gathered once a turn; calls of workers are also answered before anything that takes
-milliseconds, so that no device waits for the writing of another attempt's texts.
+milliseconds, so that no device waits until another attempt's texts are written.
 """
 
 import contextlib
@@ -10,7 +10,8 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.config.choices import Start as StartKind
@@ -23,8 +24,7 @@ from chunkvisor.events.attempt import AttemptStarted, Go, WorkerEnded, WorkerLea
 from chunkvisor.events.event import Emit
 from chunkvisor.events.run import Draining, StoodStill
 from chunkvisor.heart import messages
-from chunkvisor.heart.adoption import adopt_all, forget_unsure
-from chunkvisor.heart.conclude import conclude
+from chunkvisor.heart.conclude import adopt_all, conclude, forget_unsure
 from chunkvisor.heart.joins import Joins
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, Gate, Scheduler, Settings
@@ -32,7 +32,7 @@ from chunkvisor.heart.signals import Signals
 from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Store
 from chunkvisor.heart.telling import Teller, names_of
-from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Pulse, Verdict, gap
+from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Verdict, gap
 from chunkvisor.store.attempt import Place, write_attempt
 from chunkvisor.store.disk import of_start, with_room, workdir_gone
 from chunkvisor.store.layout import Layout
@@ -42,7 +42,21 @@ from chunkvisor.words import GivenUp
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 
 _PAUSE_S = 0.25
-"""The loop looks around so often, even if nobody calls."""
+"""The loop looks around so often, even if no worker calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run has for itself."""
+
+    layout: Layout
+    run_id: str
+    signals: Signals
+    emit: Emit
+    tick: Callable[[], None]
+    """To be called several times a second, however long something takes."""
+    texts_per_s_before: float | None = None
+    """Of the last run in this workdir, or of a trial."""
 
 
 class Loop:
@@ -55,28 +69,20 @@ class Loop:
         patience: Patience,
         lessons: LessonFile,
         engine: Engine,
-        signals: Signals,
-        emit: Emit,
-        tick: Callable[[], None],
+        run: Run,
         need_bytes: int = 0,
     ) -> None:
         """`need_bytes` is the GPU memory that a worker needs before its first batch, by its files; 0 = not known.
 
         The caller closes the engine.
         """
-        self._outputs = outputs
-        self._settings = settings
-        self._patience = patience
-        self._lessons = lessons
-        self._engine = engine
-        self._signals = signals
-        self._emit = emit
-        self._tick = tick
-        self._stations = Stations(self, emit)
+        self._outputs, self._settings, self._patience, self._engine = outputs, settings, patience, engine
+        self._lessons, self._signals, self._emit, self._tick = lessons, run.signals, run.emit, run.tick
+        self._stations = Stations(self, run.emit)
         self._stations.learn_need(need_bytes)
-        self._store = Store(outputs, emit)
-        self._joins = Joins(outputs, self._store, signals, settings.budget.wait_timeout_s, emit)
-        self._teller = Teller(outputs, self._stations, self._store, lessons, settings, emit)
+        self._store = Store(outputs, run.emit)
+        self._joins = Joins(outputs, self._store, run.signals, settings.budget.wait_timeout_s, run.emit)
+        self._teller = Teller(outputs, self._stations, self._store, lessons, settings, run.emit)
         self._scheduler = Scheduler(outputs, settings, lessons.get, self, time.monotonic)
         self._slots: dict[int, Slot] = {}
         """Running workers, by number."""
@@ -97,15 +103,14 @@ class Loop:
     def run(self) -> list[GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
 
-        Raises Halt where every further worker would fail; OSError. Whatever happens, no worker is left behind.
+        Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left behind.
         """
         try:
             self._engine.open(self._stations)
             adopt_all(self._outputs, self._stations, self._store, self._lessons, self._settings.budget)
             if self._pending():
-                places = self._settings.per_device + self._settings.standby
-                self._engine.prepare(Demand(self._pending, places))
-            self._turn()
+                self._engine.prepare(Demand(self._pending, self._settings.per_device + self._settings.standby))
+            self._turn(frozenset())
             while not self._over():
                 self._turn(self._sleep())
         finally:
@@ -157,7 +162,7 @@ class Loop:
 
     # --- turns
 
-    def _turn(self, stirred: frozenset[int] = frozenset()) -> None:
+    def _turn(self, stirred: frozenset[int]) -> None:
         """Attend to workers of which there is news (`stirred` are descriptors), now and then to all of them."""
         self._heed_signals()
         self._engine.attend()
@@ -186,11 +191,12 @@ class Loop:
         signals = self._signals
         if signals.draining and self._drains != (drains := (signals.why, signals.until_s)):
             self._drains = drains
-            left_s = math.inf
+            how = "finishing the chunks under way"
             if signals.until_s is not None:
                 left_s = max(0.0, signals.until_s - time.monotonic())
                 self._joins_until_s = signals.until_s - min(RESERVE * left_s, RESERVE_S)
-            self._emit(Draining(signals.why, _how_drained(left_s)))
+                how = f"finishing what can be done within {human_time(left_s)}, and saving the rest as it is"
+            self._emit(Draining(signals.why, how))
             self._tell(messages.Stop(signals.until_s))
         if signals.stopping:
             self._tell(messages.Stop(-math.inf))
@@ -205,13 +211,13 @@ class Loop:
         return stirred
 
     def _forgive(self, now_s: float) -> None:
-        """Charge no worker with time in which nobody looked: it may have stood still as well."""
+        """Charge no worker with time in which the loop did not look: it may have stood still as well."""
         gap_s, self._looked_s = gap(_PAUSE_S, now_s - self._looked_s), now_s
         for slot in self._slots.values() if gap_s else ():
             slot.pulse = slot.pulse.forgive(gap_s)
 
     def _tell(self, event: messages.Event) -> None:
-        """Have the scheduler hear of it, and do what it says, to the end."""
+        """Report it to the scheduler, and do what it says, to the end."""
         self._todo.extend(self._scheduler.handle(event))
         while self._todo:
             command = self._todo.popleft()
@@ -224,8 +230,8 @@ class Loop:
         """Give devices that were given back meanwhile to the next worker."""
         now_s = time.monotonic()
         for slot in self._slots.values():
-            for event in self._heard_of(slot, now_s):
-                for command in self._scheduler.handle(event):
+            if (gate := slot.heard(now_s)) is not None:
+                for command in self._scheduler.handle(messages.Called(slot.number, freed=gate is Gate.PASSED)):
                     self._carry_out(command)  # `go`, or a look at the device: nothing that is answered at once
 
     def _pids(self) -> dict[int, frozenset[int]]:
@@ -239,7 +245,7 @@ class Loop:
     # --- commands
 
     def _carry_out(self, command: messages.Command) -> Sequence[messages.Event]:
-        """Do it; returns what came of it, where that is known at once. Raises Halt; OSError."""
+        """Do it; returns what came of it, if that is known at once. Raises Halt; OSError."""
         match command:
             case messages.Start():
                 return self._start(command)
@@ -248,11 +254,10 @@ class Loop:
                     return self._store.quarantine(work, bad)
                 slot = self._teller.ended(command.worker)
                 return self._store.keep(work, slot.spec, slot.files, slot.without_result)
-            case messages.Go():
+            case messages.Go(limits=limits):
                 slot = self._slots[command.worker]
-                slot.go(command.limits)
+                slot.go(limits)
                 self._store.first_go_s = self._store.first_go_s or slot.go_s
-                limits = command.limits
                 self._emit(Go(*names_of(slot), limits.rows, limits.tokens, limits.padding, limits.measured))
             case messages.End() if command.worker in self._slots:
                 slot = self._slots[command.worker]
@@ -286,11 +291,11 @@ class Loop:
             spec = write_attempt(files, output.job, place, output.texts_of(work.texts), start.limits)
             worker = self._engine.start(station, files, spec, fresh=work.fresh, blocking_launches=work.blocking)
         except OSError as error:
-            if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(output.ledger.layout.workdir))):
+            workdir = output.ledger.layout.workdir
+            if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(workdir))):
                 raise gone from error
-            return [messages.Ended(start.worker, _not_started(error, output.ledger.layout.workdir))]
-        pulse = Pulse.begin(time.monotonic())
-        slot = Slot(start.worker, work, station, number, files, spec, worker, pulse, start.limits)
+            return [messages.Ended(start.worker, _not_started(error, workdir))]
+        slot = Slot(start.worker, work, station, number, files, spec, worker, start.limits)
         self._slots[start.worker] = slot
         kind = StartKind.WARM if worker.warm else StartKind.FRESH
         self._emit(AttemptStarted(*names_of(slot), worker.pid, station.number, str(kind)))
@@ -303,22 +308,18 @@ class Loop:
         if returncode is not None:
             self._conclude(slot, returncode, now_s)
             return
-        for event in self._heard_of(slot, now_s):
-            self._tell(event)
-        if why := slot.overdue(now_s, self._patience):
-            slot.end(EndedBy.HANG, why, now_s)
-        slot.next_signal(now_s)
+        if (gate := slot.heard(now_s)) is not None:
+            self._tell(messages.Called(slot.number, freed=gate is Gate.PASSED))
+        slot.attend(now_s, self._patience)
         if slot.stuck(now_s):
-            halt = _cannot_be_killed(slot.worker.pid, slot.spec.output, slot.work.chunk, slot.files.log)
+            halt = Halt(
+                ExitCode.MACHINE,
+                f"worker {slot.worker.pid} of {slot.spec.output} chunk {slot.work.chunk} cannot be killed",
+                why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
+                remedy="reboot the machine, then run the same command again",
+                log=slot.files.log,
+            )
             self._engine.abandon(slot.station, halt)
-
-    def _heard_of(self, slot: Slot, now_s: float) -> Iterator[messages.Event]:
-        """Say whether the worker is ready, or done with its device, since the last time."""
-        slot.look(now_s, closely=False)
-        if slot.newly_ready():
-            yield messages.Called(slot.number)
-        if slot.newly_freed():
-            yield messages.Called(slot.number, freed=True)
 
     def _conclude(self, slot: Slot, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
@@ -335,21 +336,20 @@ class Loop:
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.
             slot.ended_by, slot.ended_why = EndedBy.ITSELF, f"{slot.station} was lost"
-        elif returncode == WorkerExit.ORPHANED and slot.leave_why:
-            slot.left()
+        elif returncode == WorkerExit.ORPHANED and slot.leave_why and slot.ended_by is EndedBy.ITSELF:
+            slot.ended_by, slot.ended_why = EndedBy.STOP, slot.leave_why
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(messages.Called(slot.number, freed=True))
         self._answer_calls()  # all of its vectors are read now
-        beside = (each for each in self._slots.values() if each.gate is Gate.OPEN and each.station is slot.station)
-        siblings = frozenset(each.worker.pid for each in beside)
+        others = (each for each in self._slots.values() if each.gate is Gate.OPEN and each.station is slot.station)
+        siblings = frozenset(each.worker.pid for each in others)
         ended = conclude(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
-        verdict = ended.verdict
+        slot.verdict = verdict = ended.verdict
         if verdict is not None and verdict.figures is not None and verdict.weights_did_not_fit:
             self._stations.learn_need(verdict.figures.ours_bytes + verdict.figures.wanted_bytes)
         if slot.had_device:
             slot.station.gate.worker_ended(now_s)
-        slot.verdict = verdict
         self._tell(ended)
 
     def _end_all(self) -> None:
@@ -376,26 +376,7 @@ def _canary_of(start: messages.Start, output: OutputRun) -> tuple[str | None, in
         return next(output.texts_of([start.canary])), None
     # Blank ones count as long: some models have no vector for them.
     sizes = ((not words.strip(), len(words), at) for at, words in enumerate(output.texts_of(start.work.texts)))
-    wanted = messages.OWN - start.canary
-    return None, heapq.nsmallest(wanted + 1, sizes)[-1][2]
-
-
-def _how_drained(left_s: float) -> str:
-    """Say what becomes of the chunks under way when a run drains."""
-    if left_s == math.inf:
-        return "finishing the chunks under way"
-    return f"finishing what can be done within {human_time(left_s)}, and saving the rest as it is"
-
-
-def _cannot_be_killed(pid: int, output: str, chunk: int, log: Path) -> Halt:
-    """The end of a machine on which SIGKILL does not end a worker."""
-    return Halt(
-        ExitCode.MACHINE,
-        f"worker {pid} of {output} chunk {chunk} cannot be killed",
-        why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
-        remedy="reboot the machine, then run the same command again",
-        log=log,
-    )
+    return None, heapq.nsmallest(messages.OWN - start.canary + 1, sizes)[-1][2]
 
 
 def _not_started(error: OSError, workdir: Path) -> Verdict:

@@ -8,14 +8,11 @@ from chunkvisor.assemble.form import Form
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
+from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.messages import Limits, Spec
-
-_LOOKED_AT = 4096
-"""Texts among which one is looked for that is taken over."""
 
 
 @dataclass(slots=True)
@@ -24,43 +21,38 @@ class OutputRun:
 
     ledger: Ledger
     table: StagedTable
+    """Only the texts that are to be encoded: numbered as in the ledger."""
     job: Job
     limits: Limits
     """Batch limits of the config, before any lesson."""
     finish: Callable[[Callable[[], None]], dict[str, Any]]
-    """Assembles and publishes; gets a function to call now and then, returns the details of the closing event."""
+    """Joins and publishes; gets a function to call now and then, returns the details of the closing event."""
     form: Form = field(default_factory=Form)
     """Of its final file."""
     model: LocalModel | None = None
     """The folder from which its workers load, which must not change meanwhile."""
     rows: int = 0
     taken: int = 0
-    """Texts whose vectors are taken over."""
+    """Texts whose vectors are taken over from elsewhere."""
     awaits: frozenset[str] = frozenset()
-    """Outputs whose final files have some of them."""
+    """Outputs from whose final files it takes vectors."""
     awaited: tuple["OutputRun", ...] = ()
     """Those of them that are not complete yet: it is joined after these."""
     joined: bool = False
     committed_here: int = 0
     """Chunks committed by this run."""
     texts_here: int = 0
-    """Texts in them that it has encoded."""
+    """Texts in them that this run has encoded."""
     saved_before: dict[int, int] = field(default_factory=dict)
-    """Texts of chunks that were not committed, which were done before this run began to work."""
+    """By chunk that was not committed: texts of it that were done before this run began to work."""
     _rows: dict[int, int] = field(default_factory=dict)
-    """Of bad texts, by number."""
+    """Rows of bad texts, by number of the text."""
     _canary: int | None = None
-    _taken: list[str] | None = None
 
     @property
     def name(self) -> str:
-        """See Progress."""
+        """Name the output, as the config has it."""
         return self.ledger.layout.name
-
-    @property
-    def chunks(self) -> int:
-        """Count its chunks."""
-        return self.ledger.plan.count
 
     @property
     def left(self) -> int:
@@ -100,7 +92,7 @@ class OutputRun:
         return next(reversed(self.ledger.bad_texts()), None)
 
     def check_model(self) -> None:
-        """Raise Halt (78) where the model's folder is not what it was: its workers have loaded who knows what."""
+        """Raise Halt (78) if the model's folder has changed: what its workers have loaded since is not known."""
         if self.model is not None:
             self.model.check()
 
@@ -127,32 +119,15 @@ class OutputRun:
     def known_good(self) -> int | None:
         """See Progress. Raises Halt where the texts are damaged."""
         if self._canary is None and (found := self.ledger.known_good()) is not None:
-            chunk, text = found
-            good = list(self.ledger.good_texts(chunk))
-            sizes = (
-                (not words.strip(), len(words), number) for number, words in zip(good, self.texts_of(good), strict=True)
-            )
-            self._canary = min(sizes, default=(False, 0, text))[2]
-        if self._canary is None and self._taken_over():
-            return self.ledger.plan.distinct
+            good = list(self.ledger.good_texts(found[0]))
+            words = zip(good, self.texts_of(good), strict=True)
+            # A blank text counts as long: some models give all blank texts a vector of zeros.
+            sizes = ((not text.strip(), len(text), number) for number, text in words)
+            self._canary = min(sizes)[2]
         return self._canary
-
-    def _taken_over(self) -> list[str]:
-        """Name a text whose vector is taken over, if there is one: good while no other has a vector.
-
-        It has no number among those that are encoded: it counts as the one after the last.
-        """
-        if self._taken is None:
-            self._taken = []
-            if isinstance(self.table, FreshTable) and all(each.joined for each in self.awaited):
-                self._taken = self.table.taken_over(_LOOKED_AT)[:1]
-        return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:
         """Read these texts, which are in order, one after the other. Raises Halt where they are damaged."""
-        if texts[0] == self.ledger.plan.distinct:
-            yield from self._taken_over()
-            return
         first, wanted = texts[0], texts if isinstance(texts, range) else frozenset(texts)
         try:
             for number, words in enumerate(self.table.each_text(first, texts[-1] + 1), first):
@@ -162,17 +137,12 @@ class OutputRun:
             raise texts_damaged(error) from error
 
     def blank_test(self, spec: Spec) -> Callable[[int], bool]:
-        """Say of the i-th text of an attempt whether it has nothing but white space."""
-
-        def is_blank(index: int) -> bool:
-            first = spec.start + index
-            return not self.table.texts(first, first + 1)[0].strip()
-
-        return is_blank
+        """Give a function that says of the i-th text of an attempt whether it has nothing but white space."""
+        return lambda index: not self.table.texts(spec.start + index, spec.start + index + 1)[0].strip()
 
 
 def texts_damaged(error: Exception) -> Halt:
-    """The end of a run whose staged texts are not what they were."""
+    """End a run whose staged texts are not what they were."""
     return Halt(
         ExitCode.DISK,
         "the copy of the texts in the workdir was changed while the run was reading it",

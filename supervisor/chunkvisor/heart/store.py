@@ -43,47 +43,43 @@ class Store:
     """What is done of all outputs, on its way to the disk."""
 
     def __init__(self, outputs: Sequence[OutputRun], emit: Emit) -> None:
-        self._outputs = outputs
-        self._emit = emit
+        self._outputs, self._emit = outputs, emit
         self.first_go_s: float | None = None
         """When the first gate was opened: rates count from then."""
-        self._warnings = set[str]()
-        """Of the libraries, that were said."""
-        self._changes = set[tuple[str, str]]()
-        """Outputs, and changes of library versions that were said of them."""
+        self._said = set[tuple[str, str]]()
+        """(output, warning): each is reported once."""
 
     def keep(self, work: Work, spec: Spec, files: AttemptFiles, failed: Verdict | None) -> list[Event]:
         """Take over verified vectors of these texts, as a chunk or as a part of one.
 
         `failed` is the verdict on an attempt that left no result, but finished batches. Raises OSError for what has
-        nothing to do with the disk; Halt: 74 where the rest of the output cannot fit, 78 where the model's folder has
+        nothing to do with the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has
         changed.
         """
         output = self._outputs[work.output]
         output.check_model()
-        start, stop = output.bounds(work.chunk)
+        ledger, (start, stop) = output.ledger, output.bounds(work.chunk)
         whole = failed is None and len(work.texts) == stop - start
         result = read_message(Result, files.result) if failed is None else None
         try:
             facts = result.facts if result is not None else read_batch_log(files.batches).facts if failed else None
             if facts is None:
                 raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
-            self._tell_warnings(facts)
-            self._note_versions(output, facts)
+            self._warn(output, facts)
             vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
-            ledger = output.ledger
-            cut = ledger.layout.cut_texts(ledger.fingerprint)
-            take_cut(cut, ledger.plan.distinct, files.cut, spec.start, spec.stop)
+            take_cut(
+                ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct, files.cut, spec.start, spec.stop
+            )
             if whole:
-                output.ledger.commit(work.chunk, vectors, digest, facts)
+                ledger.commit(work.chunk, vectors, digest, facts)
             else:
-                output.ledger.fix_facts(facts)
+                ledger.fix_facts(facts)
                 without = set(range(spec.start, spec.stop)).difference(work.texts)
-                parts = output.ledger.parts(work.chunk)
-                parts.add(spec.start, spec.stop, vectors, digest, tuple(sorted(without)))
+                ledger.parts(work.chunk).add(spec.start, spec.stop, vectors, digest, tuple(sorted(without)))
         except OSError as error:
             return [self._not_stored(work, error)]
-        if result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip):
+        complete = result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip)
+        if complete:
             remove_folder(files.folder)
             with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
                 files.folder.parent.rmdir()
@@ -92,22 +88,22 @@ class Store:
             return [Stored(work)]
         if failed is not None:
             self._emit(_kept(output.name, work, files, interrupted=failed.blameless))
-        elif result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip):
-            self._emit(_part(output.name, work, spec, result))
+        elif result is not None and complete:
+            counts = {"texts": len(work.texts), "tokens": result.tokens, "padded_tokens": result.padded_tokens}
+            self._emit(PartCommitted(output.name, work.chunk, spec.start, spec.stop, **counts, phase_s=result.phase_s))
         return [Stored(work), *self.compose(work.output, work.chunk)]
 
-    def _tell_warnings(self, facts: Facts) -> None:
+    def _warn(self, output: OutputRun, facts: Facts) -> None:
+        """Report, once each, what the libraries warned of, and libraries of other versions than at the beginning."""
         for text in facts.loaded.notes if facts.loaded is not None else ():
-            if text not in self._warnings:
-                self._warnings.add(text)
-                self._emit(ModelWarning(f"while the model was loaded: {text}"))
+            self._say_once("", text, ModelWarning(f"while the model was loaded: {text}"))
+        if changed := ", ".join(output.ledger.note_versions(facts)):
+            self._say_once(output.name, changed, OtherVersions(output.name, changed))
 
-    def _note_versions(self, output: OutputRun, facts: Facts) -> None:
-        """Say once if the libraries are of other versions than when the output was begun."""
-        changed = ", ".join(output.ledger.note_versions(facts))
-        if changed and (output.name, changed) not in self._changes:
-            self._changes.add((output.name, changed))
-            self._emit(OtherVersions(output.name, changed))
+    def _say_once(self, output: str, text: str, event: ModelWarning | OtherVersions) -> None:
+        if (output, text) not in self._said:
+            self._said.add((output, text))
+            self._emit(event)
 
     def quarantine(self, work: Work, verdict: Verdict) -> list[Event]:
         """Note a text that fails alone. Raises OSError as `keep`."""
@@ -146,26 +142,25 @@ class Store:
         return []
 
     def place_of(self, work: Work) -> tuple[int, str]:
-        """Name the first row of the first text, and where it stands in the source."""
+        """Name the first row of the first text, and its place in the source."""
         table, text = self._outputs[work.output].table, work.texts[0]
         row = int(table.first_row(text, text + 1)[0])
         return row, table.place_of(row)
 
     def which_rows(self, work: Work, texts: Sequence[int]) -> str:
-        """Name the first rows of these texts; empty where that cannot be read."""
+        """Name the first rows of these texts; empty if that cannot be read."""
         if not texts:
             return ""
         start, stop = min(texts), max(texts) + 1
         try:
             first = self._outputs[work.output].table.first_row(start, stop)
-        except (DamagedError, OSError):  # the next worker's texts are read from the same table, and say so
+        except (DamagedError, OSError):  # the next worker's texts are read from the same table, and its halt says so
             return ""
         return which_rows(sorted(int(first[text - start]) for text in texts))
 
     def with_need(self, why: str) -> str:
         """Say why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
-        known = [_still_needed(output) for output in self._outputs if output.left]
-        needs = [need for need in known if need is not None]
+        needs = [need for output in self._outputs if output.left and (need := _still_needed(output)) is not None]
         return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
 
     def _not_stored(self, work: Work, error: OSError) -> Stored:
@@ -181,20 +176,20 @@ class Store:
         output.committed_here += 1
         if output.committed_here == 1 and output.left:
             check_space(output)
-        texts, before = output.ledger.plan.size(chunk), output.saved_before.pop(chunk, 0)
+        ledger, before = output.ledger, output.saved_before.pop(chunk, 0)
+        texts = ledger.plan.size(chunk)
         output.texts_here += texts - before
         rate: float | None = None
         if self.first_go_s is not None:
-            elapsed_s = max(1e-6, time.monotonic() - self.first_go_s)
-            rate = sum(each.texts_here for each in self._outputs) / elapsed_s
+            rate = sum(each.texts_here for each in self._outputs) / max(1e-6, time.monotonic() - self.first_go_s)
         left = sum(each.ledger.plan.distinct - each.ledger.texts_done for each in self._outputs)
         committed = ChunkCommitted(
             output.name,
             chunk,
             texts,
-            output.ledger.texts_done + output.taken,
-            output.ledger.chunks_done,
-            output.ledger.plan.count,
+            ledger.texts_done + output.taken,
+            ledger.chunks_done,
+            ledger.plan.count,
             attempt_ok=result is not None,
             texts_per_s=rate and round(rate, 3),
             eta_s=round(left / rate, 1) if rate else None,
@@ -207,7 +202,7 @@ class Store:
 
 
 def check_space(output: OutputRun) -> None:
-    """Raise Halt (74) where the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
+    """Raise Halt (74) if the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
     if (need := _still_needed(output)) is not None:
         workdir = output.ledger.layout.workdir
         check_disk(output.name, need, free_bytes(workdir), str(workdir))
@@ -219,13 +214,8 @@ def _still_needed(output: OutputRun) -> int | None:
     if ledger.facts is None:
         return None
     left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
-    beside = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
-    return need_bytes(output.table.rows, left, dimension, beside)
-
-
-def _part(output: str, work: Work, spec: Spec, result: Result) -> PartCommitted:
-    counts = {"texts": len(work.texts), "tokens": result.tokens, "padded_tokens": result.padded_tokens}
-    return PartCommitted(output, work.chunk, spec.start, spec.stop, **counts, phase_s=result.phase_s)
+    second_form = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
+    return need_bytes(output.table.rows, left, dimension, second_form)
 
 
 def _kept(output: str, work: Work, files: AttemptFiles, *, interrupted: bool) -> BatchesKept:
@@ -233,9 +223,8 @@ def _kept(output: str, work: Work, files: AttemptFiles, *, interrupted: bool) ->
     beat, texts = read_beat(files.beat), len(work.texts)
     if beat is None or not beat.rows_done:
         return BatchesKept(output, work.chunk, texts, interrupted=interrupted)
-    tokens, padded = (
-        round(count * min(1.0, texts / beat.rows_done)) for count in (beat.tokens_done, beat.padded_tokens)
-    )
+    share = min(1.0, texts / beat.rows_done)
+    tokens, padded = round(beat.tokens_done * share), round(beat.padded_tokens * share)
     return BatchesKept(output, work.chunk, texts, tokens, padded, interrupted)
 
 

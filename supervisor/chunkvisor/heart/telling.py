@@ -18,13 +18,12 @@ from chunkvisor.events.attempt import (
     PartFailed,
 )
 from chunkvisor.events.event import Emit
-from chunkvisor.events.run import LimitsLowered
+from chunkvisor.events.run import LimitsLowered, Waiting
 from chunkvisor.heart import messages, policy
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings
 from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Store
-from chunkvisor.heart.waitteller import WaitTeller
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import drop_bulk
@@ -35,6 +34,27 @@ from chunkvisor.words import GivenUp
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.wire import write_message
+
+_EVERY_S = 60.0
+"""A wait is reported about so often, however often it is tried meanwhile."""
+
+
+class WaitTeller:
+    """Reports that a run waits for something: at once, and then about once a minute."""
+
+    def __init__(self, emit: Emit, limit_s: float) -> None:
+        """`limit_s` is how long the run waits at most."""
+        self._emit, self._limit_s = emit, limit_s
+        self._told_s: dict[int | None, float] = {}
+        """How long the wait had lasted when it was last reported, by device; None = of all."""
+
+    def tell(self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None) -> None:
+        """Report that the next try comes after `delay_s`, and the wait has lasted `waited_s` so far; 0 = it begins."""
+        told_s = self._told_s.get(device)
+        again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + _EVERY_S
+        if not again:
+            self._told_s[device] = waited_s
+        self._emit(Waiting(delay_s, reason, outcome, round(waited_s, 1), self._limit_s, again))
 
 
 class Teller:
@@ -49,13 +69,9 @@ class Teller:
         settings: Settings,
         emit: Emit,
     ) -> None:
-        self._outputs = outputs
-        self._stations = stations
-        self._store = store
-        self._lessons = lessons
-        self._bad_rows = settings.bad_rows
+        self._outputs, self._stations, self._store, self._emit = outputs, stations, store, emit
+        self._lessons, self._bad_rows = lessons, settings.bad_rows
         self._waits = WaitTeller(emit, settings.budget.wait_timeout_s)
-        self._emit = emit
         self._slots: dict[int, Slot] = {}
         """Attempts whose ends are being dealt with."""
         self._alone: dict[int, AttemptFiles] = {}
@@ -81,7 +97,8 @@ class Teller:
         """Report it. Raises Halt where it is the end of the run."""
         match news:
             case messages.Failed(verdict=None):
-                self._refused(news.worker, news.work)
+                remove_folder(self._files_of(news.worker, news.work).folder)
+                self._emit(AttemptRefused(*self._named(news.worker, news.work)))
             case messages.Failed():
                 self._failed(news)
             case messages.TakenApart():
@@ -89,18 +106,16 @@ class Teller:
             case messages.Waiting(verdict=verdict):
                 self._waits.tell(news.delay_s, news.waited_s, verdict.reason, verdict.outcome, news.device)
             case messages.Learnt():
-                self._learnt(news)
+                if news.lasting:
+                    self._lessons.save(news.kind, news.rows, news.tokens)
+                several = len({station.device.model for station in self._stations.alive}) > 1
+                self._emit(LimitsLowered(news.rows, news.tokens, f" on {news.kind}" if several else ""))
             case messages.Dropped(place=str() as node):
                 self._stations.drop_node(node, self._end_of(news))
             case messages.Dropped(place=int() as device):
                 self._stations.leave(device, self._end_of(news))
             case messages.Halted():
                 raise self._with_log(self._end_of(news), news.worker)
-
-    def _refused(self, worker: int, work: Work) -> None:
-        if worker in self._slots:
-            remove_folder(self._slots[worker].files.folder)
-        self._emit(AttemptRefused(*self._named(worker, work)))
 
     def _failed(self, news: messages.Failed) -> None:
         work, verdict, files = news.work, news.verdict, self._files_of(news.worker, news.work)
@@ -140,23 +155,11 @@ class Teller:
     def _taken_apart(self, news: messages.TakenApart) -> None:
         output = self._outputs[news.of.output]
         left = sorted(text for piece in news.pieces for text in piece.texts)
-        match news.how:
-            case policy.How.BAD:
-                alone = left
-            case policy.How.SUSPECTS:
-                alone = list(news.pieces[0].texts)
-            case _:
-                alone = []
+        alone = {policy.How.BAD: left, policy.How.SUSPECTS: list(news.pieces[0].texts)}.get(news.how, [])
         rows = self._store.which_rows(news.of, alone or left)
         size = output.ledger.plan.size(news.of.chunk)
         split = ChunkSplit(output.name, news.of.chunk, len(left), len(news.pieces), size, len(alone), rows)
         self._emit(split)
-
-    def _learnt(self, news: messages.Learnt) -> None:
-        if news.lasting:
-            self._lessons.save(news.kind, news.rows, news.tokens)
-        several = len({station.device.model for station in self._stations.alive}) > 1
-        self._emit(LimitsLowered(news.rows, news.tokens, f" on {news.kind}" if several else ""))
 
     # --- who, and which files
 

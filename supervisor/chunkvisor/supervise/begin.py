@@ -151,7 +151,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     fresh = layout.fresh_table
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
-    table = opening.disk.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
+    table = opening.means.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
     if table.empty:
         words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
         opening.emit(Note(f"{layout.name}: {words}"))

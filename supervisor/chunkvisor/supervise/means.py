@@ -1,92 +1,248 @@
-"""What a run works with: devices, the files of its model, and engines.
+"""What a run works with: its devices, the files of its model, an engine, and how it waits for what is not ready."""
 
-It is all that is imported before a model begins to load. Whatever else a run needs, numpy above all, is imported by
-`work` while that goes on: a third of a second, after which the source is read.
-"""
-
+import contextlib
+import os
 import time
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
 
-from chunkvisor.config.choices import EngineKind
+from chunkvisor.config.choices import EngineKind, Start
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.specs import model_spec
 from chunkvisor.devices.gpu import find_devices, is_guessed
-from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.modelchecks import refuse_wrong_model
+from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.starter import LocalEngine, WorkerSettings
+from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
-from chunkvisor.events.run import RunStarted
+from chunkvisor.events.model import CheckingModel, Resolving
+from chunkvisor.events.run import Note, RunStarted
+from chunkvisor.heart.loop import Run
+from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.signals import stopped
+from chunkvisor.heart.telling import WaitTeller
 from chunkvisor.judge import Budget
-from chunkvisor.supervise.engines import Engines
-from chunkvisor.supervise.modelfiles import ModelFiles
-from chunkvisor.supervise.request import Request, Run
+from chunkvisor.sources.child import try_first_row
+from chunkvisor.store.disk import DISK_ERRNOS, with_room
+from chunkvisor.store.records import LessonFile
+from chunkvisor.supervise.begin import request_of
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import ModelSpec
+from chunkvisor_worker.contract.template import TemplateSpec
 
 _PAUSE_S = 0.25
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+_Done = TypeVar("_Done")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line adds to the config."""
+
+    loaded: LoadedConfig
+    max_rows: int | None = None
+    from_scratch: bool = False
+    update: bool = False
+    """Take a source that has changed as it is now."""
+    stop_after_s: float | None = None
+    """How long it may take, at most; None = as long as it takes."""
+    keeps: bool = True
+    """False = what is done is thrown away unless all is done: the first signal ends the run at once."""
+    typed: str = ""
+    """The command, to be typed again; empty for a call from Python."""
 
 
 class Means:
-    """A context, at whose end an engine that nobody has taken is closed."""
+    """A context, at whose end an engine that was not taken is closed."""
 
     def __init__(self, request: Request, run: Run) -> None:
-        """Find the devices. Raises Halt where there are none."""
-        self._request = request
-        self._run = run
-        config = request.loaded.config
+        """Find the devices, and report that the run begins. Raises Halt if there are none."""
+        self._request, self._run = request, run
+        self._config = config = request.loaded.config
         self.on_ray = config.engine.kind is EngineKind.RAY
-        if not self.on_ray and "cpu" not in config.device:
-            run.emit(LookingForGpus())
+        self.budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
+        self._ahead: LocalEngine | None = None
+        """An engine that was begun before it was wanted, so that the model loads meanwhile."""
         if self.on_ray:
-            from chunkvisor.engine.ray.engine import cluster_devices  # 60 ms before any run's first worker
+            from chunkvisor.engine.ray.engine import cluster_devices  # Ray is an extra, and slow to import
 
             self.devices = cluster_devices(config)
         else:
+            if "cpu" not in config.device:
+                run.emit(LookingForGpus())
             self.devices = find_devices(config.device, on_lost=lambda why: run.emit(GpuLost(why)), on_wait=self.on_wait)
         if guessed := sum(map(is_guessed, self.devices)):
             run.emit(GpusGuessed(guessed))
-        self.budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
-        self.engines = Engines(request, run, self.devices)
-        self.model = ModelFiles(request, run, self.budget, self.pause, self.on_wait)
-        self._resolved: ModelSource | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.engines.close()
-
-    def begin(self) -> None:
-        """Tell that the run begins; where an output is new, so that its source will be read, begin to load the model.
-
-        Raises Halt; OSError.
-        """
-        config, layout = self._request.loaded.config, self._run.layout
-        self._run.emit(
+        run.emit(
             RunStarted(
-                workdir=str(layout.workdir),
+                workdir=str(run.layout.workdir),
                 device=", ".join(map(str, self.devices)),
-                run=self._run.run_id,
+                run=run.run_id,
                 gpus=tuple(device.uuid for device in self.devices),
                 engine=str(config.engine.kind),
                 model=config.model.name,
                 outputs=tuple(config.outputs),
             )
         )
-        if not all(layout.output(name).state.exists() for name in config.outputs):
-            load = self.engines.load_ahead
-            self._resolved = self.model.resolve(load, anew=self._request.from_scratch)
-            load(self._resolved)
 
-    def source(self) -> ModelSource:
-        """Where the model's files are now. Raises Halt; OSError."""
-        resolved, self._resolved = self._resolved, None
-        return resolved or self.model.resolve(anew=self._request.from_scratch)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+    # --- waiting
+
+    def on_wait(self) -> None:
+        """To be called while something is waited for. Raises Halt if the run is asked to stop."""
+        self._run.tick()
+        if self._run.signals.draining:
+            raise stopped(self._run.signals)
 
     def pause(self, seconds: float) -> None:
-        """Wait so long. Raises as `on_wait`."""
+        """Wait that long. Raises as `on_wait`."""
         deadline_s = time.monotonic() + seconds
         while (left_s := deadline_s - time.monotonic()) > 0:
             self._run.signals.sleep(min(left_s, _PAUSE_S), [])
             self.on_wait()
 
-    def on_wait(self) -> None:
-        """To be called while something is waited for. Raises Halt where the run is asked to stop."""
-        self._run.tick()
-        if self._run.signals.draining:
-            raise stopped(self._run.signals)
+    def until_done(self, do: Callable[[], _Done], what: str, place: Path) -> _Done:
+        """Return what `do` returns, once it meets no full disk.
+
+        Raises Halt (74) after `recovery.wait_timeout`, and what else `do` raises.
+        """
+        timeout_s, began_s, delay_s = self.budget.wait_timeout_s, None, _FIRST_WAIT_S
+        teller = WaitTeller(self._run.emit, timeout_s)
+        while True:
+            try:
+                return do()
+            except Halt as halt:
+                if halt.code is not ExitCode.DISK:
+                    raise
+                why = halt.what.rstrip(".") + (f": {halt.why}" if halt.why else "")
+            except OSError as error:
+                if error.errno not in DISK_ERRNOS:
+                    raise
+                why = str(error)
+            now_s = time.monotonic()
+            began_s = now_s if began_s is None else began_s
+            left_s = began_s + timeout_s - now_s
+            if left_s <= 0:
+                raise Halt(
+                    ExitCode.DISK,
+                    f"the disk of {place} is full or failing while {what}",
+                    why=with_room(why, place),
+                    remedy=f"free some space, or move the workdir; then run the same command again{KEPT}",
+                )
+            delay_s = min(delay_s, left_s)
+            teller.tell(delay_s, timeout_s - left_s, why, Outcome.DISK_FULL)
+            self.pause(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_WAIT_S)
+
+    # --- the model
+
+    def source(self) -> ModelSource:
+        """Find or download the model's files; if an output is new, begin to load them as soon as they are known.
+
+        Raises Halt, also if the files show that it is not the model that the config describes; OSError.
+        """
+        model, layout = self._config.model, self._run.layout
+        is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
+        begin = self.load_ahead if is_new else None
+        if model.is_plugin:
+            found = ModelSource(None, model.revision)
+        elif model.is_folder:
+            try:
+                refuse_wrong_model(self._config, model.name)
+                self._run.emit(CheckingModel(model.name))
+                found = resolve_local(model, layout.model, self.on_wait, begin)
+            except OSError as error:
+                raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
+        else:
+            found = self._from_hub()
+        if begin is not None:
+            begin(found)
+        return found
+
+    def _from_hub(self) -> ModelSource:
+        model, layout = self._config.model, self._run.layout
+        near = folder_like(model.name, self._request.loaded.folder)
+        with _naming(near):
+            at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
+        if at_hand is not None:
+            near = None
+        else:
+            # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
+            for name in self._config.outputs:
+                try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
+            if near is not None:
+                self._run.emit(Note(f"there is no model folder {model.name} here; did you mean {near}?"))
+        self._run.emit(Resolving(model.name, str(near or "")))
+        teller = WaitTeller(self._run.emit, self.budget.wait_timeout_s)
+
+        def wait(seconds: float, waited_s: float, why: str) -> None:
+            teller.tell(seconds, waited_s, why, Outcome.HUB)
+            self.pause(seconds)
+
+        anew = self._request.from_scratch
+        with _naming(near):
+            found = resolve_hub(model, layout.model, layout.fetch, self.budget, wait, self.on_wait, anew=anew)
+        refuse_wrong_model(self._config, found.path)
+        return found
+
+    def lessons(self, source: ModelSource) -> LessonFile:
+        """Open what earlier runs learnt of the model's memory."""
+        model = self._config.model
+        return LessonFile(self._run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
+
+    # --- the engine
+
+    def load_ahead(self, source: ModelSource) -> None:
+        """Have a template load while a source is read, if there is to be one or it takes seconds."""
+        model = self._config.model
+        wanted = not model.is_plugin or self._config.workers.start is Start.WARM
+        if wanted and self._ahead is None and not self.on_ray:
+            self._ahead = self._local(model_spec(model, source.path, source.revision))
+            self._ahead.expect_any()
+
+    def take_engine(self, source: ModelSource, outputs: Sequence[OutputRun]) -> Engine:
+        """Give the engine for these outputs, which the caller closes: the one that was begun ahead, if there is one."""
+        if self.on_ray:
+            from chunkvisor.engine.ray.engine import ray_engine
+
+            job = outputs[0].job if outputs else None
+            return ray_engine(self._config, self._run.layout, job, self._run.run_id, self._run.emit)
+        ahead, self._ahead = self._ahead, None
+        # All outputs have the same model.
+        return ahead or self._local(
+            outputs[0].job.model if outputs else model_spec(self._config.model, source.path, source.revision)
+        )
+
+    def _local(self, model: ModelSpec) -> LocalEngine:
+        config, device = self._config, self.devices[0]
+        settings = WorkerSettings(
+            config.workers.start,
+            self._run.run_id,
+            os.environ,
+            config.env,
+            device,
+            TemplateSpec(model, device.kind, (str(self._request.loaded.folder),)),
+            self._run.layout.template,
+            config.recovery.startup_timeout,
+        )
+        return LocalEngine(self.devices, settings, self._run.emit)
+
+
+@contextlib.contextmanager
+def _naming(near: Path | None) -> Iterator[None]:
+    """If there is no model of that name, name the folder that may have been meant."""
+    try:
+        yield
+    except Halt as halt:
+        if near is not None:
+            halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
+        raise

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config
@@ -10,8 +10,10 @@ from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.events.event import Emit
 from chunkvisor.store.identity import Fixed, Staged
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.supervise.diskwait import DiskWait
 from chunkvisor.supervise.planreuse import Planner
+
+if TYPE_CHECKING:
+    from chunkvisor.supervise.means import Means
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class Opening:
     max_rows: int | None
     arithmetic: Mapping[str, str]
     """Variables of the workers that choose other arithmetic."""
-    disk: DiskWait
+    means: "Means"
     emit: Emit
     on_wait: Callable[[], None]
     """Called while a source is read; raises to stop."""

@@ -1,7 +1,4 @@
-"""One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code.
-
-The work itself is done by `work`.
-"""
+"""One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code."""
 
 import contextlib
 import os
@@ -9,30 +6,36 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 
+from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.config.choices import EngineKind
+from chunkvisor.config.model import Config
 from chunkvisor.engine.process import end_orphans
-from chunkvisor.errors import KEPT, ExitCode, Halt
+from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Event
 from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
+from chunkvisor.heart.loop import Run
 from chunkvisor.heart.signals import Signals
+from chunkvisor.show.metrics import is_textfile
+from chunkvisor.show.notices import not_understood
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
 from chunkvisor.show.record import open_invocation
-from chunkvisor.store.disk import memory_halt, refusal, workdir_gone
+from chunkvisor.store.disk import check_target, memory_halt, refusal, workdir_gone
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.leftovers import anything_kept
 from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import claim
-from chunkvisor.supervise.extras import require_extras
-from chunkvisor.supervise.means import Means
-from chunkvisor.supervise.request import Request, Run
+from chunkvisor.supervise.means import Means, Request
+from chunkvisor.supervise.work import Work
 from chunkvisor.words import Troubles
 
 
 def run(request: Request, observer: Observer) -> ExitCode:
     """Do the job, and let the observer hear of it.
 
-    Raises Halt with the exit code and the words where it does not end well.
+    Raises Halt with the exit code and the words if it does not end well.
     """
     config = request.loaded.config
     require_extras(config)
@@ -70,56 +73,40 @@ def run(request: Request, observer: Observer) -> ExitCode:
         with _failures_told(emit, layout, troubles):
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
                 emit(OrphansEnded(len(ended), tuple(ended)))
-            code = _work(request, Run(layout, run_id, signals, emit, observers.tick, speed))
+            of_run = Run(layout, run_id, signals, emit, observers.tick, speed)
+            with Means(request, of_run) as means:
+                code = Work(request, of_run, means).do()
         emit(RunEnded(int(code)))
         return code
 
 
-def _work(request: Request, run: Run) -> ExitCode:
-    with Means(request, run) as means:
-        means.begin()
-        from chunkvisor.supervise.work import Work  # beside the model, which loads by now
-
-        return Work(request, run, means).do()
-
-
 @contextlib.contextmanager
 def _failures_told(emit: Emit, layout: Layout, troubles: Troubles) -> Iterator[None]:
-    """Tell of whatever ends the run; what the machine refuses to the supervisor itself becomes a Halt."""
+    """Report whatever ends the run; what the machine refuses to the parent itself becomes a Halt."""
     try:
         yield
-    except Halt as halt:
-        # Whatever ended the run then, a child that found no folder, say, this is why.
-        told = workdir_gone(layout) or _only_if_kept(troubles.added_to(halt, time.monotonic()), layout)
-        emit(Halted(**told.details()))
-        if told is halt:
-            raise
-        raise told from None
-    except OSError as error:
-        halt_now = workdir_gone(layout) or refusal(error, layout.workdir)
-        if halt_now is None:
-            _tell_bug(emit, error)
-            raise
-        emit(Halted(**_only_if_kept(halt_now, layout).details()))
-        raise halt_now from error
-    except MemoryError as error:
-        halt_now = _only_if_kept(memory_halt(), layout)
-        emit(Halted(**halt_now.details()))
-        raise halt_now from error
     except Exception as error:
-        _tell_bug(emit, error)
-        raise
-
-
-def _tell_bug(emit: Emit, error: Exception) -> None:
-    # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
-    with contextlib.suppress(Exception):
-        emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
+        if isinstance(error, Halt):
+            # If the workdir is gone, a child that found no folder, say, this is why.
+            halt: Halt | None = workdir_gone(layout) or troubles.added_to(error, time.monotonic())
+        elif isinstance(error, OSError):
+            halt = workdir_gone(layout) or refusal(error, layout.workdir)
+        else:
+            halt = memory_halt() if isinstance(error, MemoryError) else None
+        if halt is None:
+            # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+            with contextlib.suppress(Exception):
+                emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
+            raise
+        emit(Halted(**_only_if_kept(halt, layout).details()))
+        if halt is error:
+            raise
+        raise halt from (None if isinstance(error, Halt) else error)
 
 
 @contextlib.contextmanager
 def _refusals_in_words(layout: Layout) -> Iterator[None]:
-    """What the machine refuses before anything can be told, or after: a workdir of somebody else's, say."""
+    """Say what the machine refuses before a run can report anything, or after: the workdir of another user, say."""
     try:
         yield
     except OSError as error:
@@ -129,7 +116,41 @@ def _refusals_in_words(layout: Layout) -> Iterator[None]:
 
 
 def _only_if_kept(halt: Halt, layout: Layout) -> Halt:
-    """The Halt; without a word of finished work where there is none."""
+    """Return the Halt, without a word of finished work if there is none."""
     if KEPT in halt.remedy and not anything_kept(layout):
         halt.remedy = halt.remedy.replace(KEPT, "")
     return halt
+
+
+def require_extras(config: Config) -> None:
+    """Raise Halt (78) if a key asks for what is not installed, or cannot do what it says."""
+    if (textfile := config.metrics.textfile) is not None:
+        if not textfile.parent.is_dir():
+            raise config_error(
+                f"metrics.textfile: there is no folder {textfile.parent}",
+                remedy="make the folder, or name the one that node_exporter reads (--collector.textfile.directory)",
+            )
+        check_target(textfile, "metrics.textfile", is_textfile)
+        if Layout(config.workdir).owns(textfile):
+            raise config_error(
+                f"metrics.textfile: {textfile} belongs to the workdir's state",
+                remedy="name a file in another folder, such as the one that node_exporter reads",
+            )
+    needed = [("engine.kind: ray", "ray", "ray")] if config.engine.kind is EngineKind.RAY else []
+    for name, output in config.outputs.items():
+        form = FORMATS[output.format]
+        if form.package is not None:
+            needed.append((f"outputs.{name}.format: {output.format}", form.package, form.extra))
+    needed += [("notify", "apprise", "notify")] if config.notify else []
+    for key, package, extra in needed:
+        if find_spec(package) is None:
+            raise config_error(
+                f"the key {key} needs the package {package}, which is not installed",
+                remedy=f"pip install 'chunkvisor[{extra}]', or remove the key",
+            )
+    urls = [url.get_secret_value() for url in config.notify]
+    if urls and (wrong := not_understood(urls)):
+        raise config_error(
+            f"{', '.join(f'notify[{number}]' for number in wrong)}: apprise does not understand this address",
+            remedy="see apprise's list of services for its form; try it out with: apprise -b test ADDRESS",
+        )

@@ -1,4 +1,4 @@
-"""The work of one run: its outputs, its engine, and the loop over them; `means` has what it works with."""
+"""The work of one run: opens its outputs, runs the loop over them, and combines what is finished."""
 
 import os
 import tempfile
@@ -7,14 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
-from chunkvisor.assemble.combine import refuse_unequal
+from chunkvisor.assemble.combine import Member, combine, refuse_unequal
 from chunkvisor.assemble.form import asked_form, place_of
-from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.assemble.manifest import read_done_manifest, read_finished
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.specs import encode_spec, model_spec
 from chunkvisor.devices.dtypes import less_memory, unfit_dtype
 from chunkvisor.devices.gpu import weakest
-from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.modelchecks import check_model_files
 from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, pin_source
@@ -23,7 +22,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.model import ModelWarning, UnfitDtype
 from chunkvisor.events.output import OutputAlreadyComplete
 from chunkvisor.events.run import Note, WorkPlanned
-from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.loop import Loop, Run
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings
 from chunkvisor.heart.signals import stopped
@@ -32,15 +31,12 @@ from chunkvisor.store.identity import arithmetic_variables
 from chunkvisor.supervise.anew import begin_anew
 from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first
-from chunkvisor.supervise.combining import combine_finals
-from chunkvisor.supervise.diskwait import DiskWait
-from chunkvisor.supervise.means import Means
+from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.prepare import open_output
-from chunkvisor.supervise.request import Request, Run
 from chunkvisor.units import counted
-from chunkvisor.words import BadRows, GivenUp, gave_up, with_bad_rows
+from chunkvisor.words import BadRows, gave_up, with_bad_rows
 from chunkvisor_worker.contract.exits import Outcome
 
 _LACKS_MEMORY = frozenset({str(Outcome.GPU_OOM), str(Outcome.GPU_BUSY)})
@@ -50,37 +46,49 @@ class Work:
     """What a run does between its first word and its last."""
 
     def __init__(self, request: Request, run: Run, means: Means) -> None:
-        self._request = request
-        self._config = request.loaded.config
-        self._run = run
-        self._means = means
-        self._layout, self._emit = run.layout, run.emit
+        self._request, self._run, self._means = request, run, means
+        self._config, self._layout, self._emit = request.loaded.config, run.layout, run.emit
         self._other_dtype = ""
         """What another dtype does against a lack of memory on the weakest GPU; empty = nothing, or not known."""
 
     def do(self) -> ExitCode:
-        """Do it. Raises Halt with the exit code and the words where it does not end well; OSError."""
-        config, on_wait = self._config, self._means.on_wait
-        source, outputs = self._open()
+        """Do it. Raises Halt with the exit code and the words if it does not end well; OSError."""
+        source = self._means.source()
+        self._check_dtype(source)
+        if self._config.model.expect is not None:
+            read_expected(self._config.model.expect)  # what is wrong with it is said before the source is read
+        outputs = self._open(source)
         self._tell_plan(outputs)
+        if any(output.left for output in outputs):
+            self._expect(source)
         self._encode(source, outputs)
-        combine_finals(config, self._layout, self._emit, on_wait)
-        found = {name: read_done_manifest(self._layout.output(name)) for name in config.outputs}
+        self._combine()
+        found = {name: read_done_manifest(self._layout.output(name)) for name in self._config.outputs}
         quarantined = {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}
         if quarantined:
-            halt = with_bad_rows(self._layout, quarantined)
             rows = [row for manifest in quarantined.values() for row in manifest["quarantined"]]
-            raise self._with_dtype(halt, any(row["outcome"] == Outcome.GPU_OOM for row in rows))
+            lacks_memory = any(row["outcome"] == Outcome.GPU_OOM for row in rows)
+            raise self._with_dtype(with_bad_rows(self._layout, quarantined), lacks_memory)
         return ExitCode.COMPLETE
 
-    def _open(self) -> tuple[ModelSource, list[OutputRun]]:
-        """The model's files, and the outputs that are not complete."""
-        config, layout = self._config, self._layout
-        from_scratch, outputs = self._request.from_scratch, list[OutputRun]()
-        source, means = self._means.source(), self._means
-        self._check_dtype(source)
-        if config.model.expect is not None:
-            read_expected(config.model.expect)  # what is wrong with it is said before the source is read
+    def _check_dtype(self, source: ModelSource) -> None:
+        card = weakest(self._means.devices)
+        if card is None or source.path is None:
+            return
+        dtype, kind = computed_dtype(self._config.model, source.path), read_model_folder(Path(source.path)).model_type
+        self._other_dtype = less_memory(dtype, kind, card)
+        if (unfit := unfit_dtype(dtype, kind, card)) is not None:
+            self._emit(UnfitDtype("; ".join(unfit)))
+
+    def _with_dtype(self, halt: Halt, lacks_memory: bool) -> Halt:
+        """Add to the remedy the dtype that takes less memory on this card; the other words do not know the card."""
+        if lacks_memory and self._other_dtype:
+            halt.remedy = f"{halt.remedy.rstrip('.')}. {self._other_dtype}"
+        return halt
+
+    def _open(self, source: ModelSource) -> list[OutputRun]:
+        """Open the outputs that are not complete."""
+        config, layout, means = self._config, self._layout, self._means
         opening = Opening(
             self._request.loaded,
             source,
@@ -89,15 +97,15 @@ class Work:
             self._request.max_rows,
             # The environment of this machine does not travel to the nodes of a cluster.
             arithmetic_variables({} if means.on_ray else os.environ, config.env),
-            DiskWait(config.recovery.wait_timeout, means.pause, self._emit),
+            means,
             self._emit,
             means.on_wait,
             Planner(self._emit, means.on_wait),
-            lambda: means.engines.load_ahead(source),
+            lambda: means.load_ahead(source),
             self._request.update,
-            from_scratch,
+            self._request.from_scratch,
         )
-        if from_scratch:
+        if self._request.from_scratch:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:
                 pin_source(layout.model, config.model, source)
@@ -105,6 +113,7 @@ class Work:
         refuse_unequal(config.combine, {each.name: each.staged.rows for each in begun})
         order = sources_first(config)
         begun.sort(key=lambda each: order.index(each.name))
+        outputs = list[OutputRun]()
         for each in begun:
             opened = open_output(opening, each, begun)
             if isinstance(opened, OutputRun):
@@ -112,48 +121,27 @@ class Work:
             else:
                 path = str(place_of(each.layout, asked_form(config.outputs[each.name])))
                 self._emit(OutputAlreadyComplete(each.name, opened["rows"], opened["dimension"], path))
-        if outputs:
-            for what, mend in check_model_files(config, source.path).warnings:
-                self._emit(ModelWarning(f"{what}; {mend}"))
+        for what, mend in check_model_files(config, source.path).warnings if outputs else ():
+            self._emit(ModelWarning(f"{what}; {mend}"))
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
-        return source, outputs
+        return outputs
 
     def _tell_plan(self, outputs: Sequence[OutputRun]) -> None:
         if not outputs:
             return
         ledgers = [output.ledger for output in outputs]
         texts = sum(each.plan.distinct for each in ledgers)
-        left = texts - sum(each.texts_done for each in ledgers)
-        rows = sum(output.rows for output in outputs)
-        chunks, pending = sum(each.plan.count for each in ledgers), sum(output.left for output in outputs)
-        taken = sum(output.taken for output in outputs)
-        self._emit(WorkPlanned(rows, texts, left, chunks, pending, self._run.texts_per_s_before, taken))
-
-    def _check_dtype(self, source: ModelSource) -> None:
-        card = weakest(self._means.devices)
-        dtype = computed_dtype(self._config.model, source.path)
-        if card is None or source.path is None:
-            return
-        kind = read_model_folder(Path(source.path)).model_type
-        self._other_dtype = less_memory(dtype, kind, card)
-        if (unfit := unfit_dtype(dtype, kind, card)) is not None:
-            self._emit(UnfitDtype("; ".join(unfit)))
-
-    def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
-        if any(output.left for output in outputs):
-            self._expect(source)
-        with closing(self._means.engines.take(source, outputs)) as engine:
-            given_up = self._drive(source, outputs, engine)
-        if given_up:
-            halt = gave_up(given_up)
-            raise self._with_dtype(halt, halt.outcome == Outcome.GPU_OOM)
-
-    def _with_dtype(self, halt: Halt, lacks_memory: bool) -> Halt:
-        """Add to the remedy the dtype that takes less memory on this card; the other words do not know the card."""
-        if lacks_memory and self._other_dtype:
-            halt.remedy = f"{halt.remedy.rstrip('.')}. {self._other_dtype}"
-        return halt
+        planned = WorkPlanned(
+            rows=sum(output.rows for output in outputs),
+            texts=texts,
+            texts_left=texts - sum(each.texts_done for each in ledgers),
+            chunks=sum(each.plan.count for each in ledgers),
+            chunks_left=sum(output.left for output in outputs),
+            texts_per_s=self._run.texts_per_s_before,
+            taken=sum(output.taken for output in outputs),
+        )
+        self._emit(planned)
 
     def _expect(self, source: ModelSource) -> None:
         """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
@@ -178,7 +166,7 @@ class Work:
             raise wrong_vectors(problem, config.model.name)
         self._emit(Note(f"the model gives the vectors of {counted(len(expected.texts), 'text')} in {expected.path}"))
 
-    def _drive(self, source: ModelSource, outputs: Sequence[OutputRun], engine: Engine) -> list[GivenUp]:
+    def _encode(self, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
         config, run = self._config, self._run
         settings = Settings(
             per_device=config.workers.per_device,
@@ -186,13 +174,30 @@ class Work:
             budget=self._means.budget,
             bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
         )
-        patience = Patience.of(config)
-        lessons, need_bytes = self._means.model.lessons(source), gpu_need_bytes(config.model, source.path)
-        loop = Loop(outputs, settings, patience, lessons, engine, run.signals, run.emit, run.tick, need_bytes)
-        try:
-            given_up = loop.run()
-        except Halt as halt:
-            raise self._with_dtype(halt, halt.outcome in _LACKS_MEMORY and halt.code != ExitCode.TRY_AGAIN) from None
+        lessons, need_bytes = self._means.lessons(source), gpu_need_bytes(config.model, source.path)
+        with closing(self._means.take_engine(source, outputs)) as engine:
+            loop = Loop(outputs, settings, Patience.of(config), lessons, engine, run, need_bytes)
+            try:
+                given_up = loop.run()
+            except Halt as halt:
+                lacks_memory = halt.outcome in _LACKS_MEMORY and halt.code != ExitCode.TRY_AGAIN
+                raise self._with_dtype(halt, lacks_memory) from None
         if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
             raise stopped(run.signals)
-        return given_up
+        if given_up:
+            incomplete = gave_up(given_up)
+            raise self._with_dtype(incomplete, incomplete.outcome == Outcome.GPU_OOM)
+
+    def _combine(self) -> None:
+        """Put finished outputs next to each other, as the config asks. Raises Halt, OSError."""
+        for name, members in self._config.combine.items():
+            found = {member: read_finished(self._layout.output(member)) for member in members}
+            whole = [Member(self._layout.output(member), manifest) for member, manifest in found.items() if manifest]
+            if len(whole) < len(found):
+                lost = next(member for member, manifest in found.items() if not manifest)
+                raise Halt(ExitCode.TRY_AGAIN, f"{lost} was damaged a moment ago", remedy="run again to make it again")
+            place = self._layout.combined(name)
+            manifest, was_there = combine(place, whole, self._means.on_wait)
+            if not was_there:
+                size = f"{manifest['rows']:,} x {manifest['dimension']:,}"
+                self._emit(Note(f"{name}: {size}, {' and '.join(members)} next to each other: {place.final}"))
