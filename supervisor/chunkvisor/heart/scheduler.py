@@ -404,7 +404,9 @@ class Scheduler:
             canaries -= not memory.confirms("canary", place.device, worker.go_s)
         waited_s, spell_s = memory.waited_s(verdict.outcome, cause_of(verdict, place), now_s)
         # Every device may fail as often as a chunk is tried, without a success in between.
-        allowed = self._settings.budget.attempts * max(0, len(self.alive) - 1)
+        fruitless = memory.count("fruitless") - self._settings.budget.attempts * max(0, len(self.alive) - 1)
+        if any(each.gate is Gate.PASSED for each in self.workers.values()):
+            fruitless = 0  # that one has given its device back: it is about to bring vectors
         return policy.History(
             texts=len(work.texts),
             tries=work.tries.count(verdict.outcome),
@@ -422,7 +424,7 @@ class Scheduler:
             failing_s=failing_s,
             canaries=canaries,
             given_up=memory.count("given up"),
-            fruitless=max(0, memory.count("fruitless") - allowed),
+            fruitless=max(0, fruitless),
             own=worker is not None and worker.canary is not None and worker.canary <= OWN,
             fits=(work.output, work.chunk) in memory.fits,
             lacking=work.lacking,
