@@ -124,7 +124,7 @@ def test_without_figures_nvidia_smi_tells_a_large_model_from_a_busy_gpu(place: W
     ended = place.run()
 
     assert ended.returncode == 69, ended.stderr
-    assert "nvidia-smi shows nobody else on it" in ended.stderr
+    assert "nvidia-smi shows no other process on it" in ended.stderr
     assert place.status()["attempts"] == {"gpu_busy": 2}
 
 

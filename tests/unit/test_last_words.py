@@ -9,7 +9,7 @@ from chunkvisor.config.givenvalues import without_secret
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.policy import code_of_nothing
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.words import advice_on_row, last_remedy, nothing_encoded
+from chunkvisor.words import advice_on_row, end_in_words, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rule import read_oom
@@ -86,7 +86,7 @@ def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
     """A GPU's error in a run on the CPU is told with the encoder's own line, and nobody is sent to reboot."""
     verdict = judge(Evidence(20, fault=_NVML, on_cpu=on_cpu))
     assert verdict.outcome is Outcome.GPU_OOM
-    halt = nothing_encoded(ExitCode.MACHINE, verdict, "out", 6, 1500)
+    halt = end_in_words("first", ExitCode.MACHINE, verdict, ("out", 6, 1500))
     assert ("reboot" in halt.remedy) == (not on_cpu)
     assert ('Look at its code: File "/home/ann/enc.py", line 4, in encode.' in halt.remedy) == on_cpu
     assert ("the device" in halt.remedy) == (not on_cpu)

@@ -97,7 +97,7 @@ class Teller:
         """Report it. Raises Halt where it is the end of the run."""
         match news:
             case messages.Failed(verdict=None):
-                remove_folder(self._files_of(news.worker, news.work).folder)
+                remove_folder(self._slots[news.worker].files.folder)
                 self._emit(AttemptRefused(*self._named(news.worker, news.work)))
             case messages.Failed():
                 self._failed(news)
@@ -181,47 +181,27 @@ class Teller:
 
     def _end_of(self, news: messages.Halted | messages.Dropped) -> Halt:
         """Put the end of the run, or of a device or a machine, into words."""
-        work, verdict, why = news.work, news.verdict, news.why
+        work, verdict, halted = news.work, news.verdict, isinstance(news, messages.Halted)
         output = self._outputs[work.output if work is not None else 0]
-        place = news.place if isinstance(news.place, int) else None
-        device = str(self._stations[place]) if place is not None else "this machine"
-        match why:
-            case "broken" if verdict is not None:
-                halt = words.broken_gpu(device, verdict.reason)
-            case "busy" if verdict is not None:
-                halt = words.busy_gpu(device, news.waited_s, verdict.reason)
-            case "bad rows" if verdict is not None and work is not None and isinstance(news, messages.Halted):
-                log = last_log(self._files_of(news.worker, work))
-                _, where = self._store.place_of(work)
-                return words.too_bad(output.name, where, news.count, verdict, log, self._bad_rows)
-            case "all bad":
-                return words.all_bad(output.name, output.last_bad)
-            case _ if verdict is not None and work is not None:
-                halt = self._by_verdict(news, verdict, work, device)
-            case _:
-                raise AssertionError(news)
-        if place is not None and isinstance(news, messages.Halted):
+        if isinstance(news, messages.Halted) and news.why == "all bad":
+            return words.all_bad(output.name, output.last_bad)
+        assert verdict is not None, news
+        if isinstance(news, messages.Halted) and news.why == "bad rows" and work is not None:
+            log, (_, where) = last_log(self._files_of(news.worker, work)), self._store.place_of(work)
+            return words.too_bad(output.name, where, news.count, verdict, log, self._bad_rows)
+        device = str(self._stations[news.place]) if isinstance(news.place, int) else "this machine"
+        at = (output.name, work.chunk if work is not None else 0, output.texts)
+        halt = words.end_in_words(news.why, news.code, verdict, at, device, dropped=not halted, waited_s=news.waited_s)
+        if halted and isinstance(news.place, int):
             halt = self._stations.with_others(halt)
         if halt.code is ExitCode.DISK:
             halt.why = self._store.with_need(halt.why)
         return halt
 
-    def _by_verdict(self, news: messages.Halted | messages.Dropped, verdict: Verdict, work: Work, device: str) -> Halt:
-        output, chunk = self._outputs[work.output], work.chunk
-        if news.why == "too large":
-            return words.too_large(verdict, output.name, chunk)
-        if news.why in ("canary", "first") and isinstance(news, messages.Dropped):
-            return words.failing_device(device, verdict, good=news.why == "canary")
-        if news.why == "canary":
-            return words.canary_failed(news.code, verdict, output.name)
-        if news.why == "first":
-            return words.nothing_encoded(news.code, verdict, output.name, chunk, output.texts)
-        return words.halt_of(news.code, verdict, output.name, chunk)
-
     def _with_log(self, halt: Halt, worker: int) -> Halt:
         files = self._slots[worker].files if worker in self._slots else self._alone.get(worker)
         if halt.log is None and files is not None:
-            return Halt(halt.code, halt.what, why=halt.why, remedy=halt.remedy, log=last_log(files), see=halt.see)
+            halt.log = last_log(files)
         return halt
 
 
