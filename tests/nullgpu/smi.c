@@ -85,6 +85,7 @@ static bool print_field(const char *field, int number) {
     else if (!strcmp(field, "compute_cap")) printf("%d.%d", machine.capability / 10, machine.capability % 10);
     else if (!strcmp(field, "driver_version")) printf("%s", machine.driver);
     else if (!strcmp(field, "mig.mode.current")) printf("%s", gpu->slices ? "Enabled" : "[N/A]");
+    else if (!strcmp(field, "gpu_recovery_action")) printf("%s", gpu->recovery);
     else if (!strcmp(field, "persistence_mode")) printf("Enabled");
     else return false;
     return true;

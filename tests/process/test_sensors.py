@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from chunkvisor.devices import gpu
-from chunkvisor.devices.gpu import GpuProbe, parse
-from chunkvisor.devices.health import Processes
+from chunkvisor.devices.gpu import parse_load
 from chunkvisor.events.run import RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.show import sensors
-from chunkvisor.show.sensors import BoundedLines, Sensors
+from chunkvisor.show.sensors import BoundedLines, Processes, Sensors
 from chunkvisor.store.layout import InvocationFiles
 from harness import Workplace, wait_for
 
@@ -60,7 +59,7 @@ GIB = 1 << 30
 )
 def test_answer_of_nvidia_smi(text: str, uuids: list[str], expected: list[dict[str, Any]]) -> None:
     """Readings are of the run's own GPUs, in bytes, and have what nvidia-smi knows."""
-    assert parse(text, uuids) == expected
+    assert parse_load(text, uuids) == expected
 
 
 def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
@@ -78,58 +77,10 @@ def lines_of(files: InvocationFiles) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("script", ["exit 9", "echo no such thing", "exec sleep 600"])
-def test_nvidia_smi_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After three failures in a row, a hang being one, nvidia-smi is asked no more, and no child of it is left."""
+def test_loss_of_nvidia_smi_is_told_once(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three failures in a row, a hang being one, nvidia-smi is asked no more, and a line says so."""
     calls = fake_smi(tmp_path / "bin", monkeypatch, script)
-    monkeypatch.setattr(gpu, "_SMI_TIMEOUT_S", 0.3)
-    probe = GpuProbe(["GPU-a"])
-
-    def asked() -> bool:
-        probe.ask()
-        probe.answer()
-        return probe.given_up
-
-    wait_for(asked)
-    probe.ask()
-    assert probe.answer() is None
-    probe.close()
-
-    assert len(calls.read_text().splitlines()) == 3
-
-
-def test_a_child_of_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer is taken when nvidia-smi has ended, even if something that it has started keeps its output open."""
-    script = f"sleep 600 &\necho $! > {tmp_path}/pid\necho 0, GPU-a, , , 5, ,"
-    fake_smi(tmp_path / "bin", monkeypatch, script)
-    probe = GpuProbe(["GPU-a"])
-    probe.ask()
-
-    assert wait_for(probe.answer) == [{"device": 0, "utilization": 5.0}]
-
-    os.kill(int((tmp_path / "pid").read_text()), 9)
-
-
-def test_hung_nvidia_smi_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nvidia-smi hangs, lines without GPUs are written all the same."""
-    fake_smi(tmp_path / "bin", monkeypatch, "exec sleep 600")
-    monkeypatch.setattr(sensors, "INTERVAL_S", 0.02)
-    files = InvocationFiles(tmp_path)
-    watched = Sensors(files)
-    watched.event(RunStarted("w", "cuda", gpus=("GPU-a",)), RunState())
-
-    def written() -> int:
-        watched.tick()
-        return len(lines_of(files))
-
-    wait_for(lambda: written() > 3)
-    watched.close()
-
-    assert not any("gpus" in line for line in lines_of(files))
-
-
-def test_loss_of_nvidia_smi_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line after the third failure says that the GPUs are unknown from now on."""
-    fake_smi(tmp_path / "bin", monkeypatch, "exit 9")
+    monkeypatch.setattr(gpu, "_SMI_TIMEOUT_S", 0.2)
     monkeypatch.setattr(sensors, "INTERVAL_S", 0.02)
     files = InvocationFiles(tmp_path)
     watched = Sensors(files)
@@ -143,6 +94,8 @@ def test_loss_of_nvidia_smi_is_told_once(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(50):
         watched.tick()
     assert len(noted()) == 1
+    assert len(calls.read_text().splitlines()) == 3
+    assert not any("gpus" in line for line in lines_of(files))
     watched.close()
 
 

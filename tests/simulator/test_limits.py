@@ -10,7 +10,7 @@ from chunkvisor import judge
 from chunkvisor.config import values
 from chunkvisor.config.model import Config
 from chunkvisor.config.sections import RecoveryConfig
-from chunkvisor.devices import gate, gpu
+from chunkvisor.devices import gpu, health
 from chunkvisor.heart import joins, policy, scheduler, slot
 
 from .histories import HISTORIES
@@ -74,7 +74,7 @@ LIMITS = {
         ("E2: a GPU on which every worker fails", "a machine on which every worker fails", "two canaries fail"),
     ),
     "damaged chunks of an output": Limit(str(joins.MAX_DAMAGED), ()),
-    "memory of an ended worker": Limit(_s(gate._SETTLE_S), ("what a worker has held settles",)),
+    "memory of an ended worker": Limit(_s(health._SETTLE_S), ("what a worker has held settles",)),
     "nvidia-smi": Limit(_s(gpu._SMI_TIMEOUT_S), ()),
     "torch": Limit(_s(gpu._TORCH_TIMEOUT_S), ()),
     "SIGTERM or SIGABRT to a worker": Limit(_s(slot.GRACE_S), ()),

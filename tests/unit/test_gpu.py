@@ -11,7 +11,6 @@ from chunkvisor.devices.gpu import (
     CPU,
     Device,
     ProbeReading,
-    ask_smi,
     find_devices,
     is_guessed,
     parse_devices,
@@ -27,15 +26,6 @@ LISTING = (
 )
 A, B = parse_devices(LISTING)
 MIG = Device("cuda", "MIG-cccc", "MIG slice")
-
-
-def test_listing_is_parsed() -> None:
-    """Name, UUID and memory in bytes, in nvidia-smi's order."""
-    assert (
-        Device("cuda", "GPU-aaaa1111-0000-0000-0000-000000000000", "NVIDIA H200", 143771 << 20, "00000000:3B:00.0") == A
-    )
-    assert B.name == "NVIDIA A100-SXM4-80GB"
-    assert str(A) == "NVIDIA H200 (GPU-aaaa1111)"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +46,7 @@ def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
     devices = parse_devices(text)
     assert len(devices) == count
     assert count != 1 or devices[0].memory_bytes == 0
+    assert (str(A), A.memory_bytes, A.bus_id) == ("NVIDIA H200 (GPU-aaaa1111)", 143771 << 20, "00000000:3B:00.0")
 
 
 @pytest.mark.parametrize(
@@ -66,16 +57,11 @@ def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
         ("0", [A]),
         ("1,0", [B, A]),
         (" 1 , 0 ", [B, A]),
-        ("GPU-bbbb", [B]),
         ("GPU-bbbb2222-0000-0000-0000-000000000000,0", [B, A]),
         ("0,7,1", [A]),
-        ("-1", []),
         ("0,-1,1", [A]),
-        ("NoDevFiles", []),
         ("GPU-dddd,0", []),
-        ("MIG-cccc", [MIG]),
         ("MIG-cccc,1", [MIG, B]),
-        ("0x1", []),
         ("GPU-", []),
         ("0,0", []),
         ("1,GPU-bbbb", []),
@@ -119,12 +105,10 @@ def environment(visible: str | None) -> dict[str, str]:
     [
         (["cpu"], None, (CPU,)),
         (["cuda"], None, (A, B)),
-        (["cuda:0"], None, (A,)),
         (["cuda:1"], None, (B,)),
         (["cuda:1", "cuda:0"], None, (A, B)),
         (["cuda:1", "cuda:1"], None, (B,)),
         (["cuda:0", "cuda"], None, (A, B)),
-        (["cuda"], "1", (B,)),
         (["cuda"], "1,0", (B, A)),
         (["cuda:1"], "1,0", (A,)),
         (["cuda"], "MIG-cccc", (MIG,)),
@@ -195,37 +179,22 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
 
 
 @pytest.mark.parametrize(
-    ("output", "code", "words"),
+    ("output", "code", "probe", "words"),
     [
-        ("NVIDIA-SMI has failed because it couldn't communicate with the driver.", 9, "NVIDIA-SMI has failed"),
-        ("No devices were found", 0, "No devices were found"),
-        ("", 12, "exit code 12"),
-        (None, 0, "nvidia-smi is not there"),
-    ],
-    ids=["9", "0", "12", "missing"],
-)
-@pytest.mark.parametrize(
-    ("probe", "also"),
-    [
-        (NO_CUDA, "this torch is built without CUDA"),
         (
-            failed("Found no NVIDIA driver on your system.\nPlease"),
-            "torch says: Found no NVIDIA driver on your system.",
+            "NVIDIA-SMI has failed because",
+            9,
+            NO_CUDA,
+            "NVIDIA-SMI has failed because; this torch is built without CUDA",
         ),
-        (ProbeReading(ProbeReport(Phase.IMPORT, {}), 1), "torch is not installed"),
-        (ProbeReading(ProbeReport(Phase.CUDA_INIT, {"torch": "2"}), None), "torch gave no answer within 180 s"),
-        (ProbeReading(None, 1, "no module named chunkvisor_worker\n"), "torch could not be asked: no module named"),
+        ("No devices were found", 0, failed("No driver.\nPlease"), "No devices were found; torch says: No driver."),
+        ("", 12, ProbeReading(ProbeReport(Phase.IMPORT, {}), 1), "exit code 12; torch is not installed"),
+        (None, 0, ProbeReading(None, None), "nvidia-smi is not there; torch gave no answer within 180 s"),
+        (None, 0, ProbeReading(None, 1, "no module\n"), "nvidia-smi is not there; torch could not be asked: no module"),
     ],
-    ids=["cpu", "driver", "torch", "hang", "broken"],
 )
 def test_nothing_speaks_for_a_gpu(
-    machine: Callable[..., None],
-    smi: Path,
-    output: str | None,
-    code: int,
-    words: str,
-    probe: ProbeReading,
-    also: str,
+    machine: Callable[..., None], smi: Path, output: str | None, code: int, probe: ProbeReading, words: str
 ) -> None:
     """Without a device file and without a context of torch's the run ends with 69, and says what both have said."""
     machine(probe)
@@ -235,11 +204,10 @@ def test_nothing_speaks_for_a_gpu(
         find_devices(["cuda"], {})
     assert caught.value.code is ExitCode.MACHINE
     assert words in caught.value.why
-    assert also in caught.value.why
     assert "set device to cpu" in caught.value.remedy
 
 
-@pytest.mark.parametrize("files", [(), ("dxg",), ("nvidia0", "nvidiactl")], ids=["none", "wsl2", "linux"])
+@pytest.mark.parametrize("files", [(), ("nvidia0", "nvidiactl")], ids=["none", "linux"])
 @pytest.mark.parametrize("output", [None, "Failed to initialize NVML: Unknown Error"])
 def test_what_counts_is_whether_torch_computes(
     machine: Callable[..., None], smi: Path, files: tuple[str, ...], output: str | None
@@ -287,23 +255,15 @@ def test_gpus_of_torch_have_the_names_that_a_worker_needs(
         (("nvidia0", "nvidia1"), "cuda:1", None, "1"),
         (("nvidiactl",), "cuda:1", None, "1"),
         (("dxg",), "cuda", None, "0"),
-        (("nvmap",), "cuda", None, "0"),
         ((), "cuda", "GPU-x, GPU-y", "GPU-x GPU-y"),
-        ((), "cuda:1", "GPU-x,GPU-y", "GPU-y"),
         ((), "cuda", "2", "2"),
     ],
 )
-@pytest.mark.parametrize("probe", [NO_CUDA, failed("CUDA-capable device(s) is/are busy or unavailable")])
 def test_where_torch_fails_a_device_file_leaves_the_judgement_to_the_worker(
-    machine: Callable[..., None],
-    files: tuple[str, ...],
-    wanted: str,
-    visible: str | None,
-    names: str,
-    probe: ProbeReading,
+    machine: Callable[..., None], files: tuple[str, ...], wanted: str, visible: str | None, names: str
 ) -> None:
     """A GPU may be busy for a while, and a plug-in may need no torch: the GPU is taken by its number or its name."""
-    machine(probe, *files)
+    machine(failed("CUDA-capable device(s) is/are busy or unavailable"), *files)
     found = find_devices([wanted], environment(visible))
     assert found == tuple(Device("cuda", name) for name in names.split())
     assert [is_guessed(device) for device in found] == [name.isdecimal() for name in names.split()]
@@ -330,12 +290,3 @@ def test_the_compute_capability_is_that_of_nvidia_smi(smi: Path) -> None:
     smi.with_suffix(".old").touch()
     assert [device.capability for device in find_devices(["cuda"], {})] == [None]
     assert parse_devices("0, GPU-a, Quadro, 49152, 0:1:0.0, [N/A]\n")[0].capability is None
-
-
-def test_answer_that_is_no_text(smi: Path) -> None:
-    """Bytes that are no UTF-8 are no reason to fail; standard error belongs to the answer."""
-    smi.write_text("#!/bin/sh\nprintf '\\377\\376' >&2\nexit 3\n")
-    smi.chmod(0o700)
-    answer = ask_smi(["-L"])
-    assert answer.returncode == 3
-    assert answer.text == "\ufffd\ufffd"

@@ -1,18 +1,16 @@
-"""Decides, from what nvidia-smi says, whether a GPU may be given to the next worker.
-
-Pure; `gate` runs nvidia-smi and waits.
-"""
+"""Says whether a GPU may be given to the next worker, from what nvidia-smi and the kernel's log say of it."""
 
 import contextlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
-from typing import Any
 
-import psutil
-
+from chunkvisor.devices.gpu import SMI_LOST, Device, in_background, is_watched, query_apps, query_gpus
+from chunkvisor.events.device import GpuBlind, GpuBusy
+from chunkvisor.events.event import Emit, Event
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import OomFigures
@@ -20,20 +18,39 @@ from chunkvisor_worker.contract.rule import OomFigures
 SLACK_BYTES = 512 << 20
 """A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
 Resiliency Extension waits for the same amount). A context with its libraries takes about as much."""
+_NOBODYS_BYTES = 768 << 20
+"""More or less than this comes and goes by itself: the driver's own, windows of a desktop."""
+_SETTLE_S = 30.0
+"""A driver gives the memory of a killed process back within seconds; after this, others hold it."""
 
-_LOST = 15
-"""nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE)."""
+_BAD_ACTION = re.compile(r"(gpu )?(drain and )?reset( required)?|(node )?reboot( required)?")
+"""Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action). Others are `None`,
+`Drain P2P` (traffic between GPUs), and what a driver says that does not know, such as `[Unknown Error]`."""
+_RESET_XIDS = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+_REBOOT_XIDS = frozenset({79, 151})
+"""Buckets of NVIDIA's Xid catalog. 45 is what our own kills produce, 43 an application's fault: neither counts."""
 
-_BAD_ACTIONS = frozenset(
-    {
-        *("reset", "gpu reset", "gpu reset required"),
-        *("reboot", "node reboot", "node reboot required"),
-        *("drain and reset", "gpu drain and reset", "drain and reset required"),
-    }
-)
-"""Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action). Every other text is
-none of ours: `None`, `Drain P2P` (traffic between GPUs), and what a driver says that does not tell, such as
-`[Not Supported]`, `[Unknown Error]` or `[Insufficient Permissions]`."""
+
+class Health(Enum):
+    """Whether a worker may have the GPU."""
+
+    GOOD = "good"
+    BUSY = "busy"
+    """Wait: others hold the memory that a worker needs."""
+    SETTLING = "settling"
+    """Wait a little: what a worker held that has just ended is not given back yet."""
+    BROKEN = "broken"
+    """Nothing that we can do mends it."""
+    BLIND = "blind"
+    """NVML cannot tell; CUDA may work all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """A judgment, in a word and in a sentence."""
+
+    health: Health
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,124 +74,69 @@ class Reading:
     xids: tuple[int, ...] = ()
     """Of this GPU, from the kernel's log, since the run began."""
 
+    @property
+    def unnamed_bytes(self) -> int:
+        """Memory of no process that nvidia-smi names: the driver's, a dying context's, another container's."""
+        return max(0, (self.used_bytes or 0) - sum(holder.used_bytes or 0 for holder in self.holders))
 
-class Health(Enum):
-    """Whether a worker may have the GPU."""
-
-    GOOD = "good"
-    BUSY = "busy"
-    """Wait: others hold the memory that a worker needs."""
-    SETTLING = "settling"
-    """Wait a little: what a worker held that has just ended is not given back yet."""
-    BROKEN = "broken"
-    """Nothing that we can do mends it."""
-    BLIND = "blind"
-    """NVML cannot tell; CUDA may work all the same."""
+    def is_alone(self, ours: frozenset[int]) -> bool:
+        """Whether only `ours` are seen on the GPU."""
+        told = self.returncode == 0 and self.used_bytes is not None
+        return told and all(each.pid in ours for each in self.holders) and self.unnamed_bytes < SLACK_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """A judgement, in a word and in a sentence."""
-
-    health: Health
-    why: str = ""
+Look = Callable[[], "Future[Reading]"]
+"""Begins a reading of one GPU; nothing waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What is known of a GPU beside its faults, for who asks whether memory ran out by our own doing."""
+def looks_at(device: Device) -> Look:
+    """Have nvidia-smi of this machine read the GPU."""
+    kernel_log = _KernelLog()
 
-    blind: bool = False
-    """nvidia-smi cannot tell of it."""
-    alone: bool = False
-    """Nobody but us was on it, by a look since its last worker failed."""
-    before_bytes: int = 0
-    """In use by others before our first worker."""
+    def read() -> Reading:
+        gpu = query_gpus("memory.used", "gpu_recovery_action", device.uuid)  # the latter since driver 570
+        if gpu.returncode != 0:
+            return Reading(gpu.returncode)
+        holders = parse_holders(query_apps(device.uuid).text)
+        return Reading(0, *parse_gpu(gpu.text), holders, parse_xids(kernel_log.lines(), device.bus_id))
 
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a worker needs of a GPU, and what the memory was like before."""
-
-    need_bytes: int = 0
-    """Of a worker, before its first batch; 0 = not known, so that the least is assumed."""
-    total_bytes: int = 0
-    """0 = not known."""
-    unnamed_bytes: int | None = None
-    """In use before our first worker, by no process that nvidia-smi names; None = not known."""
-    settling: bool = False
-    """Whether a worker ended only just now."""
+    return lambda: in_background(read)
 
 
-_RESET_XIDS = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
-_REBOOT_XIDS = frozenset({79, 151})
-"""Buckets of NVIDIA's Xid catalog. 45 is what our own kills produce, 43 an application's fault: neither counts."""
+class _KernelLog:
+    """Xid lines of /dev/kmsg since the run began, if we may read it."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self._lines: list[str] = []
+        with contextlib.suppress(OSError):
+            self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+
+    def lines(self) -> list[str]:
+        """Read all Xid lines so far; a record that was overwritten meanwhile (EPIPE) is skipped, as kmsg wants it."""
+        while self._fd is not None:
+            try:
+                line = os.read(self._fd, 8192).decode(errors="replace")
+            except BrokenPipeError:
+                continue
+            except OSError:
+                break
+            if "Xid" in line:
+                self._lines.append(line)
+        return self._lines
 
 
-def judge_gpu(reading: Reading, demand: Demand, ours: frozenset[int]) -> Opinion:
-    """The opinion on a GPU for the next worker.
-
-    `ours` are the pids of our workers that are on it now; what they hold is not held against it.
-    """
-    if reading.returncode == _LOST:
-        return Opinion(Health.BROKEN, "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine")
-    if broken := sorted(_RESET_XIDS.union(_REBOOT_XIDS).intersection(reading.xids)):
-        mend = "reboot the machine" if _REBOOT_XIDS.intersection(broken) else "have the GPU reset, or reboot"
-        return Opinion(Health.BROKEN, f"the kernel's log has Xid {', '.join(map(str, broken))} of this GPU: {mend}")
-    if asks_for_recovery(reading.recovery_action):
-        action = (reading.recovery_action or "").strip()
-        return Opinion(Health.BROKEN, f"the driver asks for a recovery action: {action}")
-    if reading.returncode != 0 or reading.used_bytes is None:
-        return Opinion(Health.BLIND, f"nvidia-smi gives no answer (exit code {reading.returncode})")
-    own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
-    if len(own) < len(ours) or None in own:
-        return Opinion(Health.GOOD)  # how much of the memory is our own workers' cannot be told, in a container say
-    held_bytes = reading.used_bytes - sum(used or 0 for used in own)
-    before_bytes = demand.unnamed_bytes if demand.settling else None
-    if before_bytes is not None and unnamed_bytes(reading) > before_bytes + SLACK_BYTES:
-        return Opinion(Health.SETTLING, "a worker has ended, and its memory is not given back yet")
-    free_bytes = demand.total_bytes - reading.used_bytes
-    # Where hardly anything is held by others there is nobody to wait for, however large the model is.
-    if demand.total_bytes and held_bytes > SLACK_BYTES and free_bytes < max(demand.need_bytes, SLACK_BYTES):
-        others = [holder for holder in reading.holders if holder.pid not in ours]
-        who = (
-            ", ".join(f"{holder.name} (pid {holder.pid})" for holder in others[:3]) or "a process that cannot be named"
-        )
-        needs = f", and a worker needs {_gib(demand.need_bytes)}" if demand.need_bytes else ""
-        why = f"{_gib(held_bytes)} of the GPU's memory are held by {who}; {_gib(max(0, free_bytes))} are free{needs}"
-        return Opinion(Health.BUSY, why)
-    return Opinion(Health.GOOD)
-
-
-def asks_for_recovery(action: str | None) -> bool:
-    """Whether a GPU of which the driver says so cannot be worked on."""
-    return (action or "").strip().strip("[]").lower() in _BAD_ACTIONS
-
-
-def unnamed_bytes(reading: Reading) -> int:
-    """In use by no process that nvidia-smi names: the driver's, a dying context's, another container's."""
-    return max(0, (reading.used_bytes or 0) - sum(holder.used_bytes or 0 for holder in reading.holders))
-
-
-def is_alone(reading: Reading, ours: frozenset[int]) -> bool:
-    """Whether nobody but `ours` is seen on the GPU."""
-    if reading.returncode != 0 or reading.used_bytes is None or any(each.pid not in ours for each in reading.holders):
-        return False
-    return unnamed_bytes(reading) < SLACK_BYTES
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
-
-
-def parse_memory(text: str) -> int | None:
-    """Bytes in use, from `--query-gpu=memory.used --format=csv,noheader,nounits` (MiB)."""
-    match = re.search(r"^\s*(\d+)\s*$", text, re.MULTILINE)
-    return int(match[1]) << 20 if match else None
+def parse_gpu(text: str) -> tuple[int | None, str | None]:
+    """Parse memory.used (MiB) and, if it is there, gpu_recovery_action."""
+    match = re.search(r"^[ \t]*(\d+|\[[^]\n]*\])[ \t]*(?:,(.*))?$", text, re.MULTILINE)
+    if match is None:
+        return None, None
+    return int(match[1]) << 20 if match[1].isdecimal() else None, match[2].strip() if match[2] else None
 
 
 def parse_holders(text: str) -> tuple[Holder, ...]:
-    """From `--query-compute-apps=pid,process_name,used_memory` as csv without header and units; skips odd lines."""
+    """Parse pid, process_name and used_memory (MiB); other lines are skipped."""
     holders = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -184,31 +146,151 @@ def parse_holders(text: str) -> tuple[Holder, ...]:
     return tuple(holders)
 
 
-def parse_recovery_action(xml: str) -> str | None:
-    """From `nvidia-smi -q -x`: <gpu_recovery_action> of driver r570 and later; None where it is not there."""
-    match = re.search(r"<gpu_recovery_action>([^<]{0,100})</gpu_recovery_action>", xml)
-    return match[1].strip() if match else None
-
-
 def parse_xids(lines: Sequence[str], bus_id: str) -> tuple[int, ...]:
-    """Xids of the GPU at `bus_id`, from lines of the kernel's log such as `NVRM: Xid (PCI:0000:3b:00): 79, pid=…`.
+    """Find the Xids of the GPU at `bus_id` in lines such as `NVRM: Xid (PCI:0000:3b:00): 79, pid=…`.
 
     The log names domain, bus and device; nvidia-smi pads the domain to eight digits and adds the function.
     """
     place = re.search(r"^0*([0-9a-f]{1,8}):([0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?$", bus_id.lower())
     if place is None:
         return ()
-    # The domain counts: in some clouds every GPU has a domain of its own, and all have the same bus and device.
+    # The domain counts: in some clouds all GPUs have the same bus and device, and differ by their domains.
     pattern = re.compile(rf"NVRM: Xid \(PCI:0*{place[1]}:{place[2]}(?:\.\d)?\): (\d+)", re.IGNORECASE)
     return tuple(int(match[1]) for line in lines if (match := pattern.search(line)))
 
 
-_NOBODYS_BYTES = 768 << 20
-"""More or less than this comes and goes by itself: the driver's own, windows of a desktop."""
+def judge_gpu(
+    reading: Reading,
+    ours: frozenset[int] = frozenset(),
+    *,
+    total_bytes: int = 0,
+    need_bytes: int = 0,
+    before_bytes: int | None = None,
+) -> Opinion:
+    """Judge a GPU for the next worker; what `ours`, the pids of our workers on it, hold is not held against it.
+
+    A worker needs `need_bytes` of `total_bytes` before its first batch; 0 = not known. With `before_bytes`, a worker
+    has just ended, and so much was in use before our first worker, by no process that nvidia-smi names.
+    """
+    if reading.returncode == SMI_LOST:
+        return Opinion(Health.BROKEN, "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine")
+    if broken := sorted((_RESET_XIDS | _REBOOT_XIDS).intersection(reading.xids)):
+        mend = "reboot the machine" if _REBOOT_XIDS.intersection(broken) else "have the GPU reset, or reboot"
+        return Opinion(Health.BROKEN, f"the kernel's log has Xid {', '.join(map(str, broken))} of this GPU: {mend}")
+    if asks_for_recovery(reading.recovery_action):
+        return Opinion(Health.BROKEN, f"the driver asks for a recovery action: {reading.recovery_action}")
+    if reading.returncode != 0 or reading.used_bytes is None:
+        return Opinion(Health.BLIND, f"nvidia-smi gives no answer (exit code {reading.returncode})")
+    own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
+    if len(own) < len(ours) or None in own:
+        return Opinion(Health.GOOD)  # how much of the memory is our own workers' cannot be told, in a container say
+    if before_bytes is not None and reading.unnamed_bytes > before_bytes + SLACK_BYTES:
+        return Opinion(Health.SETTLING, "a worker has ended, and its memory is not given back yet")
+    held_bytes = reading.used_bytes - sum(used or 0 for used in own)
+    free_bytes = total_bytes - reading.used_bytes
+    # If others hold hardly anything there is nothing to wait for, however large the model is.
+    if not total_bytes or held_bytes <= SLACK_BYTES or free_bytes >= max(need_bytes, SLACK_BYTES):
+        return Opinion(Health.GOOD)
+    others = [f"{holder.name} (pid {holder.pid})" for holder in reading.holders if holder.pid not in ours]
+    who = ", ".join(others[:3]) or "a process that cannot be named"
+    needs = f", and a worker needs {_gib(need_bytes)}" if need_bytes else ""
+    why = f"{_gib(held_bytes)} of the GPU's memory are held by {who}; {_gib(max(0, free_bytes))} are free{needs}"
+    return Opinion(Health.BUSY, why)
+
+
+def asks_for_recovery(action: str | None) -> bool:
+    """Whether a GPU of which the driver says so cannot be worked on."""
+    return _BAD_ACTION.fullmatch((action or "").strip().lower()) is not None
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of a GPU next to its faults, to tell whether memory ran out by our own doing."""
+
+    blind: bool = False
+    """nvidia-smi cannot tell of it."""
+    alone: bool = False
+    """Only our workers were on it, by a look since the last of them failed."""
+    before_bytes: int = 0
+    """In use by others before our first worker."""
+
+
+class GpuGate:
+    """Looks at one device when asked to; what is not a GPU known to nvidia-smi cannot be looked at."""
+
+    def __init__(
+        self, device: Device, emit: Emit, look: Look | None = None, need_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`need_bytes()` is what a worker needs before its first batch; 0 = not known."""
+        self._device, self._emit, self._need_bytes = device, emit, need_bytes
+        self._look = (look or looks_at(device)) if is_watched(device) else None
+        self._asked: Future[Reading] | None = None
+        self._ended_s = float("-inf")
+        self._unnamed_bytes: int | None = None
+        """In use before our first worker, by no process that nvidia-smi names."""
+        self._told: type[Event] | None = None
+        self.view = View(blind=self._look is None) if device.kind == "cuda" else None
+        """None = it is not a GPU."""
+
+    def ask(self) -> None:
+        """Begin a look, unless one is under way."""
+        if self._look is not None and self._asked is None:
+            self._asked = self._look()
+
+    def open(self) -> Opinion | None:
+        """Take the memory in use before our first worker as the baseline; None if the device cannot be looked at."""
+        self.ask()
+        if self._asked is None or self.view is None:
+            return None
+        reading, self._asked = self._asked.result(), None
+        if reading.used_bytes is not None:
+            self._unnamed_bytes = reading.unnamed_bytes
+        self.view = replace(self.view, before_bytes=reading.used_bytes or 0)
+        return self._noted(judge_gpu(reading))
+
+    def answer(self, ours: frozenset[int], now_s: float) -> Opinion | None:
+        """Say what the look under way says, None until it does; `ours` are the pids of our workers on the device."""
+        if self._asked is None or not self._asked.done() or self.view is None:
+            return None
+        reading, self._asked = self._asked.result(), None
+        self.view = replace(self.view, alone=reading.is_alone(ours))
+        opinion = judge_gpu(
+            reading,
+            ours,
+            total_bytes=self._device.memory_bytes,
+            need_bytes=self._need_bytes(),
+            before_bytes=self._unnamed_bytes if now_s - self._ended_s < _SETTLE_S else None,
+        )
+        return self._noted(opinion)
+
+    def worker_ended(self, now_s: float) -> None:
+        """Note that a worker that had the device has ended: its memory may take a while to come back."""
+        self._ended_s = now_s
+        if self.view is not None:
+            self.view = replace(self.view, alone=False)  # it may have changed since the last look
+
+    def get_used_to(self, others_bytes: int) -> None:
+        """Note that others stay, and so they are not waited for any more."""
+        if self.view is not None:
+            self.view = replace(self.view, before_bytes=max(self.view.before_bytes, others_bytes))
+
+    def _noted(self, opinion: Opinion) -> Opinion:
+        """Report it, once for each thing that is the matter, not every two seconds."""
+        if self.view is not None:
+            self.view = replace(self.view, blind=opinion.health is Health.BLIND)
+        kind = {Health.BUSY: GpuBusy, Health.BLIND: GpuBlind}.get(opinion.health)
+        if kind is not None and kind is not self._told:
+            self._told = kind
+            self._emit(kind(str(self._device), opinion.why))
+        return opinion
 
 
 def company_of(figures: OomFigures | None, view: View | None, siblings: frozenset[int]) -> Company:
-    """Who it was; `siblings` are the pids of other workers of this run that were on the device.
+    """Say who else held the memory; `siblings` are the pids of other workers of this run that were on the device.
 
     torch's figures go before the gate's look, which is older than the fault. Others who were there when the run began
     are part of the device: what they leave is what there is.
@@ -227,63 +309,12 @@ def company_of(figures: OomFigures | None, view: View | None, siblings: frozense
 
 
 def in_company(verdict: Verdict, company: Company, siblings: frozenset[int]) -> Verdict:
-    """The verdict with words that do not blame others for what another worker of this run held."""
+    """Put the verdict into words that do not blame others for what another worker of this run held."""
     if company is not Company.OURS or verdict.outcome is not Outcome.GPU_BUSY or not verdict.weights_did_not_fit:
         return verdict
     pids = ", ".join(map(str, sorted(siblings)))
     return replace(
         verdict,
-        reason=f"the GPU had no room for the weights beside another worker of this run (pid {pids})",
+        reason=f"the GPU had no room for the weights next to another worker of this run (pid {pids})",
         remedy="Lower workers.per_device: the GPU has no room for so many copies of the model.",
     )
-
-
-class Processes:
-    """The processes of a run; `cpu` is how many cores one has kept busy since the reading before."""
-
-    def __init__(self) -> None:
-        self._parent = psutil.Process()
-        self._workers: dict[int, psutil.Process] = {}
-        self._measured: set[int] = set()
-
-    def add(self, pid: int) -> None:
-        """A process was started."""
-        with contextlib.suppress(psutil.Error):
-            self._workers[pid] = psutil.Process(pid)
-
-    def drop(self, pid: int) -> None:
-        """A process has ended."""
-        self._workers.pop(pid, None)
-        self._measured.discard(pid)
-
-    def read(self) -> dict[str, Any]:
-        """`workers`, `parent` and `host`, as a line of the sensors has them."""
-        workers = []
-        for pid in list(self._workers):
-            try:
-                workers.append({"pid": pid, **self._figures(self._workers[pid]), **_peak(pid)})
-            except (psutil.Error, OSError):
-                self.drop(pid)
-        return {
-            "workers": workers,
-            "parent": self._figures(self._parent),
-            "host": {"available_bytes": int(psutil.virtual_memory().available)},
-        }
-
-    def _figures(self, process: psutil.Process) -> dict[str, Any]:
-        with process.oneshot():
-            figures: dict[str, Any] = {"rss_bytes": int(process.memory_info().rss)}
-            cpu = process.cpu_percent() / 100
-        # The first call of psutil's cpu_percent has nothing to compare with, and gives 0.
-        if process.pid in self._measured:
-            figures["cpu"] = round(cpu, 3)
-        self._measured.add(process.pid)
-        return figures
-
-
-def _peak(pid: int) -> dict[str, int]:
-    """The most memory that the process has held: VmHWM of proc(5), which misses nothing between two readings."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return {"peak_bytes": int(line.split()[1]) << 10}
-    return {}

@@ -1,16 +1,12 @@
-"""The devices of a run, and how they are looked at.
-
-It decides nothing: what happens to a device is told to the scheduler, which says what to do without.
-"""
+"""The devices of a run, and how they are looked at; what follows from it the scheduler decides."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from chunkvisor.devices.gate import GpuGate, Sensor, SmiSensor, is_watched
-from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.health import Opinion
+from chunkvisor.devices.gpu import Device, is_watched
+from chunkvisor.devices.health import GpuGate, Look, Opinion
 from chunkvisor.errors import Halt
 from chunkvisor.events.device import (
     CheckingDevice,
@@ -28,7 +24,7 @@ class Site:
     """The machine that a device belongs to."""
 
     node: str = ""
-    """Its number in the cluster; empty = the supervisor's own machine, without a cluster."""
+    """Its number in the cluster; empty = the parent's machine, without a cluster."""
     name: str = ""
     """For people."""
     threads: int = 0
@@ -37,17 +33,11 @@ class Site:
     """Where the model's files are on it; None = as here."""
 
 
-HERE = Site()
-
-
 class Station:
     """One device."""
 
     def __init__(self, number: int, device: Device, site: Site, gate: GpuGate) -> None:
-        self.number = number
-        self.device = device
-        self.site = site
-        self.gate = gate
+        self.number, self.device, self.site, self.gate = number, device, site, gate
         self.dropped = False
         self.freed_s: float | None = None
         """When the last worker that computed on it ended; None before the first."""
@@ -73,43 +63,53 @@ class Stations:
     """All devices of a run; those of a cluster come and go."""
 
     def __init__(self, listener: Listener, emit: Emit) -> None:
+        self._listener, self._emit = listener, emit
         self._all: dict[int, Station] = {}
-        self._listener = listener
-        self._emit = emit
-        self._numbered = 0
         self._asked: set[int] = set()
-        self.need_bytes = 0
-        """GPU memory that a worker needs before its first batch; 0 = not known."""
         self._left_out: list[str] = []
+        self._need_bytes = 0
         self.last_halt: Halt | None = None
         """Why the last machine of a cluster that was left out was so."""
 
     def __getitem__(self, number: int) -> Station:
         return self._all[number]
 
+    @property
+    def alive(self) -> list[Station]:
+        """Those that are not left out."""
+        return [station for station in self._all.values() if not station.dropped]
+
     def add(
-        self, devices: Sequence[Device], site: Site = HERE, sensor_of: Callable[[Device], Sensor] = SmiSensor
+        self,
+        devices: Sequence[Device],
+        site: Site = Site(),
+        look_of: Callable[[Device], Look | None] = lambda _: None,
     ) -> None:
-        """Take the devices of one machine, with a look at each."""
-        first, self._numbered = self._numbered, self._numbered + len(devices)
+        """Take the devices of one machine, with a look at each; `look_of` says how, unless as on this machine."""
         added = []
-        for number, device in enumerate(devices, first):
-            gate = GpuGate(device, self._emit, sensor_of, lambda: self.need_bytes)
+        for number, device in enumerate(devices, len(self._all)):
+            gate = GpuGate(device, self._emit, look_of(device), lambda: self._need_bytes)
             self._all[number] = station = Station(number, device, site, gate)
             added.append(station)
         if site.node:
-            self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), first))
+            self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), added[0].number))
+        # All are asked before the first is waited for: nvidia-smi may take its whole time limit.
         for station in added:
             if is_watched(station.device) and not site.node:
                 self._emit(CheckingDevice(str(station)))
-            station.gate.begin()
+            station.gate.ask()
         for station in added:
             self._listener.joined(station, station.gate.open())
         if not site.node:
             self._emit(DevicesChecked(len(self.alive)))
 
+    def ask(self, number: int) -> None:
+        """Begin a look at the device."""
+        self._asked.add(number)
+        self._all[number].gate.ask()
+
     def attend(self, pids: Callable[[], Mapping[int, frozenset[int]]]) -> None:
-        """Tell of looks that have an answer; `pids()` are our workers on each device, by its number."""
+        """Report looks that have an answer; `pids()` are our workers on each device, by its number."""
         for number in list(self._asked):
             station = self._all[number]
             opinion = station.gate.answer(pids().get(number, frozenset()), time.monotonic())
@@ -117,25 +117,10 @@ class Stations:
                 self._asked.discard(number)
                 self._listener.looked(station, opinion)
 
-    def ask(self, number: int) -> None:
-        """Begin a look at the device."""
-        self._asked.add(number)
-        self._all[number].gate.ask()
-
-    def close(self) -> None:
-        """Let go of the sensors."""
-        for station in self._all.values():
-            station.gate.close()
-
-    @property
-    def alive(self) -> list[Station]:
-        """Those that are not left out."""
-        return [station for station in self._all.values() if not station.dropped]
-
     def leave(self, number: int, halt: Halt) -> None:
         """Do without a device from now on."""
         station = self._all[number]
-        self._leave_out(station)
+        self._leave_out([station])
         self._left_out.append(f"{station}: {halt.why or halt.what}")
         self._emit(DeviceDropped(str(station), len(self.alive), halt.why or halt.what))
         if station.site.node:
@@ -143,39 +128,32 @@ class Stations:
 
     def drop_node(self, node: str, halt: Halt, name: str = "") -> None:
         """Do without a machine of the cluster from now on; `name` is for one that has never worked."""
-        ours = self._of(node)
-        for station in ours:
-            self._leave_out(station)
+        ours = self._leave_out(station for station in self.alive if station.site.node == node)
         if ours or name:
-            name = name or ours[0].site.name
-            self._emit(NodeSetAside(name, len(self.alive), halt.why or halt.what))
+            self._emit(NodeSetAside(name or ours[0].site.name, len(self.alive), halt.why or halt.what))
         self.last_halt = halt
         self._listener.node_left(node)
 
     def lose(self, node: str, why: str) -> None:
-        """A machine of the cluster is gone; should it come back, it comes as a new one."""
-        ours = self._of(node)
-        for station in ours:
-            self._leave_out(station)
+        """Note that a machine of the cluster is gone; should it come back, it comes as a new one."""
+        ours = self._leave_out(station for station in self.alive if station.site.node == node)
         if ours:
             self._emit(NodeLost(ours[0].site.name, len(self.alive), why))
         self._listener.node_left(node)
 
     def learn_need(self, need_bytes: int) -> None:
-        """A worker needs so much before its first batch, by its files, or as one was seen to."""
-        self.need_bytes = max(self.need_bytes, need_bytes)
+        """Note what a worker needs before its first batch, by its files, or as one was seen to."""
+        self._need_bytes = max(self._need_bytes, need_bytes)
 
     def with_others(self, halt: Halt) -> Halt:
-        """The words of the last device's end, with those of the devices that were left out before."""
-        if not self._left_out:
-            return halt
-        why = f"{halt.why}\nleft out before: " + "\nleft out before: ".join(self._left_out)
-        return Halt(halt.code, halt.what, why=why, remedy=halt.remedy, log=halt.log, see=halt.see)
+        """Add the devices that were left out before to the words of the last device's end."""
+        if self._left_out:
+            halt.why = "\nleft out before: ".join([halt.why, *self._left_out])
+        return halt
 
-    def _of(self, node: str) -> list[Station]:
-        return [station for station in self.alive if station.site.node == node]
-
-    def _leave_out(self, station: Station) -> None:
-        station.dropped = True
-        self._asked.discard(station.number)
-        station.gate.close()
+    def _leave_out(self, stations: Iterable[Station]) -> list[Station]:
+        found = list(stations)
+        for station in found:
+            station.dropped = True
+            self._asked.discard(station.number)
+        return found

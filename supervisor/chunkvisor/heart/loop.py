@@ -119,7 +119,6 @@ class Loop:
                 with contextlib.suppress(OSError):
                     forget_unsure(output)
             self._joins.close()
-            self._stations.close()
         return self._teller.given_up
 
     def _pending(self) -> int:

@@ -5,12 +5,14 @@ import functools
 import json
 import os
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chunkvisor.devices.gpu import GpuProbe
-from chunkvisor.devices.health import Processes
+import psutil
+
+from chunkvisor.devices.gpu import in_background, read_load
 from chunkvisor.events.attempt import AttemptStarted, WorkerEnded
 from chunkvisor.events.device import TemplateFailed, TemplateStarted
 from chunkvisor.events.event import Event
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 INTERVAL_S = 5.0
 LINES = 3000
 """Four hours at first; from then on half as many lines in the same time, and so on: a week is 160 s a line."""
+FAILURES = 3
+"""After so many in a row nvidia-smi is not asked again."""
 _WITHOUT = "nvidia-smi gave no usable answer three times; the sensors go on without the GPUs"
 _TAIL_BYTES = 16 << 10
 
@@ -55,6 +59,57 @@ class BoundedLines:
         return True
 
 
+class Processes:
+    """The processes of a run; `cpu` is how many cores one has kept busy since the reading before."""
+
+    def __init__(self) -> None:
+        self._parent = psutil.Process()
+        self._workers: dict[int, psutil.Process] = {}
+        self._measured: set[int] = set()
+
+    def add(self, pid: int) -> None:
+        """Note that a process was started."""
+        with contextlib.suppress(psutil.Error):
+            self._workers[pid] = psutil.Process(pid)
+
+    def drop(self, pid: int) -> None:
+        """Note that a process has ended."""
+        self._workers.pop(pid, None)
+        self._measured.discard(pid)
+
+    def read(self) -> dict[str, Any]:
+        """Read `workers`, `parent` and `host`, as a line of the sensors has them."""
+        workers = []
+        for pid in list(self._workers):
+            try:
+                workers.append({"pid": pid, **self._figures(self._workers[pid]), **_peak(pid)})
+            except (psutil.Error, OSError):
+                self.drop(pid)
+        return {
+            "workers": workers,
+            "parent": self._figures(self._parent),
+            "host": {"available_bytes": int(psutil.virtual_memory().available)},
+        }
+
+    def _figures(self, process: psutil.Process) -> dict[str, Any]:
+        with process.oneshot():
+            figures: dict[str, Any] = {"rss_bytes": int(process.memory_info().rss)}
+            cpu = process.cpu_percent() / 100
+        # The first call of psutil's cpu_percent has nothing to compare with, and gives 0.
+        if process.pid in self._measured:
+            figures["cpu"] = round(cpu, 3)
+        self._measured.add(process.pid)
+        return figures
+
+
+def _peak(pid: int) -> dict[str, int]:
+    """Read the most memory that the process has held: VmHWM of proc(5), which misses nothing between two readings."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return {"peak_bytes": int(line.split()[1]) << 10}
+    return {}
+
+
 class Sensors(Observer):
     """Writes `sensors.jsonl` of an invocation."""
 
@@ -62,7 +117,9 @@ class Sensors(Observer):
         self._file = BoundedLines(files.sensors, LINES)
         self._interval_s = INTERVAL_S
         self._processes = Processes()
-        self._probe: GpuProbe | None = None
+        self._uuids: tuple[str, ...] = ()
+        self._reading: Future[list[dict[str, Any]]] | None = None
+        self._failures = 0
         self._gpus: list[dict[str, Any]] = []
         self._pids: dict[AttemptKey, int] = {}
         self._next_s = 0.0
@@ -73,7 +130,7 @@ class Sensors(Observer):
         """Learn of processes and devices."""
         match event:
             case RunStarted() if any(event.gpus):
-                self._probe = GpuProbe(event.gpus)
+                self._uuids = event.gpus
             case AttemptStarted():
                 self._pids[AttemptKey(event.output, event.chunk, event.attempt)] = event.pid
                 self._processes.add(event.pid)
@@ -87,25 +144,25 @@ class Sensors(Observer):
     def tick(self) -> None:
         """Begin a reading when it is time, and write it down when the GPUs have answered, or do not."""
         now_s = time.monotonic()
-        if self._probe is not None and (gpus := self._probe.answer()) is not None:
-            self._gpus = gpus
+        if self._reading is not None and self._reading.done():
+            self._gpus, self._reading = self._reading.result(), None
+            self._failures = 0 if self._gpus else self._failures + 1
             self._due_s = now_s
         if self._due_s is not None and now_s >= self._due_s:
             self._due_s = None
             self._write()
         if now_s >= self._next_s:
-            self._next_s = now_s + self._interval_s
-            if self._probe is not None and not self._probe.given_up:
-                self._probe.ask()
-                self._due_s = now_s + self._interval_s / 2  # a slow nvidia-smi holds up the others no longer than this
-            else:
+            self._next_s = self._due_s = now_s + self._interval_s
+            if not self._uuids or self._failures >= FAILURES:
                 self._due_s = now_s
+            elif self._reading is None:
+                self._reading = in_background(read_load, self._uuids)
+                self._due_s = now_s + self._interval_s / 2  # a slow nvidia-smi holds up the others no longer than this
 
     def close(self) -> None:
-        """Take a last reading, and end the child."""
-        if self._probe is not None:
-            self._gpus = self._probe.answer() or []
-            self._probe.close()
+        """Take a last reading."""
+        if self._reading is not None and self._reading.done():
+            self._gpus = self._reading.result()
         self._write()
 
     def _write(self) -> None:
@@ -113,7 +170,7 @@ class Sensors(Observer):
         if self._gpus:
             line["gpus"] = self._gpus
         line |= self._processes.read()
-        if self._probe is not None and self._probe.given_up and not self._told:
+        if self._failures >= FAILURES and not self._told:
             line["note"], self._told = _WITHOUT, True
         self._gpus = []  # an old reading is worth less than none
         if self._file.append(json.dumps(line, separators=(",", ":"))):

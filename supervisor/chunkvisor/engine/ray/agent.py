@@ -27,9 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.choices import Start
-from chunkvisor.devices.gate import SmiSensor, is_watched
-from chunkvisor.devices.gpu import Device, find_devices
-from chunkvisor.devices.health import Reading
+from chunkvisor.devices.gpu import Device, find_devices, is_watched
+from chunkvisor.devices.health import Reading, looks_at
 from chunkvisor.devices.hostmemory import room_for_one_more
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.environment import thread_count
@@ -122,7 +121,7 @@ class NodeWorkers(threading.Thread):
         self._node = node
         self.mail = Mailbox()
         self._running: dict[int, _Running] = {}
-        self._sensors = {number: SmiSensor(each) for number, each in enumerate(node.devices) if is_watched(each)}
+        self._sensors = {number: looks_at(each) for number, each in enumerate(node.devices) if is_watched(each)}
         self._looks: dict[int, Future[Reading]] = {}
         self._state: wire.NodeState | None = None
         self._state_s = 0.0
@@ -143,7 +142,7 @@ class NodeWorkers(threading.Thread):
 
     def first_readings(self) -> tuple[Reading, ...]:
         """Of the GPUs that nvidia-smi knows, before the first worker."""
-        begun = [sensor.first() for sensor in self._sensors.values()]
+        begun = [look() for look in self._sensors.values()]
         return tuple(reading.result() for reading in begun)
 
     def run(self) -> None:
@@ -186,7 +185,7 @@ class NodeWorkers(threading.Thread):
         elif order.signal is not None and running is not None:
             running.worker.signal(signal.Signals(order.signal))
         elif order.look is not None and order.look in self._sensors:
-            self._looks[order.look] = self._sensors[order.look].ask()
+            self._looks[order.look] = self._sensors[order.look]()
         elif order.demanded is not None:
             self._demanded = True
             self._starter.expect(order.demanded.pending, order.demanded.at_once)
@@ -279,8 +278,6 @@ class NodeWorkers(threading.Thread):
             while time.monotonic() < deadline_s and any(each.worker.poll() is None for each in self._running.values()):
                 time.sleep(0.02)
             deadline_s += _GRACE_S
-        for sensor in self._sensors.values():
-            sensor.close()
 
 
 _PREFIX = f"chunkvisor-{os.getuid()}-"

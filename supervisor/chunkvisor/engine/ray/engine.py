@@ -14,9 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from chunkvisor.config.model import Config
-from chunkvisor.devices.gate import is_watched
-from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.health import Reading
+from chunkvisor.devices.gpu import Device, is_watched
+from chunkvisor.devices.health import Look, Reading
 from chunkvisor.devices.stations import Site, Station, Stations
 from chunkvisor.engine.engine import Demand, Worker
 from chunkvisor.engine.environment import SERVICE_MANAGERS
@@ -58,15 +57,20 @@ class Node:
         self._send(Order(self.number, number, launch=launch))
         return worker
 
-    def sensor(self, device: Device) -> "NodeSensor":
-        """Of one of its GPUs that are watched."""
+    def look_of(self, device: Device) -> Look:
+        """Have nvidia-smi of the node look at one of its GPUs; it has done so once, before its first worker."""
+        position = self.up.devices.index(device)
         watched = [each for each in self.up.devices if is_watched(each)]
-        return NodeSensor(self.look, self.up.devices.index(device), self.up.readings[watched.index(device)])
+        first = [self.up.readings[watched.index(device)]] if device in watched else []
 
-    def look(self, device: int) -> Future[Reading]:
-        """Have the GPU at this position looked at."""
-        look = self._looks.setdefault(device, Future())
-        self._send(Order(self.number, look=device))
+        def look() -> Future[Reading]:
+            if first:
+                known: Future[Reading] = Future()
+                known.set_result(first.pop())
+                return known
+            self._send(Order(self.number, look=position))
+            return self._looks.setdefault(position, Future())
+
         return look
 
     def hear(self, report: Report) -> None:
@@ -86,29 +90,6 @@ class Node:
             worker.lose()
         for look in self._looks.values():
             look.cancel()
-
-
-class NodeSensor:
-    """A Sensor of a node's GPU: nvidia-smi runs there."""
-
-    def __init__(self, look: Callable[[int], Future[Reading]], position: int, first: Reading) -> None:
-        """`first` was read before the first worker."""
-        self._look = look
-        self._position = position
-        self._first = first
-
-    def first(self) -> Future[Reading]:
-        """See Sensor."""
-        known: Future[Reading] = Future()
-        known.set_result(self._first)
-        return known
-
-    def ask(self) -> Future[Reading]:
-        """See Sensor."""
-        return self._look(self._position)
-
-    def close(self) -> None:
-        """See Sensor."""
 
 
 class RayWorker:
@@ -372,7 +353,7 @@ class RayEngine:
     def _welcome(self, number: str, up: NodeUp, stations: Stations, demand: Demand) -> None:
         self._nodes[number] = node = Node(number, up, self._send)
         self._bridges = 0
-        stations.add(up.devices, Site(number, up.name, up.threads, up.model_path), node.sensor)
+        stations.add(up.devices, Site(number, up.name, up.threads, up.model_path), node.look_of)
         at_once = len(stations.alive) * demand.places
         self._send(Order(number, demanded=Demanded(demand.pending(), at_once)))
 
