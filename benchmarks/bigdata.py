@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted, Go, WorkerEnded
+from chunkvisor.events.event import AttemptStarted, ChunkCommitted, Go, WorkerEnded
 from chunkvisor.events.journal import Journal, read_events
 from chunkvisor.store.artifact import chunk_key, npy_header
 from chunkvisor.store.layout import Layout

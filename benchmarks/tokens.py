@@ -4,8 +4,8 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
-from chunkvisor.events.attempt import WorkerEnded
-from chunkvisor.events.progress import DeviceTimes
+from chunkvisor.events.event import WorkerEnded
+from chunkvisor.events.state import DeviceTimes
 
 
 def computed(workdir: Path) -> str:

@@ -4,17 +4,18 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from functools import partial
-from types import ModuleType
 from typing import Any
 
-from chunkvisor.events.decode import SUBJECTS
-from chunkvisor.events.event import KINDS, Event, Severity
+from chunkvisor.events.event import KINDS, AttemptStarted, Event, GpusGuessed, Invoked, Resolving, Severity, Staging
 from md import code, table
 
 
-def subject(module: ModuleType) -> str:
-    """The events of one module, in their order there."""
-    kinds = [kind for kind in KINDS.values() if kind.__module__ == module.__name__]
+def section(name: str) -> str:
+    """The events of one section, in their order there."""
+    order = list(KINDS.values())
+    names = list(_FIRST)
+    begin, *later = (order.index(_FIRST[each]) for each in names[names.index(name) :])
+    kinds = order[begin : later[0] if later else None]
     known = dict[str, str]()
     rows = []
     for kind in kinds:
@@ -57,7 +58,14 @@ def _required(item: "Field[Any]") -> bool:
     return item.default is MISSING and item.default_factory is MISSING
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    f"events {module.__name__.rpartition('.')[2]}": partial(subject, module) for module in SUBJECTS
+_FIRST: dict[str, type[Event]] = {
+    "run": Invoked,
+    "model": Resolving,
+    "output": Staging,
+    "attempt": AttemptStarted,
+    "device": GpusGuessed,
 }
-"""Name of a part -> what makes it; one for each module of events."""
+"""The first event of each section of the page."""
+
+PARTS: dict[str, Callable[[], str]] = {f"events {name}": partial(section, name) for name in _FIRST}
+"""Name of a part -> what makes it."""

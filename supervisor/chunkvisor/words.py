@@ -9,18 +9,18 @@ from chunkvisor.assemble.badrows import count_of, reasons_in_words, reasons_of, 
 from chunkvisor.assemble.form import without_vectors
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
-from chunkvisor.events.attempt import (
+from chunkvisor.events.event import (
     AttemptInterrupted,
     BatchesKept,
     ChunkCommitted,
+    Draining,
+    Event,
     FailureEvent,
     Go,
+    OutputOpened,
     PartCommitted,
     Quarantined,
 )
-from chunkvisor.events.event import Event
-from chunkvisor.events.output import OutputOpened
-from chunkvisor.events.run import Draining
 from chunkvisor.judge import Verdict
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.leftovers import failed_as, last_log

@@ -11,9 +11,17 @@ import pytest
 
 from chunkvisor.commands.drill import Ran, action, choose, problem, seen_as
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, ChunkSplit, LateCrash, Quarantined
-from chunkvisor.events.event import Event
-from chunkvisor.events.run import Halted, LimitsLowered, Waiting
+from chunkvisor.events.event import (
+    AttemptFailed,
+    ChunkCommitted,
+    ChunkSplit,
+    Event,
+    Halted,
+    LateCrash,
+    LimitsLowered,
+    Quarantined,
+    Waiting,
+)
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.drill import SABOTAGES, simulated

@@ -10,8 +10,7 @@ import pytest
 
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.devices.health import GpuGate, Health, Opinion, View
-from chunkvisor.events.device import GpuBusy
-from chunkvisor.events.event import Emit, Event
+from chunkvisor.events.event import Emit, Event, GpuBusy
 from harness import Workplace, expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 from soaked import wide

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.events.attempt import ChunkCommitted, Quarantined
-from chunkvisor.events.output import OutputOpened
-from chunkvisor.events.run import Halted
+from chunkvisor.events.event import ChunkCommitted, Halted, OutputOpened, Quarantined
 from chunkvisor.events.state import RunState
 from chunkvisor.show import notices
 from chunkvisor.show.notices import Notices

@@ -11,7 +11,7 @@ import pytest
 
 from chunkvisor.devices import gpu
 from chunkvisor.devices.gpu import parse_load
-from chunkvisor.events.run import RunStarted
+from chunkvisor.events.event import RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.show import sensors
 from chunkvisor.show.sensors import BoundedLines, Processes, Sensors

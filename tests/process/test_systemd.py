@@ -10,10 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted, Go
-from chunkvisor.events.event import Event
-from chunkvisor.events.output import OutputOpened
-from chunkvisor.events.run import Halted
+from chunkvisor.events.event import AttemptStarted, ChunkCommitted, Event, Go, Halted, OutputOpened
 from chunkvisor.events.state import RunState
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.systemd import Systemd, service_manager

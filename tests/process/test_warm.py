@@ -311,7 +311,7 @@ def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None
     assert workplace.run().returncode == 0
     order = [event["event"] for event in workplace.events()]
     assert order.count("template_started") == 2
-    assert order.index("template_started") < order.index("staging") < order.index("staged")
+    assert order.index("template_started") < order.index("staging") < order.index("output_opened")
     assert starts(workplace) == [(0, 1, "warm")]
 
 

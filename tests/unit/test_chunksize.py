@@ -2,10 +2,8 @@
 
 import pytest
 
-from chunkvisor.events.attempt import WorkerEnded
-from chunkvisor.events.event import Event
+from chunkvisor.events.event import Event, RunStarted, WorkerEnded
 from chunkvisor.events.journal import Entry
-from chunkvisor.events.run import RunStarted
 from chunkvisor.supervise.begin import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
 
 

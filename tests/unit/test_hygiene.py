@@ -11,12 +11,10 @@ import pytest
 
 import chunkvisor.cli
 import pages
-from chunkvisor.events.decode import SUBJECTS
 from chunkvisor.events.event import KINDS
 from harness import ROOT
 
 SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"
-assert SUBJECTS, "importing them makes all events known"
 HEAVY = ("torch", "transformers", "sentence_transformers", "tokenizers", "duckdb", "ray")
 """None of these may come into the supervisor's process."""
 

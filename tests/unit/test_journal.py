@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 
 from chunkvisor.events import journal as journal_module
-from chunkvisor.events.attempt import (
+from chunkvisor.events.event import (
     AttemptFailed,
     AttemptStarted,
     BatchesKept,
     ChunkCommitted,
     ChunkSplit,
+    Event,
     Go,
+    Invoked,
+    Note,
+    OutputOpened,
+    RunStarted,
+    Waiting,
     WorkerEnded,
 )
-from chunkvisor.events.event import Event
-from chunkvisor.events.journal import Journal, newest_state, read_events, read_state
-from chunkvisor.events.output import OutputOpened
-from chunkvisor.events.run import Invoked, Note, RunStarted, Waiting
+from chunkvisor.events.journal import Journal, Tail, read_events
 from chunkvisor.events.state import RunState
 from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
@@ -83,6 +86,20 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def read_state(path: Path) -> tuple[RunState, int]:
+    """What a reader finds who begins at the last sums, and where these end."""
+    tail = Tail(path)
+    offset = tail.offset
+    tail.read()
+    return tail.state, offset
+
+
+def newest_state(path: Path) -> tuple[RunState, int]:
+    """The last sums, and where they end."""
+    tail = Tail(path)
+    return tail.state, tail.offset
+
+
 def marks(path: Path) -> list[int]:
     """Numbers of the lines that sum up."""
     return [number for number, line in enumerate(path.read_bytes().splitlines()) if b'"event": "run_state"' in line]
@@ -112,9 +129,8 @@ def test_every_prefix_tells_its_own(path: Path) -> None:
     [
         lambda line: line[: len(line) // 2],
         lambda line: line.replace(b'"attempts": {', b'"attempts": {"x": "y", '),
-        lambda line: line.replace(b'"points": [{', b'"points": [{"t": 1.0}, {'),
+        lambda line: line.replace(b'"points": [[', b'"points": [[1.0], ['),
         lambda line: b'{"t": 1, "event": "run_state"}',
-        lambda line: b'{"t": 1, "event": "run_state", ' + b"[" * 5000,
         lambda line: line + b"x" * 5000,
     ],
 )

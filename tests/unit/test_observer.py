@@ -2,8 +2,7 @@
 
 import pytest
 
-from chunkvisor.events.event import Event
-from chunkvisor.events.run import RunStarted
+from chunkvisor.events.event import Event, RunStarted
 from chunkvisor.events.state import RunState
 from chunkvisor.show.observer import Observer, Observers
 

@@ -8,12 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, Go
-from chunkvisor.events.device import TemplateStarted
-from chunkvisor.events.event import Event
-from chunkvisor.events.model import Resolving
-from chunkvisor.events.output import OutputOpened, Staging
-from chunkvisor.events.run import Draining, Invoked, Waiting
+from chunkvisor.events.event import (
+    AttemptFailed,
+    ChunkCommitted,
+    Draining,
+    Event,
+    Go,
+    Invoked,
+    OutputOpened,
+    Resolving,
+    Staging,
+    TemplateStarted,
+    Waiting,
+)
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import LOGGER, Logger, is_watched
 from chunkvisor.show.observer import Observers

@@ -5,10 +5,16 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.attempt import AttemptFailed, BatchesKept, Go, PartFailed, Quarantined
-from chunkvisor.events.event import Event
-from chunkvisor.events.output import OutputOpened
-from chunkvisor.events.run import Draining
+from chunkvisor.events.event import (
+    AttemptFailed,
+    BatchesKept,
+    Draining,
+    Event,
+    Go,
+    OutputOpened,
+    PartFailed,
+    Quarantined,
+)
 from chunkvisor.words import Troubles
 
 GO = Go("t", 5, 1, 32)

@@ -6,10 +6,7 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.attempt import AttemptFailed, ChunkSplit
-from chunkvisor.events.event import Event
-from chunkvisor.events.output import OutputOpened
-from chunkvisor.events.run import RunStarted, Waiting, WorkPlanned
+from chunkvisor.events.event import AttemptFailed, ChunkSplit, Event, OutputOpened, RunStarted, Waiting, WorkPlanned
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import Commit, GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
 from chunkvisor.heart.telling import WaitTeller, what_follows
@@ -145,30 +142,19 @@ def test_the_first_line(device: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunks_left", "rate", "words"),
+    ("planned", "words"),
     [
-        (4, None, "to do: 2,000 rows in 4 chunks"),
-        (4, 10.0, "to do: 2,000 rows in 4 chunks; about 2 min of computing at the speed of the last run"),
-        (1, None, "to do: 1 of 4 chunks, of 2,000 rows in all"),
-        (0, None, "nothing left to compute: 4 chunks to join"),
+        (WorkPlanned(2000, 1500, 1500, 4, 4), "to do: 2,000 rows in 4 chunks"),
+        (
+            WorkPlanned(2000, 1500, 1000, 4, 1, 10.0),
+            "to do: 1,000 of 1,500 texts, 1 of 4 chunks; about 2 min of computing at the speed of the last run",
+        ),
+        (WorkPlanned(2000, 1500, 0, 4, 0), "nothing left to compute: 4 chunks to join"),
+        (WorkPlanned(3020, 20, 20, 1, 1, None, 3000), "to do: 20 of 3,020 texts, 1 of 1 chunk"),
     ],
 )
-def test_the_plan(chunks_left: int, rate: float | None, words: str) -> None:
-    """Once all sources are read, it says how much is left to do, and how long that may take, where that is known."""
-    assert WorkPlanned(2000, 1500, 1000, 4, chunks_left, rate).line == words
-
-
-@pytest.mark.parametrize(
-    ("rows", "left", "words"),
-    [
-        (3020, (20, 1), "to do: 20 of 3,020 rows in 1 chunk"),
-        (4000, (20, 1), "to do: 20 of 3,020 texts in 1 chunk"),
-        (3020, (0, 0), "nothing left to compute: 1 chunk to join"),
-    ],
-)
-def test_the_plan_of_an_update(rows: int, left: tuple[int, int], words: str) -> None:
-    """Where vectors are taken over, it says how many of all are left to encode."""
-    planned = WorkPlanned(rows, 20, left[0], 1, left[1], None, taken=3000)
+def test_the_plan(planned: WorkPlanned, words: str) -> None:
+    """Once all sources are read, it says how much is left to do, and how long that may take, if that is known."""
     assert planned.line == words
 
 

@@ -23,8 +23,7 @@ from chunkvisor.assemble.reform import Source, reform, rows_of_parts
 from chunkvisor.assemble.sides import damaged_sides, find_rows_table, ranges_of, remove_sides, side_files, write_sides
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.errors import config_error
-from chunkvisor.events.event import Emit
-from chunkvisor.events.run import Note
+from chunkvisor.events.event import Emit, Note
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import ledger_of

@@ -24,11 +24,19 @@ from chunkvisor.assemble.form import FORM_KEYS
 from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, Halt, config_error
-from chunkvisor.events.attempt import AttemptFailed, ChunkCommitted, ChunkSplit, LateCrash, PartFailed, Quarantined
-from chunkvisor.events.event import Event
+from chunkvisor.events.event import (
+    AttemptFailed,
+    ChunkCommitted,
+    ChunkSplit,
+    Event,
+    LateCrash,
+    LimitsLowered,
+    OutputOpened,
+    PartFailed,
+    Quarantined,
+    Waiting,
+)
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.output import OutputOpened
-from chunkvisor.events.run import LimitsLowered, Waiting
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer

@@ -18,8 +18,7 @@ from chunkvisor.assemble.manifest import is_manifest, note_move
 from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
-from chunkvisor.events.event import Event
-from chunkvisor.events.output import OutputComplete
+from chunkvisor.events.event import Event, OutputComplete
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import how_to_read
 from chunkvisor.show.observer import Observer, Observers

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from chunkvisor.devices.gpu import SMI_LOST, Device, in_background, is_watched, query_apps, query_gpus
-from chunkvisor.events.device import GpuBlind, GpuBusy
-from chunkvisor.events.event import Emit, Event
+from chunkvisor.events.event import Emit, Event, GpuBlind, GpuBusy
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import OomFigures

@@ -8,15 +8,15 @@ from typing import Protocol
 from chunkvisor.devices.gpu import Device, is_watched
 from chunkvisor.devices.health import GpuGate, Look, Opinion
 from chunkvisor.errors import Halt
-from chunkvisor.events.device import (
-    CheckingDevice,
+from chunkvisor.events.event import (
     DeviceDropped,
-    DevicesChecked,
+    Doing,
+    Emit,
     NodeJoined,
     NodeLost,
     NodeSetAside,
 )
-from chunkvisor.events.event import Emit
+from chunkvisor.events.state import STARTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Stations:
         # All are asked before the first is waited for: nvidia-smi may take its whole time limit.
         for station in added:
             if is_watched(station.device) and not site.node:
-                self._emit(CheckingDevice(str(station)))
+                self._emit(Doing(f"asking nvidia-smi how {station} is"))
             station.gate.ask()
         for station in added:
             self._listener.joined(station, station.gate.open())
         if not site.node:
-            self._emit(DevicesChecked(len(self.alive)))
+            self._emit(Doing(STARTING))
 
     def ask(self, number: int) -> None:
         """Begin a look at the device."""

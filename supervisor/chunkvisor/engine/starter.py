@@ -15,7 +15,7 @@ from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.process import FreshWorker, worker_command
 from chunkvisor.engine.warm import NotForkedError, Template, TemplateState, WarmWorker
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.device import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
+from chunkvisor.events.event import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec

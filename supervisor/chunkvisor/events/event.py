@@ -1,118 +1,615 @@
-"""What an event is: a frozen dataclass whose fields are the keys of its line in the journal.
+"""The events of a run: frozen dataclasses, whose fields are the keys of their lines in the journal.
 
-A class `ChunkCommitted` is `chunk_committed` there. To add an event, write its class into the module of its subject:
-name, fields, words and severity stand in one place, and everything else finds them there.
+`ChunkCommitted` is `chunk_committed` there. A field with a default may be missing in a line. To add an event, write its
+class here, with `words` if people should read of it: attributes stand in braces, and `{chunks:chunk}` counts chunks.
 """
 
+import functools
+import json
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
-from chunkvisor.units import counted
+from chunkvisor.errors import lines_of_end
+from chunkvisor.units import counted, human_time, listed
 
-KINDS: dict[str, type["Event"]] = {}
-"""By the name in the journal, those whose modules have been imported; `events.decode` imports all."""
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-Kind = TypeVar("Kind", bound="Event")
 
-Signed = Annotated[int, "may be below zero"]
-"""All other whole numbers of events are counts, sizes or numbers of things."""
+Kind = TypeVar("Kind")
 
 
 class Severity(IntEnum):
     """How much an event matters to the person."""
 
     NEWS = 0
-    """As it should be."""
-    CARE = 1
-    """Something went wrong, and is being mended."""
-    LOSS = 2
-    """Something is lost or left undone, at least by this run: it is shown even with --quiet."""
+    CARE = 1  # something went wrong, and the run handles it
+    LOSS = 2  # something is lost or left undone, at least by this run: it is shown even with --quiet
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Event:
-    """Something that happened in a run.
-
-    A field with a default may be missing in a journal.
-    """
-
-    name: ClassVar[str] = ""
-    """In the journal."""
-    severity: ClassVar[Severity] = Severity.NEWS
-    words: ClassVar[str] = ""
-    """A line for people; empty where a person need not know.
-
-    Attributes stand in braces. A noun after the colon counts: `{chunks:chunk}` is `1 chunk` or `2 chunks`.
-    """
-
-    # As `dataclass` would write them for each of a hundred classes, at every start of a command.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Event) and type(other) is type(self) and other._values() == self._values()
-
-    def __hash__(self) -> int:
-        return hash(self._values())
-
-    def __repr__(self) -> str:
-        shown = (f"{item.name}={value!r}" for item, value in zip(fields(self), self._values(), strict=True))
-        return f"{type(self).__qualname__}({', '.join(shown)})"
-
-    def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, item.name) for item in fields(self))
-
-    def details(self) -> dict[str, Any]:
-        """Plain values by field, as they stand in the journal."""
-        return asdict(self)
-
-    @property
-    def line(self) -> str:
-        """The words, on one line without control characters; empty where there are none."""
-        return plain(self.told_by(self.words)) if self.words else ""
-
-    def told_by(self, words: str) -> str:
-        """Other words about it, in which attributes and nouns stand as in its own."""
-        return words.format_map(_Attributes(self))
-
-
-class _Attributes:
-    """Of an event, for its words."""
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-
-    def __getitem__(self, name: str) -> Any:
-        value = getattr(self._event, name)
-        return _Count(value) if type(value) is int else value
-
-
-class _Count(int):
-    """A number that can be written with its noun."""
-
-    def __format__(self, spec: str) -> str:
-        return counted(self, spec) if spec[:1].isalpha() and len(spec) > 1 else int.__format__(self, spec)
+CARE, LOSS = Severity.CARE, Severity.LOSS
+KINDS: dict[str, type["Event"]] = {}
+"""Every event, by its name in the journal."""
 
 
 @dataclass_transform(frozen_default=True)
-def event(words: str = "", severity: Severity = Severity.NEWS) -> Callable[[type[Kind]], type[Kind]]:
-    """Makes a frozen dataclass with slots of a class of events."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Event:
+    """Something that happened in a run."""
 
-    def make(kind: type[Kind]) -> type[Kind]:
-        made = dataclass(frozen=True, slots=True, eq=False, repr=False)(kind)
-        made.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", made.__name__).lower()
-        made.words, made.severity = words, severity
-        if not made.name.endswith("_event"):  # what several events have in common is none itself
-            KINDS[made.name] = made
-        return made
+    name: ClassVar[str] = ""
+    severity: ClassVar[Severity] = Severity.NEWS
+    words: ClassVar[str] = ""
+    # Damage and other versions show as a wrong type or a missing field.
+    __pydantic_config__: ClassVar[Any] = {"strict": True, "allow_inf_nan": False}
 
-    return make
+    def __init_subclass__(cls, severity: Severity | None = None) -> None:
+        """Make a frozen dataclass of the class; a name that ends in Event is for what several have in common."""
+        dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        cls.severity = cls.severity if severity is None else severity
+        if not cls.name.endswith("_event"):
+            KINDS[cls.name] = cls
+
+    # Written once here: `dataclass` would compile them for each class, at every start of a command.
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({vars(self)})"
+
+    def details(self) -> dict[str, Any]:
+        """Return plain values by field, as they stand in the journal."""
+        return dict(vars(self))
+
+    def sentence(self) -> str:
+        """Say it to people; empty if they need not know."""
+        return self.words.format_map({name: _counted(value) for name, value in vars(self).items()})
+
+    @property
+    def line(self) -> str:
+        """The sentence, on one line without control characters."""
+        return plain(self.sentence())
+
+
+class _Count(int):
+    def __format__(self, spec: str) -> str:
+        return counted(self, spec) if len(spec) > 1 and spec[0].isalpha() else int.__format__(self, spec)
+
+
+def _counted(value: Any) -> Any:
+    return _Count(value) if type(value) is int else value
 
 
 Emit: TypeAlias = Callable[[Event], None]
-"""Tells an event to the journal and to the observers."""
+"""Writes an event into the journal and reports it to the observers."""
 
 
 def plain(text: str) -> str:
-    """The text on one line, with nothing in it that could steer a terminal."""
+    """Return the text on one line, with nothing in it that could steer a terminal."""
     return "".join(char if char.isprintable() else " " for char in text).strip()
+
+
+def event_of(name: str, details: Mapping[str, Any] | bytes) -> Event | None:
+    """Make the event of its details, or of a line of JSON that has them; None if it is unknown or damaged."""
+    if name not in KINDS:
+        return None
+    line = details if isinstance(details, bytes) else json.dumps(details)
+    return read_json(KINDS[name], line)
+
+
+def read_json(kind: type[Kind], line: bytes | str) -> Kind | None:
+    """Make a dataclass of a JSON object that has its fields; None if it is anything else."""
+    try:
+        found: Kind = _reader_of(kind).validate_json(line)  # type: ignore[arg-type]  # a class can be hashed
+    except ValueError:
+        return None
+    return found
+
+
+@functools.cache
+def _reader_of(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter  # late: not every program that imports this reads a journal
+
+    return TypeAdapter(kind)
+
+
+# The run as a whole.
+
+
+class Invoked(Event):
+    """The first event of a run, which holds the workdir from now on."""
+
+    workdir: str
+    invocation: str = ""  # name of its folder; empty if the disk did not allow one
+    pid: int = 0
+    command: str = ""  # as it was typed, without secrets; empty for a call from Python
+
+
+class RunStarted(Event):
+    """The run has found its devices and begins to work."""
+
+    workdir: str
+    device: str  # all of them, with commas
+    run: str = ""
+    gpus: tuple[str, ...] = ()  # UUID of each device; empty for a CPU
+    engine: str = ""
+    model: str = ""
+    outputs: tuple[str, ...] = ()
+
+    def sentence(self) -> str:
+        """Say what is done, with what, and where."""
+        what = f"encoding {listed(self.outputs, 3)}" if self.outputs else "working"
+        model = f" with {self.model}" if self.model else ""
+        ids: dict[str, list[str]] = {}
+        for name, _, rest in (device.partition(" (") for device in self.device.split(", ")):
+            ids.setdefault("the CPU" if name == "cpu" else name, []).append(rest.rstrip(")"))
+        kinds = [name if len(each) == 1 else f"{len(each)} x {name}" for name, each in ids.items()]
+        # More than four ids are for the journal alone.
+        which = [f" ({', '.join(each)})" if all(each) and len(each) <= 4 else "" for each in ids.values()]
+        return f"{what}{model} on {', '.join(map(''.join, zip(kinds, which, strict=True)))}, in {self.workdir}"
+
+
+class WorkPlanned(Event):
+    """All sources are read, and it is known what is left to do."""
+
+    rows: int  # of all outputs that are not complete
+    texts: int
+    texts_left: int
+    chunks: int
+    chunks_left: int
+    texts_per_s: float | None = None  # of the last run here, or of a trial
+    taken: int = 0  # more texts, whose vectors are reused
+
+    def sentence(self) -> str:
+        """Say how much is left to do, and how long that may take."""
+        if not self.chunks_left:
+            joined = f"{counted(self.chunks, 'chunk')} to join" if self.chunks else "every text has a vector"
+            return f"nothing left to compute: {joined}"
+        todo = f"to do: {counted(self.rows, 'row')} in {counted(self.chunks, 'chunk')}"
+        if self.taken or self.chunks_left < self.chunks:
+            all_texts = counted(self.texts + self.taken, "text")
+            todo = f"to do: {self.texts_left:,} of {all_texts}, {self.chunks_left:,} of {counted(self.chunks, 'chunk')}"
+        if not self.texts_per_s:
+            return todo
+        left = human_time(self.texts_left / self.texts_per_s)
+        return f"{todo}; about {left} of computing at the speed of the last run"
+
+
+class Note(Event):
+    """Something that only people need to know."""
+
+    words = "{text}"
+    text: str
+
+
+class Warned(Event, severity=CARE):
+    """Something that a person should look at."""
+
+    words = "{text}"
+    text: str
+
+
+class Alarmed(Event, severity=LOSS):
+    """Something that a person has to look at, even one who wants no news."""
+
+    words = "{text}"
+    text: str
+
+
+class Doing(Event):
+    """The run is at something that comes before its work, and may take a while."""
+
+    doing: str
+
+
+class StoodStill(Event, severity=CARE):
+    """The loop was not run for a while; what waits for workers is not charged with it."""
+
+    words = "the run stood still for {gap_s:.0f} s: the machine was suspended, or its container was frozen"
+    gap_s: float
+
+
+class Waiting(Event, severity=CARE):
+    """Nothing is started for a while, on one device or on all."""
+
+    delay_s: float  # until the next try
+    reason: str
+    outcome: str = ""
+    waited_s: float = 0.0  # so far; 0 = the wait begins
+    limit_s: float = 0.0  # how long the run waits at most; 0 = not known
+    again: bool = False  # it was reported less than a minute ago
+
+    def sentence(self) -> str:
+        """Say it once a minute."""
+        most = f", for up to {human_time(self.limit_s)}" if self.limit_s else ""
+        waiting = f"still waiting, {human_time(self.waited_s)} by now" if self.waited_s else "waiting"
+        return "" if self.again else f"{waiting}{most}: {self.reason}"
+
+
+class LimitsLowered(Event, severity=CARE):
+    """A batch did not fit: from now on they are smaller."""
+
+    rows: int
+    tokens: int | None = None  # padded; None if tokens cannot be counted
+    where: str = ""  # the kind of device, if there are several
+
+    def sentence(self) -> str:
+        """Say the new limit."""
+        most = counted(self.rows, "row") if self.tokens is None else counted(self.tokens, "token")
+        return f"batches{self.where}: from now on at most {most}"
+
+
+class Draining(Event):
+    """Nothing new is started."""
+
+    words = "{signal}: {how}; a second signal stops at once"
+    signal: str = ""  # or the option that ends the run
+    how: str = "finishing the chunks under way"
+
+
+class Halted(Event):
+    """The last event of a run that did not end well, with its exit code and its last words."""
+
+    code: int
+    what: str = ""
+    why: str = ""
+    remedy: str = ""
+    log: str = ""
+    see: str = ""
+    outcome: str = ""  # of the attempt that ended the run, if one did
+
+    @property
+    def last_words(self) -> list[str]:
+        """The message, one part a line; nothing for an end without one."""
+        return lines_of_end(self.details())
+
+
+class RunEnded(Event):
+    """The last event of a run that has ended well."""
+
+    code: int
+
+
+# The model.
+
+
+class Resolving(Event):
+    words = "asking the model hub for {model}"
+    model: str
+    near: str = ""  # a model's folder here with nearly that name
+
+
+# Outputs: their sources are read, their chunks are joined.
+
+
+class OutputEvent(Event):
+    output: str
+
+
+class Staging(OutputEvent):
+    words = "{output}: reading the source"
+
+
+class OutputOpened(OutputEvent):
+    """There is work to do for it."""
+
+    rows: int
+    distinct: int
+    chunks: int
+    chunk_size: int = 0
+    chunks_done: int = 0
+    texts_done: int = 0
+    texts_saved: int = 0  # of chunks that are not done
+    quarantined: int = 0  # rows, by earlier runs
+
+    def sentence(self) -> str:
+        """Say how many chunks there are, and how many are done already."""
+        done = f", {self.chunks_done:,} done already" if self.chunks_done else ""
+        work = f"{counted(self.chunks, 'chunk')} of up to {counted(self.chunk_size, 'text')}{done}"
+        return f"{self.output}: {work if self.chunks else 'every text has a vector already'}"
+
+
+class OutputAlreadyComplete(OutputEvent):
+    words = "{output}: complete already, {rows:row} x {dimension}, {path}"
+    rows: int
+    dimension: int = 0
+    path: str = ""
+
+
+class Assembling(OutputEvent):
+    """Its chunks are joined into the final file."""
+
+    chunks: int = 0  # 0 = all vectors are there already
+
+    def sentence(self) -> str:
+        """Say what the file is made of."""
+        parts = counted(self.chunks, "chunk") if self.chunks else "vectors that are there already"
+        return f"{self.output}: joining {parts} into the final file"
+
+
+class OtherVersions(OutputEvent, severity=CARE):
+    """A chunk was computed by other versions than the first one."""
+
+    words = "{output}: some rows were computed with other library versions: {changed}; the manifest names all"
+    changed: str
+
+
+class OutputComplete(OutputEvent):
+    words = "{output}: complete, {rows:row} x {dimension}, {path}"
+    rows: int
+    dimension: int = 0
+    path: str = ""
+    truncated: int = 0  # rows whose texts were cut
+    max_length: int = 0  # tokens that the model reads; 0 = unknown
+
+    def sentence(self) -> str:
+        """Say where the file is, and how many texts were cut."""
+        if not self.truncated:
+            return super().sentence()
+        at = f" at {self.max_length:,} tokens" if self.max_length else ""
+        name = self.path.rpartition("/")[2].removesuffix(".npy").removesuffix(".parquet") or self.output
+        cut = f"{counted(self.truncated, 'row')} {'was' if self.truncated == 1 else 'were'} cut{at}"
+        return f"{super().sentence()}; {cut}, listed in {name}.truncated.jsonl"
+
+
+# Chunks, and the attempts at them.
+
+
+class ChunkEvent(OutputEvent):
+    chunk: int
+
+
+class AttemptEvent(ChunkEvent):
+    attempt: int
+
+
+class AttemptStarted(AttemptEvent):
+    """A worker was started."""
+
+    pid: int = 0  # 0 = on another machine
+    device: int = 0
+    start: str = ""  # fresh or warm
+
+
+class Go(AttemptEvent):
+    """The worker has its device, and the batch limits of the moment."""
+
+    rows: int
+    tokens: int | None = None
+    padding: int | None = None
+    measured: bool = False
+
+
+class WorkerEnded(AttemptEvent):
+    """The worker's process has ended; the verdict comes in a separate event."""
+
+    returncode: int = 0
+    device: int = 0
+    startup_s: float = 0.0  # imports, loading and tokenizing
+    idle_s: float = 0.0  # how long the device had nothing to compute before the first batch, with `opening_s`
+    busy_s: float = 0.0  # from its first batch until it needed the device no longer
+    opening_s: float = 0.0  # from its `go` to its first batch: a context is made, and weights are copied
+    texts: int = 0
+    tokens: int = 0  # without padding; 0 if the encoder cannot count them
+    padded_tokens: int = 0
+
+
+class WorkerLeaving(AttemptEvent):
+    """The worker was asked to end early."""
+
+    words = (
+        "{output} chunk {chunk} cannot finish in time: it stops after the current batch, and its finished texts are "
+        "saved"
+    )
+
+
+class AttemptRefused(AttemptEvent):
+    """A worker would not run from its template: a fresh one makes the attempt."""
+
+
+class FailureEvent(AttemptEvent):
+    """An attempt without vectors."""
+
+    outcome: str
+    reason: str = ""
+    start: int = 0  # its texts, from `start` up to `stop`
+    stop: int = 0
+    rule: str = ""  # that knows the fault
+    phase: str = ""
+    log: str = ""
+    then: str = ""  # what the run does about it; empty if the next event says so
+    rows: str = ""  # which rows it was at when it failed
+
+    @property
+    def at(self) -> str:
+        """Which rows it was at."""
+        return f"; it was computing {self.rows}" if self.rows else ""
+
+
+class AttemptFailed(FailureEvent, severity=CARE):
+    """At a whole chunk."""
+
+    def sentence(self) -> str:
+        """Say why, and what follows; attempt 0 was none, as no worker could be started."""
+        which = f", attempt {self.attempt}" if self.attempt else ""
+        then = f"; {self.then}" if self.then else ""
+        return f"{self.output} chunk {self.chunk}{which}: {self.outcome}: {self.reason}{self.at}{then}"
+
+
+class PartFailed(FailureEvent):
+    """At a part of a chunk that was taken apart."""
+
+
+class AttemptInterrupted(FailureEvent):
+    """It was stopped, or its machine was lost; it counts for nothing."""
+
+
+class LateCrash(ChunkEvent, severity=CARE):
+    words = "{output} chunk {chunk}: the worker crashed after it had saved its vectors; they are kept"
+    returncode: int = 0
+
+
+class ChunkCommitted(ChunkEvent):
+    """All texts of the chunk have their vector, or are in quarantine."""
+
+    texts: int
+    texts_done: int  # of the whole output, like `chunks_done` and `chunks`
+    chunks_done: int
+    chunks: int
+    attempt_ok: bool = False  # False if it was put together from parts
+    texts_per_s: float | None = None  # since the run began to compute, over all devices
+    eta_s: float | None = None
+    tokens: int = 0  # of the attempt; those of parts are in their own events
+    padded_tokens: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
+    texts_before: int = 0  # of `texts`, those done before this run began to work
+
+
+class PartCommitted(ChunkEvent):
+    """Some texts of a chunk have their vectors: one that was taken apart, or of which an attempt had finished some."""
+
+    start: int = 0
+    stop: int = 0
+    texts: int = 0  # that it was for, of those from `start` up to `stop`
+    tokens: int = 0
+    padded_tokens: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
+
+
+class BatchesKept(ChunkEvent):
+    """What an attempt without a result had encoded is kept."""
+
+    texts: int = 0
+    tokens: int = 0  # by its last beat, about
+    padded_tokens: int = 0
+    interrupted: bool = False  # it did not fail: it was stopped, or lost with its run or its machine
+
+    def sentence(self) -> str:
+        """Say how much it was."""
+        which = "interrupted" if self.interrupted else "failed"
+        texts = counted(self.texts, "text")
+        return f"{self.output} chunk {self.chunk}: kept {texts} that the {which} attempt had finished"
+
+
+class ChunkSplit(ChunkEvent, severity=CARE):
+    """The text that fails is searched for."""
+
+    texts: int = 0  # left to try
+    parts: int = 0
+    of: int = 0  # texts of the chunk
+    alone: int = 0  # of those left, how many are tried one by one; 0 = they are tried in halves
+    rows: str = ""  # these, or those of all that are left
+
+    def sentence(self) -> str:
+        """Say what is left, and how it is searched."""
+        place = f"{self.output} chunk {self.chunk}"
+        if not self.rows:
+            return f"{place}: looking for what fails among {counted(self.texts, 'text')}"
+        how = "in two halves"
+        if self.alone:
+            how = "one by one" if self.alone > 1 else "alone"
+            how += f", the others without {'them' if self.alone > 1 else 'it'}" * (self.alone < self.texts)
+        left = f"{self.texts:,} of its {counted(self.of, 'text')} {'are' if self.texts > 1 else 'is'} left"
+        return f"{place}: looking for the text that fails; {left}; trying {self.rows} {how}"
+
+
+class Quarantined(OutputEvent, severity=LOSS):
+    words = "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}"
+    row: int  # the first that has the text
+    place: str = ""
+    outcome: str = ""
+    reason: str = ""
+    chunk: int = 0
+    rows: int = 1  # that have the text
+
+
+class ChunkSetAside(ChunkEvent, severity=LOSS):
+    words = "{output} chunk {chunk} is set aside; the next run tries it again: {reason}"
+    reason: str = ""
+
+
+# Devices, the nodes of a cluster, and the template process that warm workers are forked from.
+
+
+class GpusGuessed(Event, severity=CARE):
+    words = (
+        "nvidia-smi does not list the GPUs: the run goes on with {count:GPU}, whose memory and health it cannot look "
+        "at. `chunkvisor doctor` says more"
+    )
+    count: int
+
+
+class NodeJoined(Event):
+    words = "node {node} has joined, with {device}"
+    node: str
+    device: str  # all its devices, with commas
+    first: int  # number of the first of them
+
+
+class NodeLost(Event, severity=CARE):
+    words = "node {node} is lost, {left:device} left; its chunks are done elsewhere: {why}"
+    node: str
+    left: int = 0  # devices that still work
+    why: str = ""
+
+
+class NodeSetAside(Event, severity=LOSS):
+    """A node cannot do the job."""
+
+    words = "node {node} is left out, {left:device} left: {why}"
+    node: str
+    left: int = 0
+    why: str = ""
+
+
+class DeviceDropped(Event, severity=LOSS):
+    words = "{device} is left out, {left:device} left: {why}"
+    device: str
+    left: int = 0
+    why: str = ""
+
+
+class GpuBusy(Event, severity=CARE):
+    words = "{device}: waiting, {why}"
+    device: str
+    why: str = ""
+
+
+class GpuBlind(Event):
+    """Nothing can be read of the GPU."""
+
+    words = "{device}: {why}; going on without its readings, CUDA may work all the same"
+    device: str
+    why: str = ""
+
+
+class TemplateEvent(Event):
+    pid: int = 0  # 0 = on another machine
+    node: str = ""  # empty = on this one
+
+
+class TemplateStarted(TemplateEvent):
+    """It begins to load the model."""
+
+
+class TemplateReady(TemplateEvent):
+    """Workers can be forked from it."""
+
+    loaded_s: float = 0.0
+
+
+class TemplateFailed(TemplateEvent):
+    """It has died, hung or refused."""
+
+    reason: str = ""
+
+
+class WarmGivenUp(TemplateEvent, severity=CARE):
+    words = (
+        "from now on every worker starts afresh: the template process, from which they were forked, failed: {reason}"
+    )
+    reason: str = ""

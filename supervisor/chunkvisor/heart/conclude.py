@@ -8,8 +8,7 @@ from pathlib import Path
 from chunkvisor.devices.health import company_of, in_company
 from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import Halt
-from chunkvisor.events.attempt import LateCrash
-from chunkvisor.events.event import Emit
+from chunkvisor.events.event import Emit, LateCrash
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.messages import Ended
 from chunkvisor.heart.output import OutputRun

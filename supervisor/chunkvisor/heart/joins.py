@@ -11,9 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.events.attempt import ChunkDamaged
-from chunkvisor.events.event import Emit
-from chunkvisor.events.output import Assembling, OutputComplete, WaitingToJoin
+from chunkvisor.events.event import Assembling, Emit, OutputComplete, Warned
 from chunkvisor.heart.messages import Event, Lost
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.signals import Signals
@@ -108,7 +106,9 @@ class Joins:
                 self._emit(OutputComplete(output.name, **future.result()))
                 output.joined = True
             except ChunkDamagedError as error:
-                self._emit(ChunkDamaged(output.name, error.chunk, error.why))
+                self._emit(
+                    Warned(f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}")
+                )
                 output.ledger.discard(error.chunk)
                 lost += self._count(number, error.chunk, [Lost(number, error.chunk)])
             except InterruptedError:
@@ -127,7 +127,7 @@ class Joins:
 
     def _wait(self, number: int, error: OSError) -> None:
         output, now_s = self._outputs[number], time.monotonic()
-        self._emit(WaitingToJoin(output.name, str(error)))
+        self._emit(Warned(f"{output.name}: waiting for disk space: {error}"))
         if now_s - self._waits_since_s.setdefault(number, now_s) >= self._wait_timeout_s:
             halt = disk_halt(error, output.ledger.layout.workdir)
             halt.why = self._store.with_need(halt.why)

@@ -20,9 +20,7 @@ from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.process import keep_log_end
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.attempt import AttemptStarted, Go, WorkerEnded, WorkerLeaving
-from chunkvisor.events.event import Emit
-from chunkvisor.events.run import Draining, StoodStill
+from chunkvisor.events.event import AttemptStarted, Draining, Emit, Go, StoodStill, WorkerEnded, WorkerLeaving
 from chunkvisor.heart import messages
 from chunkvisor.heart.conclude import adopt_all, conclude, forget_unsure
 from chunkvisor.heart.joins import Joins

@@ -12,17 +12,16 @@ from pathlib import Path
 
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.decide.bisect import BadText
-from chunkvisor.events.attempt import (
+from chunkvisor.events.event import (
+    Alarmed,
     BatchesKept,
     ChunkCommitted,
-    ChunkDamaged,
-    DiskFault,
+    Emit,
+    OtherVersions,
     PartCommitted,
     Quarantined,
+    Warned,
 )
-from chunkvisor.events.event import Emit
-from chunkvisor.events.model import ModelWarning
-from chunkvisor.events.output import OtherVersions
 from chunkvisor.heart.messages import Event, Lost, Stored
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.work import Work
@@ -96,11 +95,11 @@ class Store:
     def _warn(self, output: OutputRun, facts: Facts) -> None:
         """Report, once each, what the libraries warned of, and libraries of other versions than at the beginning."""
         for text in facts.loaded.notes if facts.loaded is not None else ():
-            self._say_once("", text, ModelWarning(f"while the model was loaded: {text}"))
+            self._say_once("", text, Warned(f"while the model was loaded: {text}"))
         if changed := ", ".join(output.ledger.note_versions(facts)):
             self._say_once(output.name, changed, OtherVersions(output.name, changed))
 
-    def _say_once(self, output: str, text: str, event: ModelWarning | OtherVersions) -> None:
+    def _say_once(self, output: str, text: str, event: Warned | OtherVersions) -> None:
         if (output, text) not in self._said:
             self._said.add((output, text))
             self._emit(event)
@@ -133,7 +132,7 @@ class Store:
             ledger.commit(chunk, composed, digest, ledger.facts)
         except OSError as error:
             if parts.missing():
-                self._emit(ChunkDamaged(output.name, chunk, str(error)))
+                self._emit(Warned(f"{output.name} chunk {chunk} is damaged and will be computed again: {error}"))
                 return [Lost(number, chunk)]
             if error.errno not in DISK_ERRNOS:
                 raise
@@ -168,7 +167,10 @@ class Store:
             raise error
         output = self._outputs[work.output]
         if error.errno == errno.EIO:
-            self._emit(DiskFault(output.name, work.chunk, str(error)))
+            words = (
+                f"{output.name} chunk {work.chunk}: the disk reported an error, and the chunk is stored again: {error}"
+            )
+            self._emit(Alarmed(words))
         reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
         return Stored(work, Verdict(Outcome.DISK_FULL, reason))
 

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from chunkvisor import words
 from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.attempt import (
+from chunkvisor.events.event import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptRefused,
     ChunkSetAside,
     ChunkSplit,
+    Emit,
+    LimitsLowered,
     PartFailed,
+    Waiting,
 )
-from chunkvisor.events.event import Emit
-from chunkvisor.events.run import LimitsLowered, Waiting
 from chunkvisor.heart import messages, policy
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings

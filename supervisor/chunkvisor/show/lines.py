@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import Halt
-from chunkvisor.events.attempt import AttemptStarted
-from chunkvisor.events.event import Event, Severity, plain
-from chunkvisor.events.run import Halted, Invoked, Note, RunEnded
+from chunkvisor.events.event import AttemptStarted, Event, Halted, Invoked, Note, RunEnded, Severity, plain
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import columns_of, write
 from chunkvisor.show.observer import Observer, Observers

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from chunkvisor.events.event import Event
-from chunkvisor.events.progress import OutputProgress
-from chunkvisor.events.state import RunState
+from chunkvisor.events.state import OutputProgress, RunState
 from chunkvisor.show.observer import Observer
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import write_atomic

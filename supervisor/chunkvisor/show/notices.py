@@ -14,10 +14,7 @@ import time
 from collections.abc import Sequence
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.attempt import ChunkCommitted, Quarantined
-from chunkvisor.events.event import Event
-from chunkvisor.events.output import Assembling, OutputOpened
-from chunkvisor.events.run import Halted, RunEnded
+from chunkvisor.events.event import Assembling, ChunkCommitted, Event, Halted, OutputOpened, Quarantined, RunEnded
 from chunkvisor.events.state import RunState
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.sensors import BoundedLines
@@ -63,7 +60,7 @@ class Notices(Observer):
                     passed_s = now_s - self._last_s
                     self._usual_s = passed_s if self._usual_s is None else 0.8 * self._usual_s + 0.2 * passed_s
                 self._last_s, self._chunks, self._stalled = now_s, self._chunks + 1, False
-            case Quarantined() if state.quarantined == 1:
+            case Quarantined() if state.total("quarantined") == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
                 self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
             case RunEnded() if state.worked:

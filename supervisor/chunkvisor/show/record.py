@@ -22,11 +22,16 @@ import yaml
 
 from chunkvisor.config.model import Config
 from chunkvisor.config.secretnames import is_secret
-from chunkvisor.events.attempt import ChunkCommitted
-from chunkvisor.events.device import GpusGuessed, LookingForGpus
-from chunkvisor.events.event import Event
-from chunkvisor.events.model import CheckingModel, Resolving
-from chunkvisor.events.run import Invoked, OrphansEnded, RunStarted
+from chunkvisor.events.event import (
+    ChunkCommitted,
+    Doing,
+    Event,
+    GpusGuessed,
+    Invoked,
+    Note,
+    Resolving,
+    RunStarted,
+)
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
@@ -42,7 +47,7 @@ LEFT_OUT = "(left out)"
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that a person has put in front, not one of ours."""
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
-_BEFORE_THE_MODEL = (Invoked, OrphansEnded, LookingForGpus, GpusGuessed, RunStarted, CheckingModel, Resolving)
+_BEFORE_THE_MODEL = (Invoked, Note, GpusGuessed, RunStarted, Doing, Resolving)
 _PACKAGES = ("numpy", "duckdb", "pydantic", "psutil", "rich")
 """Of the parent; the worker's own versions come with its first result."""
 _OF_NOTE = re.compile(
@@ -164,11 +169,11 @@ def summary_of(state: RunState) -> dict[str, Any]:
         "code": ending.get("code"),
         "words": words,
         "rows": {name: output.rows for name, output in state.outputs.items()},
-        "texts": state.texts_here,
-        "tokens": state.tokens_here,
+        "texts": state.total("texts_here"),
+        "tokens": state.total("tokens_here"),
         "texts_per_s": state.texts_per_s if state.chunks_here else None,
         "attempts": state.attempts,
-        "quarantined": state.quarantined,
+        "quarantined": state.total("quarantined"),
     }
 
 

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.manifest import read_done_manifest
-from chunkvisor.events import attempt as of_attempt
-from chunkvisor.events import run as of_run
+from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.progress import AttemptKey
+from chunkvisor.events.state import AttemptKey
 from chunkvisor.judge import without_cause
 from chunkvisor.show.sensors import SensorLine, read_line
 from chunkvisor.show.status import State, Status, screen_of
@@ -106,9 +105,9 @@ class Story:
     """(from, to, how many) distinct texts were encoded."""
     limits: list[tuple[float, int]] = field(default_factory=list)
     """(from when on, tokens in a batch, or texts if tokens are not counted)."""
-    failures: dict[tuple[str, str], tuple[int, float, of_attempt.FailureEvent]] = field(default_factory=dict)
+    failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = field(default_factory=dict)
     """By outcome and rule: (how many, time of the last, the last)."""
-    quarantined: dict[tuple[str, int], of_attempt.Quarantined] = field(default_factory=dict)
+    quarantined: dict[tuple[str, int], of.Quarantined] = field(default_factory=dict)
     lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_MOST_LINES))
     _run_id: str = ""
     _ended: bool = True
@@ -126,41 +125,41 @@ class Story:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
-            case of_run.RunEnded() | of_run.Halted():
+            case of.RunEnded() | of.Halted():
                 self._ended = True
                 self.lines.append((at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}"))
-            case of_attempt.Quarantined() if len(self.quarantined) < _MOST_ROWS:
+            case of.Quarantined() if len(self.quarantined) < _MOST_ROWS:
                 self.quarantined[event.output, event.row] = event
-            case of_attempt.ChunkEvent():
+            case of.ChunkEvent():
                 self._of_chunk(event, at_s)
 
-    def _of_chunk(self, event: of_attempt.ChunkEvent, at_s: float) -> None:
+    def _of_chunk(self, event: of.ChunkEvent, at_s: float) -> None:
         place = event.output, event.chunk
-        key = AttemptKey(*place, event.attempt if isinstance(event, of_attempt.AttemptEvent) else 0)
+        key = AttemptKey(*place, event.attempt if isinstance(event, of.AttemptEvent) else 0)
         span = self._span_of.get(key, Span(""))
         match event:
-            case of_attempt.AttemptStarted():
+            case of.AttemptStarted():
                 self._span_of[key] = Span(str(event.device))
                 self.spans.append(self._span_of[key])
-            case of_attempt.Go():
+            case of.Go():
                 span.start_s = span.stop_s = self._began_s[place] = at_s
                 span.words = f"{event.output} chunk {event.chunk}, attempt {event.attempt}"
                 span.words += f" in run {len(self.runs)}" if len(self.runs) > 1 else ""
                 limit = event.tokens or event.rows
                 if not self.limits or self.limits[-1][1] != limit:
                     self.limits.append((at_s, limit))
-            case of_attempt.WorkerEnded():
+            case of.WorkerEnded():
                 span.stop_s = at_s
                 span.outcome = Outcome.INTERRUPTED if event.returncode else Outcome.COMMITTED
-            case of_attempt.FailureEvent():
+            case of.FailureEvent():
                 span.outcome, span.words = event.outcome, f"{span.words}: {event.outcome}"
-                if not isinstance(event, of_attempt.AttemptInterrupted):
+                if not isinstance(event, of.AttemptInterrupted):
                     kind = event.outcome, event.rule
                     self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
-            case of_attempt.PartCommitted() | of_attempt.BatchesKept():
+            case of.PartCommitted() | of.BatchesKept():
                 self._saved[place] = self._saved.get(place, 0) + event.texts
                 self.texts.append((self._began_s.get(place, at_s), at_s, event.texts))
-            case of_attempt.ChunkCommitted():
+            case of.ChunkCommitted():
                 began_s = self._began_s.pop(place, at_s)
                 counted_before = max(self._saved.pop(place, 0), event.texts_before)
                 self.texts.append((began_s, at_s, max(0, event.texts - counted_before)))

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from chunkvisor.devices.gpu import in_background, read_load
-from chunkvisor.events.attempt import AttemptStarted, WorkerEnded
-from chunkvisor.events.device import TemplateFailed, TemplateStarted
-from chunkvisor.events.event import Event
-from chunkvisor.events.progress import AttemptKey
-from chunkvisor.events.run import RunStarted
-from chunkvisor.events.state import RunState
+from chunkvisor.events.event import AttemptStarted, Event, RunStarted, TemplateFailed, TemplateStarted, WorkerEnded
+from chunkvisor.events.state import AttemptKey, RunState
 from chunkvisor.show.observer import Observer
 from chunkvisor.store.layout import InvocationFiles
 from chunkvisor_worker.contract.files import write_atomic

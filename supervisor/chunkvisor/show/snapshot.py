@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chunkvisor.events.event import Severity
-from chunkvisor.events.progress import ActiveWorker, AttemptKey, OutputProgress, Point
-from chunkvisor.events.stages import COMPUTING, STARTING, STOPPING
-from chunkvisor.events.state import RunState
+from chunkvisor.events.state import (
+    COMPUTING,
+    STARTING,
+    STOPPING,
+    ActiveWorker,
+    AttemptKey,
+    OutputProgress,
+    Point,
+    RunState,
+)
 from chunkvisor.show.sensors import GpuReading, SensorLine, last_line
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import counted, human_time
@@ -273,10 +280,10 @@ def _rates(state: RunState, now_s: float, texts: int, tokens: int) -> tuple[floa
     if state.ending is not None and state.first_go_s is not None:  # of the whole run
         first = Point(state.first_go_s, 0, 0)
     spent_s = end_s - first.t
-    new_texts = state.texts_here + texts - first.texts
+    new_texts = state.total("texts_here") + texts - first.texts
     if spent_s <= 0 or new_texts <= 0:
         return None, None
-    return new_texts / spent_s, (state.tokens_here + tokens - first.tokens) / spent_s
+    return new_texts / spent_s, (state.total("tokens_here") + tokens - first.tokens) / spent_s
 
 
 def _output_state(name: str, output: OutputProgress, under_way: int) -> OutputState:
@@ -329,8 +336,8 @@ def _health(state: RunState, workers: Sequence[WorkerState], now_s: float, *, li
         words = f"no progress in chunk {silent.chunk} for {for_long}; if that lasts, a new worker tries it"
         return RunHealth(Severity.CARE, words)
     lost = []
-    if state.without:
-        lost.append(f"{counted(state.without, 'row')} without a vector")
+    if state.total("without"):
+        lost.append(f"{counted(state.total('without'), 'row')} without a vector")
     if state.set_aside:
         again = "it" if state.set_aside == 1 else "them"
         lost.append(f"{counted(state.set_aside, 'chunk')} set aside; the next run tries {again} again")

@@ -3,7 +3,6 @@
 It writes nothing, and takes no lock for longer than a look.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,8 @@ from typing import Any
 from chunkvisor.assemble.badrows import BadReason, count_of, reasons_in_words, reasons_of, where_listed
 from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
-from chunkvisor.events.journal import decoded, newest_state
-from chunkvisor.events.progress import DeviceTimes, NewsLine
+from chunkvisor.events.journal import Tail
+from chunkvisor.events.state import DeviceTimes, NewsLine
 from chunkvisor.show.lines import chunks_in_words, figure, percent, rates, rows_in_words, stage, time_left
 from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of, take_readings
 from chunkvisor.store.identity import Plan, read_fixed, read_staged
@@ -165,7 +164,8 @@ class Follower:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.state, self._offset = newest_state(layout.events)
+        self._tail = Tail(layout.events)
+        self.state = self._tail.state
         self.holder: Holder | None = None
         """Of the lock: who is at work, or was last."""
         self.alive = False
@@ -192,18 +192,18 @@ class Follower:
         """Return the texts saved of each (output, chunk) under way when the run ended without a word."""
         found = Counter[tuple[str, int]]()
         for worker in self.state.workers.values() if self.code is None and not self.alive else ():
-            files = self.layout.output(worker.output).attempt(worker.chunk, worker.attempt)
-            found[worker.output, worker.chunk] += sum(len(rows) for rows, _ in read_batch_log(files.batches).written)
+            files = self.layout.output(worker.key.output).attempt(worker.key.chunk, worker.key.attempt)
+            found[worker.key.output, worker.key.chunk] += sum(
+                len(rows) for rows, _ in read_batch_log(files.batches).written
+            )
         return dict(sorted(found.items()))
 
     def _read(self) -> list[NewsLine]:
         news = []
         self.holder = read_holder(self.layout.lock)
-        for line in self._lines():
-            if (entry := decoded(line)) is not None:
-                self.state.apply(entry.event, entry.t)
-                if words := entry.event.line:
-                    news.append(NewsLine(entry.event.severity, entry.t, words))
+        for entry in self._tail.read():
+            if words := entry.event.line:
+                news.append(NewsLine(entry.event.severity, entry.t, words))
         alive = self.holder.alive() if self.holder is not None else False
         if alive is False:
             alive = is_held(self.layout.lock)  # after a step of the clock a process seems another one (proc(5), btime)
@@ -211,22 +211,6 @@ class Follower:
             alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
         self.alive = self.code is None and alive
         return news
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the whole lines that have come; a journal that has become shorter is read from its start."""
-        try:
-            with open(self.layout.events, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0
-                file.seek(self._offset)
-                while block := file.readlines(_BLOCK_BYTES):
-                    for line in block:
-                        if not line.endswith(b"\n"):
-                            return
-                        self._offset += len(line)
-                        yield line
-        except OSError:
-            return
 
 
 def read_output(layout: OutputLayout) -> OutputStatus:

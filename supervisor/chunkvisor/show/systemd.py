@@ -8,10 +8,7 @@ import socket
 import time
 from collections.abc import MutableMapping
 
-from chunkvisor.events.attempt import AttemptStarted, ChunkCommitted
-from chunkvisor.events.event import Event
-from chunkvisor.events.output import Assembling
-from chunkvisor.events.run import Draining, Halted, RunEnded
+from chunkvisor.events.event import Assembling, AttemptStarted, ChunkCommitted, Draining, Event, Halted, RunEnded
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import progress_line
 from chunkvisor.show.observer import Observer

@@ -20,12 +20,8 @@ from typing import Any, TextIO
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from chunkvisor.events.event import Event, Severity, plain
-from chunkvisor.events.model import CheckingModel, Resolving
-from chunkvisor.events.progress import NewsLine
-from chunkvisor.events.run import Draining, Waiting
-from chunkvisor.events.stages import COMPUTING
-from chunkvisor.events.state import RunState
+from chunkvisor.events.event import Doing, Draining, Event, Resolving, Severity, Waiting, plain
+from chunkvisor.events.state import COMPUTING, NewsLine, RunState
 from chunkvisor.printing import say, write
 from chunkvisor.show.lines import (
     LOGGER,
@@ -261,7 +257,7 @@ class Live(Observer):
         self._state = state
         if line := event.line:
             self._news.append(NewsLine(event.severity, state.told_s, line))
-        if isinstance(event, Resolving | CheckingModel):  # which may take long before the next tick
+        if isinstance(event, Resolving | Doing):  # which may take long before the next tick
             self._drawn_s = 0.0
             self.tick()
 
@@ -319,7 +315,7 @@ class ProgressBar(Observer):
                 self._near = event.near
         if event.line and LOGGER.isEnabledFor(logging.INFO):
             self._show(Text(""))  # the line that is logged next would stand behind it
-        elif isinstance(event, Resolving | CheckingModel | Waiting | Draining):
+        elif isinstance(event, Resolving | Doing | Waiting | Draining):
             self._draw()  # the next tick may be long in coming
 
     def tick(self) -> None:
@@ -395,8 +391,8 @@ class ProgressBar(Observer):
         if now.rows_per_s and now.elapsed_s >= 1:
             notes.append(f"{figure(now.rows_per_s)} rows/s")
             notes += [time_left(now)] * (now.eta_s is not None and not over)
-        if state.without:
-            notes.append(f"{counted(state.without, 'row')} without a vector")
+        if state.total("without"):
+            notes.append(f"{counted(state.total('without'), 'row')} without a vector")
         elif state.failed:
             notes.append(f"{counted(state.failed, 'failed attempt')}, tried again")
         return notes

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from chunkvisor.assemble.before import begun, keep_before
-from chunkvisor.events import output as of_output
-from chunkvisor.events.run import Note
+from chunkvisor.events.event import Note
 from chunkvisor.store.identity import make_state, write_staged
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.supervise.begin import refuse_foreign, stage_fresh
@@ -31,6 +30,5 @@ def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
         make_state(layout)
         (fresh if before is None else before / fresh.name).replace(layout.table)
         write_staged(layout, record)
-        opening.emit(of_output.Staged(layout.name, record.staged.rows, record.staged.distinct))
         if before is not None:
             opening.emit(Note(f"{layout.name}: what was there is kept in {layout.before} until the new file is there"))

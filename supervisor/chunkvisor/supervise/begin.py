@@ -13,10 +13,8 @@ from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
 from chunkvisor.assemble.form import asked_form, place_of
 from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.events import output as of_output
-from chunkvisor.events.attempt import WorkerEnded
+from chunkvisor.events.event import Note, RunStarted, Staging, WorkerEnded
 from chunkvisor.events.journal import Entry, read_with_trials
-from chunkvisor.events.run import Note, RunStarted
 from chunkvisor.heart.output import texts_damaged
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.fetch import is_remote, shown
@@ -104,7 +102,9 @@ def move_on(begun: Begun) -> None:
 
 def _next_generation(opening: Opening, layout: OutputLayout, before: Fixed, now: Identity, staged: Staged) -> Begun:
     fixed = Fixed(now, _chunk_size(opening, layout), before.generation + 1)
-    opening.emit(of_output.GenerationBegun(layout.name, fixed.generation, before.identity.rows, now.rows))
+    rows = f"{counted(before.identity.rows, 'row')} before, {now.rows:,} now"
+    words = f"{layout.name}: the source has changed: {rows}; this is generation {fixed.generation}"
+    opening.emit(Note(words))
     return Begun(layout, fixed, staged)
 
 
@@ -143,7 +143,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     Raises Halt where the source is wrong, OSError.
     """
     opening.load_ahead()
-    opening.emit(of_output.Staging(layout.name))
+    opening.emit(Staging(layout.name))
     if note := opening.config.outputs[layout.name].template_note:
         opening.emit(Note(f"{layout.name}: {note}"))
     request = request_of(opening.config, layout.name, opening.max_rows)
@@ -155,6 +155,8 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     if table.empty:
         words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
         opening.emit(Note(f"{layout.name}: {words}"))
+    rows = f"{counted(table.rows, 'row')}, {counted(table.distinct, 'distinct text')}"
+    opening.emit(Note(f"{layout.name}: {rows}"))
     files = tuple(shown(file.path) for file in table.files)
     return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
@@ -171,7 +173,6 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
             remove_folder(fresh)
             raise
     if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
-        opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
         begun = _next_generation(opening, layout, fixed, identity, staged)
         prepared = _prepare_next(begun)
         fresh.rename(prepared.table)
@@ -180,7 +181,6 @@ def _stage(opening: Opening, layout: OutputLayout, fixed: Fixed | None) -> Stage
     remove_folder(layout.table)
     fresh.rename(layout.table)
     write_staged(layout, record)
-    opening.emit(of_output.Staged(layout.name, staged.rows, staged.distinct))
     return staged
 
 

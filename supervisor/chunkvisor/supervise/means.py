@@ -17,9 +17,7 @@ from chunkvisor.engine.modelchecks import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.starter import LocalEngine, WorkerSettings
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
-from chunkvisor.events.device import GpuLost, GpusGuessed, LookingForGpus
-from chunkvisor.events.model import CheckingModel, Resolving
-from chunkvisor.events.run import Note, RunStarted
+from chunkvisor.events.event import Alarmed, Doing, GpusGuessed, Note, Resolving, RunStarted
 from chunkvisor.heart.loop import Run
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.signals import stopped
@@ -72,8 +70,11 @@ class Means:
             self.devices = cluster_devices(config)
         else:
             if "cpu" not in config.device:
-                run.emit(LookingForGpus())
-            self.devices = find_devices(config.device, on_lost=lambda why: run.emit(GpuLost(why)), on_wait=self.on_wait)
+                run.emit(Doing("asking nvidia-smi for the GPUs"))
+            lost = "a GPU has fallen off the bus, and the run uses the others; nvidia-smi says: "
+            self.devices = find_devices(
+                config.device, on_lost=lambda why: run.emit(Alarmed(lost + why)), on_wait=self.on_wait
+            )
         if guessed := sum(map(is_guessed, self.devices)):
             run.emit(GpusGuessed(guessed))
         run.emit(
@@ -158,7 +159,7 @@ class Means:
         elif model.is_folder:
             try:
                 refuse_wrong_model(self._config, model.name)
-                self._run.emit(CheckingModel(model.name))
+                self._run.emit(Doing("reading the files of the model"))
                 found = resolve_local(model, layout.model, self.on_wait, begin)
             except OSError as error:
                 raise config_error(f"the model folder {model.name} cannot be read: {error}") from None

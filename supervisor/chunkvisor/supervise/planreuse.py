@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.assemble.chunkreader import copy_rows
-from chunkvisor.events.event import Emit
-from chunkvisor.events.output import ReuseRefused
+from chunkvisor.events.event import Emit, Warned
 from chunkvisor.sources.dedupe import matches
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.sources.wherewriter import WhereWriter
@@ -67,7 +66,7 @@ class Planner:
                 if not known.any():
                     continue
                 if not has_some and (problem := self._problem(candidate)) is not None:
-                    self._emit(ReuseRefused(name, candidate.place.words, problem))
+                    self._emit(Warned(f"{name}: no vectors are reused from {candidate.place.words}: {problem}"))
                     break
                 has_some = True
                 writer.add(len(used), here[known], numbers[known])

@@ -13,8 +13,7 @@ from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.form import asked_form
 from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count
-from chunkvisor.events.output import OutputOpened, TextsReused
-from chunkvisor.events.run import Note
+from chunkvisor.events.event import Note, OutputOpened
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
 from chunkvisor.store.attempt import Job
@@ -86,10 +85,8 @@ def _tell_opened(
     """`table` has the texts of the ledger."""
     if reuse is not None:
         places = [each.words for each in reuse.places if each.texts]
-        told_of = TextsReused(
-            ledger.layout.name, reuse.texts, reuse.taken, reuse.encoded, f", from {listed(places, 3)}"
-        )
-        opening.emit(told_of)
+        have = f"{reuse.taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {listed(places, 3)}"
+        opening.emit(Note(f"{ledger.layout.name}: {have}; {reuse.encoded:,} left to encode"))
     saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
     told = OutputOpened(
         output=ledger.layout.name,

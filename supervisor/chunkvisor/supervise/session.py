@@ -13,9 +13,8 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.model import Config
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
-from chunkvisor.events.event import Emit, Event
+from chunkvisor.events.event import Emit, Event, Halted, Invoked, Note, RunEnded
 from chunkvisor.events.journal import Journal, speed_of_trials
-from chunkvisor.events.run import Halted, Invoked, OrphansEnded, RunEnded
 from chunkvisor.heart.loop import Run
 from chunkvisor.heart.signals import Signals
 from chunkvisor.show.metrics import is_textfile
@@ -29,6 +28,7 @@ from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import claim
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.work import Work
+from chunkvisor.units import counted
 from chunkvisor.words import Troubles
 
 
@@ -72,7 +72,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         )
         with _failures_told(emit, layout, troubles):
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
-                emit(OrphansEnded(len(ended), tuple(ended)))
+                emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
             of_run = Run(layout, run_id, signals, emit, observers.tick, speed)
             with Means(request, of_run) as means:
                 code = Work(request, of_run, means).do()

@@ -9,7 +9,7 @@ from chunkvisor.assemble.before import switch
 from chunkvisor.assemble.finalrows import Scratch
 from chunkvisor.assemble.form import all_places, form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
-from chunkvisor.events.run import Note
+from chunkvisor.events.event import Note
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.identity import read_fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout

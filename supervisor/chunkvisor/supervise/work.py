@@ -19,9 +19,7 @@ from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_m
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.trial import Conditions, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.model import ModelWarning, UnfitDtype
-from chunkvisor.events.output import OutputAlreadyComplete
-from chunkvisor.events.run import Note, WorkPlanned
+from chunkvisor.events.event import Note, OutputAlreadyComplete, Warned, WorkPlanned
 from chunkvisor.heart.loop import Loop, Run
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings
@@ -78,7 +76,7 @@ class Work:
         dtype, kind = computed_dtype(self._config.model, source.path), read_model_folder(Path(source.path)).model_type
         self._other_dtype = less_memory(dtype, kind, card)
         if (unfit := unfit_dtype(dtype, kind, card)) is not None:
-            self._emit(UnfitDtype("; ".join(unfit)))
+            self._emit(Warned("; ".join(unfit)))
 
     def _with_dtype(self, halt: Halt, lacks_memory: bool) -> Halt:
         """Add to the remedy the dtype that takes less memory on this card; the other words do not know the card."""
@@ -122,7 +120,7 @@ class Work:
                 path = str(place_of(each.layout, asked_form(config.outputs[each.name])))
                 self._emit(OutputAlreadyComplete(each.name, opened["rows"], opened["dimension"], path))
         for what, mend in check_model_files(config, source.path).warnings if outputs else ():
-            self._emit(ModelWarning(f"{what}; {mend}"))
+            self._emit(Warned(f"{what}; {mend}"))
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return outputs

@@ -28,7 +28,7 @@ import numpy as np
 from damage import Vandal
 from processes import MARK, Killer, none_left
 
-from chunkvisor.events.attempt import ChunkCommitted, FailureEvent, PartCommitted
+from chunkvisor.events.event import ChunkCommitted, FailureEvent, PartCommitted
 from chunkvisor.events.journal import read_events
 from harness import Workplace, expected
 

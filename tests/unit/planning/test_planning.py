@@ -26,9 +26,8 @@ from chunkvisor.commands.planning.survey import (
 )
 from chunkvisor.config.modelsection import ModelConfig
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, gpu_need_bytes, read_model_folder
-from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.event import ChunkCommitted, Note
 from chunkvisor.events.journal import Entry
-from chunkvisor.events.run import Note
 
 GIB = 1 << 30
 

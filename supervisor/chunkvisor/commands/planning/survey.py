@@ -32,7 +32,7 @@ from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, computed_dtyp
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
 from chunkvisor.engine.trial import read_expected
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.attempt import ChunkCommitted
+from chunkvisor.events.event import ChunkCommitted
 from chunkvisor.events.journal import Entry, read_with_trials
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.dedupe import matches

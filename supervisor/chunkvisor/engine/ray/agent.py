@@ -38,7 +38,7 @@ from chunkvisor.engine.ray.readiness import check_shared, check_version, model_p
 from chunkvisor.engine.ray.wire import NodeAside, NodeUp, Order, Report, Terms
 from chunkvisor.engine.starter import Starter, WorkerSettings
 from chunkvisor.errors import Halt
-from chunkvisor.events.device import TemplateEvent
+from chunkvisor.events.event import TemplateEvent
 from chunkvisor.judge import NEARLY_FULL_BYTES
 from chunkvisor.store.disk import free_bytes, of_start
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit

@@ -23,9 +23,7 @@ from chunkvisor.engine.process import end, keep_log_end, readable, spawn
 from chunkvisor.engine.ray.readiness import this_machine, this_version
 from chunkvisor.engine.ray.wire import Begin, Cluster, Demanded, Launch, Model, NodeState, NodeUp, Order, Report, Terms
 from chunkvisor.errors import KEPT, ExitCode, Halt
-from chunkvisor.events.decode import event_of
-from chunkvisor.events.event import Emit
-from chunkvisor.events.run import Waiting
+from chunkvisor.events.event import Emit, Waiting, event_of
 from chunkvisor.judge import NODE_LOST, backoff_s
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
