@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak mutants coverage cluster-demo lint format chaos bench bench-peers bench-scale docs check-containers build clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format chaos bench bench-peers bench-scale docs check-containers build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -78,9 +78,6 @@ test-nullgpu-newer: ## the same, of those for which it matters, with torch 2.14.
 
 test-lowest: $(READY) ## run a part of the tests with the lowest versions of everything that pyproject.toml allows
 	$(BIN)/python tests/lowest.py --python $(PYTHON)
-
-mutants: $(READY) ## break one line after the other, and tell which of them no test notices (half an hour)
-	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
 
 coverage: $(READY) ## tell which lines `make test` runs; no number is asked for
 	$(BIN)/coverage erase
