@@ -5,7 +5,7 @@ import pytest
 from chunkvisor.cli.run import encode
 from chunkvisor.config.load import Given
 from chunkvisor.errors import ExitCode
-from chunkvisor.supervise.changed import refuse_changes
+from chunkvisor.supervise.opening import refuse_changes
 
 OF_SOURCE, OF_SETTINGS = ("source: 100 rows before, 101 now",), ("encode.normalize: false before, true now",)
 UPDATE, ELSEWHERE = "add --update", "choose another workdir"

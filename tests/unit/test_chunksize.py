@@ -4,7 +4,7 @@ import pytest
 
 from chunkvisor.events.event import Event, RunStarted, WorkerEnded
 from chunkvisor.events.journal import Entry
-from chunkvisor.supervise.begin import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
+from chunkvisor.supervise.staging import LEAST_TEXTS, MOST_TEXTS, propose, worker_rate
 
 
 @pytest.mark.parametrize(

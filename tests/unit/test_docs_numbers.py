@@ -13,7 +13,7 @@ from chunkvisor.engine import trial
 from chunkvisor.events import journal, state
 from chunkvisor.heart import policy
 from chunkvisor.show import metrics, notices, observer, record, sensors
-from chunkvisor.supervise import begin
+from chunkvisor.supervise import staging
 from chunkvisor_worker.contract import taxonomy
 from docpages import text_of
 from harness import ROOT
@@ -39,9 +39,9 @@ def quickstart_rows() -> int:
 NUMBERS = [
     ("README.md", f"embeds {quickstart_rows():,} docstrings"),
     ("docs/tutorial/getting-started.md", f"embeds {quickstart_rows():,} docstrings"),
-    ("docs/reference/config.md", f"in about {begin.TARGET_S:g} s"),
-    ("docs/reference/config.md", f"{begin._UNMEASURED['cuda']:,} texts on a GPU"),
-    ("docs/reference/config.md", f"and {begin._UNMEASURED['cpu']} on a CPU"),
+    ("docs/reference/config.md", f"in about {staging.TARGET_S:g} s"),
+    ("docs/reference/config.md", f"{staging._UNMEASURED['cuda']:,} texts on a GPU"),
+    ("docs/reference/config.md", f"and {staging._UNMEASURED['cpu']} on a CPU"),
     (
         "docs/reference/config.md",
         f"auto = {specs.AUTO_TOKENS['cpu']:,} on a CPU; on a GPU {specs.AUTO_TOKENS['cuda']:,}",

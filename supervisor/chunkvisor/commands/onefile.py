@@ -28,8 +28,8 @@ from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, di
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.lock import hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
-from chunkvisor.supervise.changed import GROWING
 from chunkvisor.supervise.means import Request
+from chunkvisor.supervise.opening import GROWING
 from chunkvisor.supervise.session import run
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import (

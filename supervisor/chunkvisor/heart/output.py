@@ -8,11 +8,14 @@ from chunkvisor.assemble.form import Form
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.sources.table import StagedTable, rows_of
+from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.messages import Limits, Spec
+
+_LOOKED_AT = 4096
+"""Texts among which one is looked for that is taken over."""
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class OutputRun:
     _rows: dict[int, int] = field(default_factory=dict)
     """Rows of bad texts, by number of the text."""
     _canary: int | None = None
+    _taken: list[str] | None = None
 
     @property
     def name(self) -> str:
@@ -124,10 +128,27 @@ class OutputRun:
             # A blank text counts as long: some models give all blank texts a vector of zeros.
             sizes = ((not text.strip(), len(text), number) for number, text in words)
             self._canary = min(sizes)[2]
+        if self._canary is None and self._taken_over():
+            return self.ledger.plan.distinct
         return self._canary
+
+    def _taken_over(self) -> list[str]:
+        """Read a text whose vector is taken over from elsewhere, if there is one: it is good while no other is known.
+
+        A retry may encode nothing but bad texts. It has no number among the texts that are encoded: it counts as the
+        one after the last.
+        """
+        if self._taken is None:
+            self._taken = []
+            if isinstance(self.table, FreshTable) and all(each.joined for each in self.awaited):
+                self._taken = self.table.taken_over(_LOOKED_AT)[:1]
+        return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:
         """Read these texts, which are in order, one after the other. Raises Halt where they are damaged."""
+        if texts[0] == self.ledger.plan.distinct:
+            yield from self._taken_over()
+            return
         first, wanted = texts[0], texts if isinstance(texts, range) else frozenset(texts)
         try:
             for number, words in enumerate(self.table.each_text(first, texts[-1] + 1), first):

@@ -4,8 +4,7 @@ A final file that was there before stays valid until one rename replaces it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chunkvisor.assemble import badrows, sides
 from chunkvisor.assemble.before import drop_before, drop_earlier_sides
@@ -19,45 +18,45 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.identity import TEXT_KEYS
-from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import Reuse
-from chunkvisor.supervise.opening import Begun, Opening
 from chunkvisor.supervise.taken import taken_of
 
+if TYPE_CHECKING:
+    from chunkvisor.supervise.opening import Begun, Opening
+
 _MAX_LINES = 100
-"""For so many quarantined rows, the line of the source is looked up."""
+"""For that many quarantined rows, the line of the source is looked up."""
 
 
-@dataclass(frozen=True, slots=True)
 class Finish:
     """Called once, when no chunk is left: see `OutputRun.finish`."""
 
-    opening: Opening
-    begun: Begun
-    ledger: Ledger
-    table: StagedTable
-    reuse: Reuse | None
-    job: Job
+    def __init__(
+        self, opening: "Opening", made: "Begun", ledger: Ledger, table: StagedTable, reuse: Reuse | None, job: Job
+    ) -> None:
+        self._opening, self._made, self._ledger, self._table = opening, made, ledger, table
+        self._reuse, self._job, self._layout = reuse, job, ledger.layout
 
     def __call__(self, on_block: Callable[[], None]) -> dict[str, Any]:
-        """Rows, dimension and path of the final file, and how many rows were cut.
+        """Return rows, dimension and path of the final file, and how many rows were cut.
 
         Raises Halt, OSError, and what `on_block` raises.
         """
-        local, ledger, layout, form = self.opening.source.local, self.ledger, self._layout, self._form
+        local, config, layout = self._opening.source.local, self._opening.config, self._layout
+        form = asked_form(config.outputs[layout.name], self._made.staged.carried)
         if local is not None:
             local.check()
         manifest = dict[str, Any]()
         try:
-            taken = taken_of(layout, self.reuse, ledger, on_block) if self.reuse is not None else None
+            taken = taken_of(layout, self._reuse, self._ledger, on_block) if self._reuse is not None else None
 
             def on_written(final: Final) -> None:
-                manifest.update(self._manifest(final, taken, on_block))
+                manifest.update(self._manifest(form, final, taken, on_block))
                 if layout.earlier.done.exists():
                     announce(layout, manifest)
 
-            final = assemble(ledger, self.table, on_block, form, taken, on_written)
+            final = assemble(self._ledger, self._table, on_block, form, taken, on_written)
         except TakenDamagedError as error:
             raise Halt(
                 ExitCode.TRY_AGAIN,
@@ -70,47 +69,38 @@ class Finish:
         publish_manifest(layout, manifest, final.stamps)
         drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-        if not self.opening.config.chunk.keep and not manifest["quarantined"]:
-            ledger.remove_chunks()
+        if not config.chunk.keep and not manifest["quarantined"]:
+            self._ledger.remove_chunks()
         return {
-            "rows": self.begun.staged.rows,
+            "rows": self._made.staged.rows,
             "dimension": final.dimension,
             "path": str(place_of(layout, form)),
             "truncated": (manifest["truncated"] or {}).get("rows", 0),
             "max_length": manifest["model"]["max_length"] or 0,
         }
 
-    @property
-    def _layout(self) -> OutputLayout:
-        return self.ledger.layout
-
-    @property
-    def _form(self) -> Form:
-        return asked_form(self.opening.config.outputs[self._layout.name], self.begun.staged.carried)
-
-    def _manifest(self, final: Final, taken: Taken | None, on_block: Callable[[], None]) -> dict[str, Any]:
-        ledger, layout, staged, job = self.ledger, self._layout, self.begun.staged, self.job
+    def _manifest(self, form: Form, final: Final, taken: Taken | None, on_block: Callable[[], None]) -> dict[str, Any]:
+        ledger, layout, staged, job, fixed = self._ledger, self._layout, self._made.staged, self._job, self._made.fixed
         assert ledger.facts is not None
         if layout.earlier.done.exists():  # the list that is there is that of the earlier generation
             badrows.forget(layout.earlier, read_recorded(layout.earlier))
-        bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), self.table, final))
-        cut = sides.record(ledger, self.table, self.reuse, on_block)
+        bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), self._table, final))
+        cut = sides.record(ledger, self._table, self._reuse, on_block)
         origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
-        fingerprint = self.begun.fixed.identity.fingerprint
         manifest = build_manifest(
-            layout, self._form, fingerprint, final, ledger.facts, job.model, job.encode, origin, bad, cut
+            layout, form, fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad, cut
         )
         if ledger.other_versions:
             manifest["other_versions"] = ledger.other_versions
-        manifest["generation"] = self.begun.fixed.generation
-        if self.reuse is not None:
+        manifest["generation"] = fixed.generation
+        if self._reuse is not None:
             manifest["reused"] = [
                 {"from": each.words, "texts": each.texts, "versions": each.versions}
-                for each in self.reuse.places
+                for each in self._reuse.places
                 if each.texts
             ]
-            manifest["texts_encoded"] = self.reuse.encoded
-        values = self.begun.fixed.identity.values
+            manifest["texts_encoded"] = self._reuse.encoded
+        values = fixed.identity.values
         manifest["text"] = {key: values[key] for key in TEXT_KEYS if values.get(key) is not None}
         return manifest
 

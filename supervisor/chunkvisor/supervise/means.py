@@ -26,7 +26,7 @@ from chunkvisor.judge import Budget
 from chunkvisor.sources.child import try_first_row
 from chunkvisor.store.disk import DISK_ERRNOS, with_room
 from chunkvisor.store.records import LessonFile
-from chunkvisor.supervise.begin import request_of
+from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ModelSpec
 from chunkvisor_worker.contract.template import TemplateSpec

@@ -15,7 +15,6 @@ from chunkvisor.store.identity import read_fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
-from chunkvisor.supervise.begin import move_on, open_table
 from chunkvisor.supervise.candidates import (
     Candidate,
     copied,
@@ -25,7 +24,7 @@ from chunkvisor.supervise.candidates import (
     of_other_workdirs,
     promised,
 )
-from chunkvisor.supervise.opening import Begun, Opening
+from chunkvisor.supervise.opening import Begun, Opening, move_on, open_table
 from chunkvisor_worker.contract.files import remove_folder
 
 

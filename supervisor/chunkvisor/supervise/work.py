@@ -26,13 +26,11 @@ from chunkvisor.heart.scheduler import Settings
 from chunkvisor.heart.signals import stopped
 from chunkvisor.judge import Patience
 from chunkvisor.store.identity import arithmetic_variables
-from chunkvisor.supervise.anew import begin_anew
-from chunkvisor.supervise.begin import begin_output
 from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.means import Means, Request
-from chunkvisor.supervise.opening import Opening
+from chunkvisor.supervise.opening import Opening, begin_anew, begin_output, open_output
 from chunkvisor.supervise.planreuse import Planner
-from chunkvisor.supervise.prepare import open_output
+from chunkvisor.supervise.settle import settle
 from chunkvisor.units import counted
 from chunkvisor.words import BadRows, gave_up, with_bad_rows
 from chunkvisor_worker.contract.exits import Outcome
@@ -99,7 +97,6 @@ class Work:
             self._emit,
             means.on_wait,
             Planner(self._emit, means.on_wait),
-            lambda: means.load_ahead(source),
             self._request.update,
             self._request.from_scratch,
         )
@@ -113,7 +110,9 @@ class Work:
         begun.sort(key=lambda each: order.index(each.name))
         outputs = list[OutputRun]()
         for each in begun:
-            opened = open_output(opening, each, begun)
+            if not each.complete:
+                settle(opening, each, begun)
+            opened = open_output(opening, each)
             if isinstance(opened, OutputRun):
                 outputs.append(opened)
             else:

@@ -35,8 +35,8 @@ from chunkvisor.store.artifact import Vectors
 from chunkvisor.store.identity import read_facts, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
-from chunkvisor.supervise.begin import request_of
 from chunkvisor.supervise.session import require_extras
+from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import RUN_ID, Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec

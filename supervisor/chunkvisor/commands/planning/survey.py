@@ -45,9 +45,9 @@ from chunkvisor.store.ledger import committed_chunks
 from chunkvisor.store.leftovers import verdict_of_child
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import PlaceKind, read_reuse
-from chunkvisor.supervise.begin import propose, request_of, staged_before, worker_rate
 from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.session import require_extras
+from chunkvisor.supervise.staging import propose, request_of, staged_before, worker_rate
 from chunkvisor_worker.contract.arithmetic import most_lanes
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE
 from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
