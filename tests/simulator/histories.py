@@ -796,6 +796,24 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "the shortest text, chosen to show if the memory suffices, is bad itself: the device is not blamed",
+        {"chunks": 2, "size": 4, "min_batch": 2},
+        """
+        join 0 look none       | start 1 on 0: 0..4
+        ready 1                | go 1: 32
+        ok 1                   | keep 1, start 2 on 0: 4..8
+        ready 2                | go 2: 32
+        oom 2 2x10             | start 3 on 0: 4..8 own first
+        ready 3                | go 3: 32
+        fault 3 1x10           |
+        wait 0.5               | start 4 on 0: 4..8 canary 0
+        ready 4                | go 4: 32
+        oom 4 2x10 canary      | start 5 on 0: 4..8 own first
+        ready 5                | go 5: 32
+        fault 5 1x10           | start 6 on 0: 4..6 canary 0
+        """,
+    ),
+    (
         "a resumed run begins with what is missing",
         {"chunks": 3, "done": 1},
         """

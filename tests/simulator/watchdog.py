@@ -267,20 +267,14 @@ class Watchdog:
 
     @staticmethod
     def _chunk_without_memory(world: World) -> bool:
-        """Whether no text of some chunk can show that the GPU's memory suffices for the shortest.
-
-        Each lacks memory; or each is bad in some way, while a stranger holds memory for good.
-        """
-        held = any(stop == NEVER for gpu in world.gpus for _, stop in gpu.neighbours)
+        """Whether every text of some chunk lacks the GPU's memory, the shortest as well."""
         starts = (
             (bad, first)
             for bad, texts in zip(world.poison, world.lengths, strict=True)
             for first in range(0, len(texts), world.chunk_size)
         )
-        size = world.chunk_size
         return any(
-            all(bad.get(text) is Failure.OOM or (held and text in bad) for text in range(first, first + size))
-            for bad, first in starts
+            all(bad.get(first + text) is Failure.OOM for text in range(world.chunk_size)) for bad, first in starts
         )
 
     @staticmethod

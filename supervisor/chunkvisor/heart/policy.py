@@ -140,6 +140,8 @@ class History:
     """Attempts in a row that repeated what failed."""
     own: bool = False
     """Whether its canary was the shortest of its own texts."""
+    chosen: bool = False
+    """Whether it was that to show if the GPU's memory suffices for it, though a good text may have been known."""
     fits: bool = False
     """Whether any text of the chunk got its vector in this run."""
     lacking: bool = False
@@ -224,9 +226,11 @@ def _blame(verdict: Verdict, history: History, budget: Budget) -> Step:
             return GiveUp()
         if not history.own and not history.lacking:
             return Retry(charge=False, note="memory")
-        if history.own and not proven and history.good:
+        # Its shortest text failed, which stands alone in its batch; in a larger one it had passed.
+        if history.own and not proven and history.good and verdict.batch_rows <= 1:
             return Retry(charge=False, note="lacking")
-    if not proven and history.canary:
+    # If one of its own was chosen though a good text is known, its failure says nothing of the place: it may be bad.
+    if not proven and history.canary and not (history.chosen and history.good):
         why = "canary" if history.good else "first"
         if history.canaries + 1 < LIMITS[why]:
             return Retry(backoff_s(history.canaries + 1), charge=False, note="canary")

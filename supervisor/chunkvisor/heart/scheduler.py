@@ -426,6 +426,7 @@ class Scheduler:
             given_up=memory.count("given up"),
             fruitless=max(0, fruitless),
             own=worker is not None and worker.canary is not None and worker.canary <= OWN,
+            chosen=work.shortest_first,
             fits=(work.output, work.chunk) in memory.fits,
             lacking=work.lacking,
             dimension=memory.count("dimension"),
@@ -437,7 +438,7 @@ class Scheduler:
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
             blocking = verdict.outcome is Outcome.DEVICE_FAULT
-            work = replace(work, tries=(*work.tries, verdict.outcome), blocking=blocking)
+            work = replace(work, tries=(*work.tries, verdict.outcome), blocking=blocking, shortest_first=False)
         if worker is not None and step.lesson is not None:
             kind = worker.device.kind
             if (lesson := self._memory.learn(kind, step.lesson)) is not None:
