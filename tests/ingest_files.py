@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 
 from chunkvisor.sources.table import StagedTable
@@ -20,6 +21,8 @@ else:
 
 Stage = Callable[..., StagedTable]
 """What the fixture `stage_here` gives."""
+RowsOf = Callable[[StagedTable], list[str]]
+"""What the fixture `rows_of` gives: the text of every row."""
 duckdb_of_today = pytest.mark.skipif(
     duckdb.__version__.startswith("1."), reason="DuckDB before 2.0 has no such function, or another answer"
 )
@@ -55,8 +58,7 @@ def write_parquet(path: Path, select: str, texts: Sequence[str | None] = ("",)) 
     """A parquet file, uncompressed so that tests can alter its bytes; `select` may use `id` and `text`."""
     plain = path.with_name("plain.parquet")  # DuckDB has its own idea of what a quote in a name is
     with duckdb.connect() as connection:
-        connection.execute("CREATE TABLE source (id BIGINT, text VARCHAR)")
-        if texts:
-            connection.executemany("INSERT INTO source VALUES (?, ?)", list(enumerate(texts)))
+        connection.register("given", {"id": np.arange(len(texts)), "text": np.array(texts, dtype=object)})
+        connection.execute("CREATE VIEW source AS SELECT id, text::VARCHAR AS text FROM given")
         connection.execute(f"COPY (SELECT {select} FROM source) TO '{plain}' (COMPRESSION uncompressed)")
     plain.rename(path)

@@ -34,8 +34,7 @@ from chunkvisor.events.journal import read_events
 from chunkvisor.heart.memory import Memory
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.readers import read_rows
-from chunkvisor.sources.request import IngestRequest
-from chunkvisor.sources.resolve import resolve
+from chunkvisor.sources.resolve import IngestRequest, resolve
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts, read_fixed, read_staged
@@ -339,7 +338,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
         texts = opened.texts(0, opened.distinct)
         opened.row_text(0, opened.rows), opened.first_row(0, opened.distinct)
         for row in range(opened.rows):
-            opened.line_of(row)
+            opened.place_of(row)
         assert texts == [f"{name}{number}" for number in range(len(texts))]
 
     made_digest = hashlib.sha256(made.files[workdir / "out.npy"]).hexdigest()

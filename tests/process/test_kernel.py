@@ -48,7 +48,10 @@ def traceback_in(outputs: list[Any]) -> str:
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
-        ("refused", "ChunkvisorError: texts[1] is no string: int 3\ndo:  convert it, or give None for an empty text"),
+        (
+            "refused",
+            "ChunkvisorError: texts[1] is not a string: int 3\ndo:  convert it, or give None for an empty text",
+        ),
         ("unknown", "TypeError: chunkvisor.encode has no argument wrkdir: did you mean workdir?"),
     ],
 )

@@ -163,16 +163,19 @@ def test_interrupted_work_goes_on() -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["a", 3], r"texts\[1\] is no string: int 3"),
+        (["a", 3], r"texts\[1\] is not a string: int 3"),
         ([float("nan")], r"texts\[0\] is missing: float nan\ndo:  .*fillna"),
         ([{"t": "a"}, {"t": float("nan")}], r"texts\[1\]\['t'\] is missing: float nan"),
-        ([b"bytes"], r"texts\[0\] is no string: bytes"),
+        ([b"bytes"], r"texts\[0\] is not a string: bytes"),
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
         ([], "there are no texts"),
         ("a single string", "texts is a single string"),
-        ([{"t": "a"}, {"txt": "b"}], r"texts\[1\] has no column 't'\nwhy: it has the columns txt"),
-        ({"t": ["a"], "u": ["b"]}, r"texts is a mapping, which would give the names .*: 't', 'u'\ndo:  .*texts\['t'\]"),
-        (SimpleNamespace(columns=["u"], iloc=None), r"texts is a DataFrame, which .* names .*\ndo:  .*texts\['u'\]"),
+        ([{"t": "a"}, {"txt": "b"}], r"texts\[1\] has no column 't'\nwhy: it has txt"),
+        ({"t": ["a"], "u": ["b"]}, r"texts is dict, which would give the names .*: t, u\ndo:  .*texts\['t'\]"),
+        (
+            SimpleNamespace(columns=["u"], iloc=None),
+            r"texts is SimpleNamespace, which .* names .*\ndo:  .*texts\['u'\]",
+        ),
     ],
     ids=["int", "nan", "named", "bytes", "surrogate", "none", "str", "column", "dict", "frame"],
 )
@@ -371,7 +374,7 @@ def test_a_text_is_named_as_one_asks_for_it(
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
         encode(kind(["one", "bad", 3]), column=column)
     of_column = " of column 't'" if kind is series_of else ""
-    assert caught.value.what == f"{place.format(2)}{of_column} is no string: int 3"
+    assert caught.value.what == f"{place.format(2)}{of_column} is not a string: int 3"
     texts = kind(["one", "bad"])
     with pytest.warns(chunkvisor.QuarantineWarning, match=re.escape(f"NaN): {place.format(1)}\n")):
         encode(texts, column=column, encoder="picky:make")

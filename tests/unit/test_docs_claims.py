@@ -21,7 +21,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import KINDS
-from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.resolve import IngestRequest
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.layout import InvocationFiles, Layout, OutputLayout

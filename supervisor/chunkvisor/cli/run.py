@@ -173,8 +173,6 @@ def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCod
 
 def _require_text(source: str) -> None:
     """Raises Halt (78), naming the columns, unless every file is plain text, which has one column."""
-    import tempfile
-
     from chunkvisor.sources.child import columns_in_words
     from chunkvisor.sources.resolve import Format, resolve
 
@@ -182,8 +180,7 @@ def _require_text(source: str) -> None:
     if files:
         columns = ""
         if files[0].address is None:  # elsewhere, it would have to be fetched whole
-            with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-                columns = columns_in_words(files[0], Path(scratch))
+            columns = columns_in_words(files[0])
         raise config_error(
             f"which column of {files[0].address or files[0].path} is to be encoded?",
             remedy=f"add --column, --template or --sql. {columns}".rstrip(),

@@ -25,7 +25,7 @@ from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, environment_of, try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Patience
-from chunkvisor.sources.table import StagedTable, sampled
+from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_time
@@ -435,8 +435,12 @@ def _configured(loaded: LoadedConfig, dtype: str) -> Candidate:
 
 
 def _texts(tables: Sequence[StagedTable], count: int) -> list[str]:
-    """So many texts of all outputs together, by their shares and from short to long."""
-    return [text for some in sampled(tables, count) for text in some]
+    """Read about `count` texts, evenly spread over all outputs; at least one of each."""
+    total, texts = sum(table.distinct for table in tables), list[str]()
+    for table in tables:
+        share = max(1, round(count * table.distinct / total))
+        texts += table.texts_of(np.unique(np.linspace(0, table.distinct - 1, share).astype(np.int64)))
+    return texts
 
 
 def _begun(loaded: LoadedConfig) -> str | None:

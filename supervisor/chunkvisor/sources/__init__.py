@@ -1,4 +1,4 @@
 """Sources to a staged, de-duplicated, randomly readable table, in a child process under a memory limit.
 
-DuckDB is imported in the child alone: by `stage` and what that imports. May import store and down.
+DuckDB is imported in the child alone: by `stage` and `sql`. May import store and down.
 """

@@ -3,55 +3,53 @@
 import itertools
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from chunkvisor.child import ask_child
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.sources.fetch import is_remote
-from chunkvisor.sources.problems import disk_full, refused
-from chunkvisor.sources.readers import TEXT_COLUMN, csv_columns, lines, read_objects, read_rows
-from chunkvisor.sources.request import IngestRequest
-from chunkvisor.sources.resolve import Compression, Format, SourceFile, resolve, signature
-from chunkvisor.sources.table import StagedTable
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.sources.readers import columns_of as columns_of_text
+from chunkvisor.sources.readers import in_words, lines, read_rows
+from chunkvisor.sources.resolve import Format, IngestRequest, SourceFile, is_remote, resolve, signature
+from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.disk import refusal
 from chunkvisor.store.layout import unfinished
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import remove_folder
 
-_LINES = 100
-"""Of JSON that are looked at."""
-_LOG = "ingest.log"
-"""What the child prints, in the folder."""
 
-_NO_COLUMN = "\N{NULL}"
-"""No file has a column of this name, so asking for it gives the message that lists those it has."""
-
-
-def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None]) -> StagedTable:
+def stage_table(
+    request: IngestRequest, folder: Path, on_wait: Callable[[], None], *, may_be_empty: bool = False
+) -> StagedTable:
     """Stage the request into `folder`, replacing what is there, and open it; its files are synced, its name is not.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
     bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
-    OSError where `folder` cannot be made.
+    OSError if `folder` cannot be made.
     """
     partial = unfinished(folder)
     remove_folder(partial)
     partial.mkdir(parents=True)
-    answer = ask_child("chunkvisor.sources.stage", request, partial, partial / _LOG, on_wait)
+    log = partial / "ingest.log"
+    answer = ask_child("chunkvisor.sources.stage", request, partial, log, on_wait)
+    if answer.halt is not None:
+        remove_folder(partial)
+        raise answer.halt
     if answer.status:
-        halt = answer.halt or _halt(request, partial, answer.status)
-        if halt.log is None:
-            remove_folder(partial)
-        raise halt
+        raise _halt(request, answer.status, log)
+    if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
+        remove_folder(partial)
+        where = f" for which `where` is true ({request.where})" if request.where is not None else ""
+        what = f"The sources have no rows{where}: {', '.join(request.sources[:10])}"
+        raise config_error(what, remedy="Correct them, or remove the output.")
     remove_folder(folder)
     partial.rename(folder)
     try:
         return StagedTable.open(folder)
     except DamagedError as error:
         met = error.__cause__
-        raise (refused(met, folder) if isinstance(met, OSError) else None) or Halt(
+        raise (refusal(met, folder) if isinstance(met, OSError) else None) or Halt(
             ExitCode.DISK,
             f"The texts that were just written to {folder} cannot be read back.",
             why=str(error),
@@ -59,41 +57,8 @@ def stage_table(request: IngestRequest, folder: Path, on_wait: Callable[[], None
         ) from error
 
 
-def columns_in_words(file: SourceFile, scratch: Path) -> str:
-    """`The columns are: 'a', 'b'.`, for a person who has not said which one holds the text.
-
-    `scratch` is an existing folder to work in. Raises Halt for bad input, OSError.
-    """
-    match file.format:
-        case Format.PARQUET:
-            request = IngestRequest((str(file.path),), column=_NO_COLUMN, max_rows=1)
-            try:
-                stage_table(request, scratch / "columns", lambda: None)
-            except Halt as halt:
-                return halt.remedy
-            raise AssertionError("a column without a name was found")
-        case Format.CSV | Format.TSV:
-            columns = csv_columns(file)
-        case Format.JSONL:
-            columns = list(dict.fromkeys(key for _, item in islice(read_objects(file), _LINES) for key in item))
-        case Format.TXT:
-            columns = [TEXT_COLUMN]
-    return f"The columns are: {', '.join(map(repr, columns))}."
-
-
-def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
-    """Of a child that has not said what was wrong."""
-    log = partial / _LOG
-    if status == ExitCode.DISK:
-        return disk_full(partial)
-    if status in (ExitCode.MACHINE, ExitCode.CONFIG):  # its message could not be written either
-        return Halt(
-            ExitCode(status),
-            f"The process that reads the sources was refused what it needs in {partial}.",
-            why="It could not leave a message; its log has the error.",
-            remedy="Read the log, correct what it names, then run the same command again.",
-            log=log,
-        )
+def _halt(request: IngestRequest, status: int, log: Path) -> Halt:
+    """Return the Halt for a child that left no message."""
     if status == -signal.SIGKILL:
         return Halt(
             ExitCode.TRY_AGAIN,
@@ -103,25 +68,43 @@ def _halt(request: IngestRequest, partial: Path, status: int) -> Halt:
             remedy="Free memory, or lower ingest.memory_limit, and run again.",
             log=log,
         )
+    if status in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG):  # its message could not be written either
+        what, remedy = "could not write its message", "Read the log, correct what it names, and run again."
+        return Halt(ExitCode(status), f"The process that reads the sources {what}.", remedy=remedy, log=log)
     ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-    return Halt(
-        ExitCode.BUG, f"The process that reads the sources {ended}.", remedy="Please report it with the log.", log=log
-    )
+    what = f"The process that reads the sources {ended}."
+    return Halt(ExitCode.BUG, what, remedy="Please report it with the log.", log=log)
+
+
+def columns_in_words(file: SourceFile) -> str:
+    """Return `The columns are: 'a', 'b'.` for a person who has not said which one holds the text. Raises Halt."""
+    if file.format is not Format.PARQUET:
+        return in_words(columns_of_text(file))
+    import duckdb  # late: the parent of a run never imports it
+
+    from chunkvisor.sources.sql import parquet_columns
+
+    try:
+        with duckdb.connect() as connection:
+            return in_words(list(parquet_columns(connection, file.path)))
+    except duckdb.Error:  # whoever reads the rows says it better
+        return ""
 
 
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:
     """Read one row as the run will: the files, their columns, the template or the expression.
 
-    Takes half a second. Of sources elsewhere, which would have to be fetched whole, it is only seen that they are
-    there. Raises Halt (78) where the run would be refused; whatever else is wrong, the reading of all rows says better.
-    What `on_wait` raises ends it, too.
+    Takes half a second. Of sources elsewhere, only their existence is checked. Raises Halt (78) if the run would be
+    refused; whatever else is wrong, the reading of all rows says better. What `on_wait` raises ends it, too.
     """
     try:
         if any(map(is_remote, request.sources)):
             signature(resolve(request.sources))
             return
         with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-            stage_table(replace(request, max_rows=1), Path(scratch) / "table", on_wait)
+            # The first row may be one that `where` leaves out.
+            first = replace(request, max_rows=1)
+            stage_table(first, Path(scratch) / "table", on_wait, may_be_empty=request.where is not None)
     except Halt as halt:
         if halt.code is ExitCode.CONFIG:
             raise
@@ -129,7 +112,7 @@ def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: 
 
 SAMPLE_ROWS = 1000
 _SCRATCH_ROW_BYTES = 32
-"""What staging notes of each row beside its text, until the texts are de-duplicated: see `dedupe.SpoolFiles`."""
+"""What staging notes of each row besides its text, until the texts are de-duplicated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,58 +127,39 @@ class SourceSize:
 
 
 def measure_source(request: IngestRequest) -> SourceSize | None:
-    """By its first 1,000 rows, which are read as a run will; None where they tell nothing of the others.
+    """Estimate the size from the first 1,000 rows, which are read as a run will read them; None if they cannot tell.
 
-    That is so of files elsewhere, and of compressed ones. Raises Halt where they cannot be read, OSError.
+    That is so of files elsewhere, and of compressed ones. Raises Halt if they cannot be read, OSError.
     """
     files = resolve(request.sources)
+    if any(file.address or file.compression for file in files):
+        return None
     with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-        counted = _rows_of(files, Path(scratch), skip_blank=request.skip_blank)
-        if counted is None:
-            return None
-        rows, read, exact = counted
-        table = stage_table(replace(request, max_rows=read), Path(scratch) / "table", lambda: None)
+        sample = replace(request, max_rows=SAMPLE_ROWS)
+        table = stage_table(sample, Path(scratch) / "table", lambda: None, may_be_empty=request.where is not None)
         sample_bytes = sum(path.stat().st_size for path in table.folder.iterdir())
     if not table.rows:
-        return None  # `where` leaves none of the first out
-    kept = round(rows * table.rows / read)
-    return SourceSize(
-        kept,
-        kept * (sample_bytes // table.rows + _SCRATCH_ROW_BYTES),
-        exact=rows == read or (exact and not request.numbers_rows),
-    )
-
-
-def _rows_of(files: Sequence[SourceFile], scratch: Path, *, skip_blank: bool) -> tuple[float, int, bool] | None:
-    """(rows of all files, how many of them a sample has, whether they are counted); None where it cannot be told."""
-    if not files or any(file.address or file.compression is not Compression.NONE for file in files):
-        return None
+        return None  # `where` leaves out all of the first rows
     formats = {file.format for file in files}
     if formats == {Format.PARQUET}:
-        rows = _rows_of_parquet(files, scratch)
-        return (rows, min(rows, SAMPLE_ROWS), True) if rows else None
-    if not all(form.has_lines for form in formats):
-        return None
-    first = files[0]
-    starts = [row[0] for row in read_rows(first, (), skip_blank=skip_blank, limit=SAMPLE_ROWS + 1)]
-    if not starts:
-        return None
-    whole = len(starts) <= SAMPLE_ROWS
-    sizes = [file.path.stat().st_size for file in files]
-    if whole:
-        return len(starts) * sum(sizes) / sizes[0], len(starts), len(files) == 1
-    ends_before = starts[SAMPLE_ROWS]
-    read_bytes = sum(len(line) for _, line in itertools.takewhile(lambda each: each[0] < ends_before, lines(first)))
-    return SAMPLE_ROWS * sum(sizes) / read_bytes, SAMPLE_ROWS, False
+        import duckdb  # late: most configs have another source
 
+        from chunkvisor.sources.sql import parquet_rows
 
-def _rows_of_parquet(files: Sequence[SourceFile], scratch: Path) -> int:
-    import duckdb  # late: most configs have another source
-
-    from chunkvisor.sources.sqlrows import rows_in
-
-    try:
         with duckdb.connect() as connection:
-            return sum(rows_in(connection, file, scratch) for file in files)
-    except duckdb.Error:  # whoever reads the rows says it better
-        return 0
+            rows, exact = parquet_rows(connection, [file.path for file in files]), True
+        read = min(rows, SAMPLE_ROWS)
+    elif Format.PARQUET in formats:
+        return None
+    else:
+        starts = [line for line, _ in read_rows(files[0], (), skip_blank=request.skip_blank, limit=SAMPLE_ROWS + 1)]
+        if not starts:
+            return None
+        before = itertools.takewhile(lambda each: each[0] < starts[SAMPLE_ROWS], lines(files[0]))
+        is_whole, sizes = len(starts) <= SAMPLE_ROWS, [file.path.stat().st_size for file in files]
+        read_bytes = sizes[0] if is_whole else sum(len(line) for _, line in before)
+        read, exact = min(len(starts), SAMPLE_ROWS), is_whole and len(files) == 1
+        rows = round(read * sum(sizes) / read_bytes)
+    kept = round(rows * table.rows / read) if request.where is not None else rows
+    staged_bytes = kept * (sample_bytes // table.rows + _SCRATCH_ROW_BYTES)
+    return SourceSize(kept, staged_bytes, exact=exact and (request.where is None or rows == read))

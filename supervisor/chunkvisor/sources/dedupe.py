@@ -1,10 +1,14 @@
-"""Gives equal texts one number, in bounded memory: spooled to the disk, numbered, and copied without repeats."""
+"""Gives equal texts one number, and finds the texts that two tables have in common; all in bounded memory.
+
+Texts are told apart by 128 bits of BLAKE2b: two of n different texts share a hash with probability n**2 / 2**129, 4e-19
+for ten billion texts. What does not fit in memory is put by on disk, in buckets that are taken up one by one.
+"""
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,68 +16,89 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.layout import Entry
-from chunkvisor.store.pickrows import fill, pick_rows
+from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
+
+Rows = npt.NDArray[np.int64]
 
 _BATCH_ROWS = 50_000
 _BATCH_BYTES = 32 << 20
-HASH_BYTES = 16
-"""Of BLAKE2b. Two of n different texts share a hash with probability n**2 / 2**129: 4e-19 for ten billion texts."""
-
-BINS = 256
-"""A text's bin is the first byte of a half of its hash, so that equal texts are in the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpoolFiles:
-    """Paths in the scratch folder, named once. Within a batch, all but the lengths are in the order of the bins."""
-
-    folder: Path
-
-    lengths = Entry("folder", "lengths.bin")
-    """uint32: size of each row's text in bytes."""
-    hashes = Entry("folder", "hashes.bin")
-    """Two uint64 a row: its text's hash."""
-    places = Entry("folder", "places.bin")
-    """uint32: which row of its batch it is."""
-    firsts = Entry("folder", "firsts.bin")
-    """int64: the first row of the same text; written by `dedupe`."""
+_RECORD = np.dtype([("hash", "S16"), ("row", "<i8")])
+"""Of the index: a text's hash and its first row; sorted by the hash, each text once."""
+_REPEAT = np.dtype([("row", "<i8"), ("first", "<i8")])
+_MATCH = np.dtype([("row", "<i8"), ("place", "<i4"), ("there", "<i8")])
+_STRETCH_ROWS = 1 << 20
+_BLOCK = 1 << 17
+"""Records that are read at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows that were written together."""
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it: one write(2) may take less, such as on a disk that fills up. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
-    first_row: int
-    rows: int
-    size_bytes: int
-    """Of their texts."""
-    bounds: npt.NDArray[np.uint32]
-    """Where each bin begins in the batch, and the end; shape (BINS + 1,)."""
+
+class _Buckets:
+    """Records on disk, each in the file of its bucket, in the order in which they were added."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype[Any]) -> None:
+        self._folder, self._name, self._dtype = folder, name, dtype
+
+    def add(self, buckets: npt.NDArray[Any], records: npt.NDArray[np.void]) -> None:
+        """Append each record to its bucket. Raises OSError."""
+        order = np.argsort(buckets, kind="stable")
+        found, begins = np.unique(buckets[order], return_index=True)
+        for bucket, (start, stop) in zip(found.tolist(), pairwise([*begins.tolist(), len(order)]), strict=True):
+            with open(self._path(bucket), "ab", buffering=0) as file:
+                write_all(file.fileno(), records[order[start:stop]].tobytes())
+
+    def take(self, bucket: int) -> Iterator[npt.NDArray[np.void]]:
+        """Yield the records of a bucket block by block, and remove it. Raises OSError."""
+        path = self._path(bucket)
+        if path.exists():
+            with open(path, "rb") as file:
+                while len(block := _next_block(file, self._dtype)):
+                    yield block
+            path.unlink()
+
+    def _path(self, bucket: int) -> Path:
+        return self._folder / f"{self._name}-{bucket:05d}.tmp"
+
+
+def _next_block(file: BufferedReader, dtype: np.dtype[Any] = _RECORD) -> npt.NDArray[np.void]:
+    data = file.read(_BLOCK * dtype.itemsize)
+    return np.frombuffer(data, dtype=dtype, count=len(data) // dtype.itemsize)
 
 
 class Spool:
-    """Appends texts to the table's text file, and what is to be known of them to the scratch files."""
+    """Appends texts to the table's text file, and what is to be known of them to the scratch folder."""
 
-    def __init__(self, files: TableFiles, scratch: SpoolFiles) -> None:
+    def __init__(self, files: TableFiles, scratch: Path) -> None:
         self.rows = 0
+        """Rows that are written."""
         self.empty = 0
-        """Rows whose text is empty, of those that are written."""
-        self.batches: list[Batch] = []
-        paths = (files.texts, scratch.lengths, scratch.hashes, scratch.places)
-        self._files = [open(path, "wb", buffering=0) for path in paths]  # noqa: SIM115 - closed by __exit__
+        """Those of them whose text is empty."""
+        self.batches: list[tuple[int, int]] = []
+        """Rows that were written together, and bytes of their texts."""
+        self._hashes = _Buckets(scratch, "hashes", _RECORD)
+        paths = (files.texts, scratch / "lengths.bin")
+        self._texts, self._lengths = (open(path, "wb", buffering=0) for path in paths)  # noqa: SIM115 - see __exit__
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._found: list[npt.NDArray[np.void]] = []
 
     def __enter__(self) -> "Spool":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
-            self._flush()
-        for file in self._files:
-            file.close()
+            if self._pending:
+                self._flush()
+            self._put_by()
+        self._texts.close()
+        self._lengths.close()
 
     @property
     def rows_added(self) -> int:
@@ -88,134 +113,67 @@ class Spool:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._pending:
-            return
-        rows, hashes = len(self._pending), hashes_of(self._pending)
-        bins = (hashes[:, 1] >> np.uint64(56)).astype(np.uint8)
-        places = np.argsort(bins, kind="stable").astype("<u4")
+        rows, blake2b = len(self._pending), hashlib.blake2b
         lengths = np.fromiter(map(len, self._pending), dtype="<u4", count=rows)
-        parts = (b"".join(self._pending), lengths.tobytes(), hashes[places].tobytes(), places.tobytes())
-        for file, data in zip(self._files, parts, strict=True):
-            write_all(file.fileno(), data)
-        bounds = np.concatenate(([0], np.cumsum(np.bincount(bins, minlength=BINS)))).astype(np.uint32)
-        self.batches.append(Batch(self.rows, rows, self._pending_bytes, bounds))
+        write_all(self._texts.fileno(), b"".join(self._pending))
+        write_all(self._lengths.fileno(), lengths.tobytes())
+        found = np.empty(rows, dtype=_RECORD)
+        found["hash"] = np.frombuffer(
+            b"".join([blake2b(text, digest_size=16).digest() for text in self._pending]), dtype="S16"
+        )
+        found["row"] = np.arange(self.rows, self.rows + rows)
+        self._found.append(found)
+        self.batches.append((rows, self._pending_bytes))
         self.rows += rows
         self.empty += rows - int(np.count_nonzero(lengths))
         self._pending, self._pending_bytes = [], 0
+        if sum(map(len, self._found)) >= 10 * _BATCH_ROWS:
+            self._put_by()
+
+    def _put_by(self) -> None:
+        found = np.concatenate(self._found) if self._found else np.empty(0, dtype=_RECORD)
+        # Equal texts meet in one bucket, and the buckets follow each other as the hashes do.
+        self._hashes.add(found["hash"].astype("S1").view(np.uint8), found)
+        self._found = []
 
 
-def hashes_of(texts: Sequence[bytes]) -> npt.NDArray[np.uint64]:
-    """The hash of each text in UTF-8, shape (texts, 2)."""
-    blake2b = hashlib.blake2b
-    digests = b"".join([blake2b(text, digest_size=HASH_BYTES).digest() for text in texts])
-    return np.frombuffer(digests, dtype="<u8").reshape(len(texts), 2)
+def number_texts(files: TableFiles, scratch: Path, rows: int) -> int:
+    """Write `row_text`, `first_row` and `index`, and return the number of distinct texts. Raises OSError.
 
-
-def bins_at_once(batches: Sequence[Batch], most_rows: int) -> list[tuple[int, int]]:
-    """(first, one past the last) of neighbouring bins that together have at most `most_rows`, or are one bin."""
-    sizes = np.sum([np.diff(batch.bounds.astype(np.int64)) for batch in batches], axis=0)
-    ranges, first, rows = [], 0, 0
-    for number, size in enumerate(sizes.tolist()):
-        if rows and rows + size > most_rows:
-            ranges.append((first, number))
-            first, rows = number, 0
-        rows += size
-    return [*ranges, (first, BINS)]
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of it: one write(2) may take less, such as on a disk that fills up. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
-"""The two halves of a text's hash, 128 bits, and the text's first row; sorted, each text once."""
-
-_BLOCK = 1 << 17
-"""Records: 3 MiB."""
-
-Rows = npt.NDArray[np.int64]
-
-
-def records(hashes: npt.NDArray[np.uint64], rows: Rows) -> npt.NDArray[np.void]:
-    """The RECORD of each text, by its hash, of shape (texts, 2), and its first row."""
-    found = np.empty(len(rows), dtype=RECORD)
-    found["low"], found["high"], found["row"] = hashes[:, 0], hashes[:, 1], rows
-    return found
-
-
-def matches(ours: Path, theirs: Path) -> Iterator[tuple[Rows, Rows]]:
-    """First rows, here and there, of the texts that both indexes have, some at a time. Raises OSError."""
-    with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
-        here, there = _next_block(our_file), _next_block(their_file)
-        while len(here) and len(there):
-            # Up to the lower of the two ends, nothing in the rest of either file can be equal.
-            bound = min(_key(here[-1]), _key(there[-1]))
-            our_end, their_end = _upto(here, bound), _upto(there, bound)
-            at_ours, at_theirs = _common(here[:our_end], there[:their_end])
-            if len(at_ours):
-                yield here["row"][at_ours], there["row"][at_theirs]
-            here = here[our_end:] if our_end < len(here) else _next_block(our_file)
-            there = there[their_end:] if their_end < len(there) else _next_block(their_file)
-
-
-def _next_block(file: BufferedReader) -> npt.NDArray[np.void]:
-    data = file.read(_BLOCK * RECORD.itemsize)
-    return np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], dtype=RECORD)
-
-
-def _key(record: Any) -> tuple[int, int]:
-    return int(record["high"]), int(record["low"])
-
-
-def _upto(block: npt.NDArray[np.void], bound: tuple[int, int]) -> int:
-    """How many of the block's records are not above the bound."""
-    high, low = (np.uint64(half) for half in bound)
-    first, last = (int(np.searchsorted(block["high"], high, side=side)) for side in ("left", "right"))
-    return first + int(np.searchsorted(block["low"][first:last], low, side="right"))
-
-
-def _common(here: npt.NDArray[np.void], there: npt.NDArray[np.void]) -> tuple[Rows, Rows]:
-    """Positions of the hashes that both blocks have, in order."""
-    if not len(here) or not len(there):
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    highs, lows = np.ascontiguousarray(there["high"]), there["low"]
-    at = np.searchsorted(highs, here["high"])
-    inside = np.minimum(at, len(there) - 1)
-    alike = (at < len(there)) & (highs[inside] == here["high"])
-    same = alike & (lows[inside] == here["low"])
-    for place in np.flatnonzero(alike & ~same):  # two hashes that differ in one half only: hardly ever
-        last = int(np.searchsorted(highs, here["high"][place], side="right"))
-        hit = at[place] + np.flatnonzero(lows[at[place] : last] == here["low"][place])
-        if len(hit):
-            inside[place], same[place] = hit[0], True
-    return np.flatnonzero(same), inside[same]
-
-
-_BYTES_PER_ROW = 512
-"""Of the memory limit; 90 are in use at a time while hashes are sorted, and the interpreter wants its share."""
-
-
-def number_texts(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch], memory_limit_bytes: int) -> int:
-    """Write `row_text`, `first_row` and `index`; returns the number of distinct texts. Raises OSError.
-
-    Texts are numbered in the order of their first rows. Equal hashes are taken for equal texts, see HASH_BYTES.
+    Texts are numbered in the order of their first rows.
     """
-    with (
-        open(scratch.hashes, "rb") as hashes,
-        open(scratch.places, "rb") as places,
-        open(scratch.firsts, "w+b", buffering=0) as firsts,
-        open(files.index, "wb", buffering=0) as index,
-    ):
-        for first_bin, last_bin in bins_at_once(batches, memory_limit_bytes // _BYTES_PER_ROW):
-            bins = slice(first_bin, last_bin + 1)
-            _find_firsts(hashes.fileno(), places.fileno(), firsts.fileno(), index.fileno(), batches, bins)
-        return _number(files, firsts.fileno(), places.fileno(), batches)
+    hashes, repeats = _Buckets(scratch, "hashes", _RECORD), _Buckets(scratch, "repeats", _REPEAT)
+    with open(files.index, "wb", buffering=0) as index:
+        for bucket in range(256):
+            found = np.concatenate([np.empty(0, dtype=_RECORD), *hashes.take(bucket)])
+            found = found[np.argsort(found["hash"], kind="stable")]  # stable: the first row comes first
+            is_first = np.concatenate(([True], found["hash"][1:] != found["hash"][:-1]))[: len(found)]
+            firsts = found[is_first]
+            write_all(index.fileno(), firsts.tobytes())
+            again = np.empty(len(found) - len(firsts), dtype=_REPEAT)
+            again["row"] = found["row"][~is_first]
+            again["first"] = firsts["row"][np.cumsum(is_first) - 1][~is_first]
+            repeats.add(again["row"] // _STRETCH_ROWS, again)
+    count = 0
+    with open(files.row_text, "wb", buffering=0) as row_text, open(files.first_row, "wb", buffering=0) as first_row:
+        for stretch, start in enumerate(range(0, rows, _STRETCH_ROWS)):
+            own = np.arange(start, min(start + _STRETCH_ROWS, rows), dtype="<i8")
+            first_of = own.copy()
+            for block in repeats.take(stretch):
+                first_of[block["row"] - start] = block["first"]
+            fresh, before = first_of == own, first_of < start
+            ids = np.empty(len(own), dtype="<i8")
+            ids[fresh] = np.arange(count, count + np.count_nonzero(fresh))
+            ids[before] = pick_rows(files.row_text, "<i8", 0, 1, first_of[before])[:, 0]
+            within = ~(fresh | before)
+            ids[within] = ids[first_of[within] - start]
+            write_all(row_text.fileno(), ids.tobytes())
+            write_all(first_row.fileno(), own[fresh].tobytes())
+            count += int(np.count_nonzero(fresh))
+    return count
 
 
-def drop_repeats(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch]) -> None:
+def drop_repeats(files: TableFiles, scratch: Path, batches: list[tuple[int, int]]) -> None:
     """Leave only the first of equal texts in the text file, and write `offsets`. Raises OSError.
 
     The file is compacted in place: a text only ever moves towards the start, behind what has been read.
@@ -224,94 +182,78 @@ def drop_repeats(files: TableFiles, scratch: SpoolFiles, batches: Sequence[Batch
     with (
         open(files.texts, "rb") as source,
         open(files.texts, "r+b") as target,
-        open(scratch.lengths, "rb") as lengths_file,
+        open(scratch / "lengths.bin", "rb") as lengths_file,
         open(files.row_text, "rb") as row_text,
         open(files.offsets, "wb") as offsets,
     ):
-        offsets.write(np.zeros(1, dtype="<u8").tobytes())
-        for batch in batches:
-            text_lengths = np.frombuffer(lengths_file.read(4 * batch.rows), dtype="<u4").astype(np.int64)
-            texts = np.frombuffer(source.read(batch.size_bytes), dtype=np.uint8)
-            ids = np.frombuffer(row_text.read(8 * batch.rows), dtype="<i8")
-            # Ids rise with first rows: a row is the first of its text where its id is higher than any before.
+        offsets.write(bytes(8))
+        for rows, size_bytes in batches:
+            lengths = np.frombuffer(lengths_file.read(4 * rows), dtype="<u4").astype(np.int64)
+            texts = np.frombuffer(source.read(size_bytes), dtype=np.uint8)
+            ids = np.frombuffer(row_text.read(8 * rows), dtype="<i8")
+            # Numbers rise with first rows: a row is the first of its text if its number is above all before.
             highest = np.maximum.accumulate(np.concatenate(([last_id], ids)))
-            keep = ids > highest[:-1]
-            last_id = int(highest[-1])
-            ends = kept_bytes + np.cumsum(text_lengths[keep])
+            keep, last_id = ids > highest[:-1], int(highest[-1])
+            ends = kept_bytes + np.cumsum(lengths[keep])
             offsets.write(ends.astype("<u8").tobytes())
-            if len(ends):
-                kept_bytes = int(ends[-1])
-                target.write(texts[np.repeat(keep, text_lengths)].tobytes())
+            kept_bytes = int(ends[-1]) if len(ends) else kept_bytes
+            target.write(texts[np.repeat(keep, lengths)].tobytes())
         target.truncate(kept_bytes)
 
 
-def _find_firsts(
-    hashes_fd: int, places_fd: int, firsts_fd: int, index_fd: int, batches: Sequence[Batch], bins: slice
-) -> None:
-    """Write the first row of the same text for each row of these bins, and append their texts to the index."""
-    slices = [(batch.first_row, *map(int, batch.bounds[bins][[0, -1]])) for batch in batches]
-    hashes = np.concatenate(
-        [_numbers(hashes_fd, "<u8", 2 * (row + start), 2 * (stop - start)) for row, start, stop in slices]
-    )
-    rows = np.concatenate(
-        [row + _numbers(places_fd, "<u4", row + start, stop - start).astype(np.int64) for row, start, stop in slices]
-    )
-    first_of, texts = first_rows(hashes.reshape(-1, 2), rows)
-    write_all(index_fd, texts.tobytes())
-    done = 0
-    for row, start, stop in slices:
-        os.lseek(firsts_fd, 8 * (row + start), os.SEEK_SET)
-        write_all(firsts_fd, first_of[done : done + stop - start].tobytes())
-        done += stop - start
+def matches(ours: Path, theirs: Path) -> Iterator[tuple[Rows, Rows]]:
+    """Yield first rows, here and there, of the texts that both indexes have, some at a time. Raises OSError."""
+    with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
+        here, there = _next_block(our_file), _next_block(their_file)
+        while len(here) and len(there):
+            # Up to the lower of the two ends, nothing in the rest of either file can be equal.
+            bound = min(here["hash"][-1], there["hash"][-1])
+            our_end, their_end = (int(np.searchsorted(each["hash"], bound, side="right")) for each in (here, there))
+            if our_end and their_end:
+                hashes = there["hash"][:their_end]
+                at = np.minimum(np.searchsorted(hashes, here["hash"][:our_end]), their_end - 1)
+                same = np.flatnonzero(hashes[at] == here["hash"][:our_end])
+                if len(same):
+                    yield here["row"][same], there["row"][at[same]]
+            here = here[our_end:] if our_end < len(here) else _next_block(our_file)
+            there = there[their_end:] if their_end < len(there) else _next_block(their_file)
 
 
-def first_rows(
-    hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """For each of the rows the lowest one with the same hash; `hashes` has shape (len(rows), 2).
+class WhereWriter:
+    """Writes which texts of a table have a vector elsewhere, and where; the place that was added first keeps a text."""
 
-    And, for each different hash in order, its RECORD.
-    """
-    if not len(rows):
-        return rows, np.empty(0, dtype=RECORD)
-    order = np.argsort(hashes[:, 1])
-    ordered = hashes[order]
-    same_half, same = ordered[1:, 1] == ordered[:-1, 1], (ordered[1:] == ordered[:-1]).all(axis=1)
-    if (same_half != same).any():  # two hashes are alike in one half, which one sort cannot tell apart
-        order = np.lexsort((hashes[:, 0], hashes[:, 1]))
-        ordered = hashes[order]
-        same = (ordered[1:] == ordered[:-1]).all(axis=1)
-    begins = np.flatnonzero(np.concatenate(([True], ~same)))
-    lowest = np.minimum.reduceat(rows[order], begins)
-    found = np.empty(len(rows), dtype="<i8")
-    found[order] = np.repeat(lowest, np.diff(np.append(begins, len(rows))))
-    return found, records(ordered[begins], lowest)
+    def __init__(self, folder: Path, table: StagedTable) -> None:
+        """`folder` is that of the plan, and exists."""
+        self._files, self._table = ReuseFiles(folder), table
+        self._stretch = max(_STRETCH_ROWS, -(-table.rows // 256))
+        self._matches = _Buckets(folder, "matches", _MATCH)
 
+    def add(self, place: int, here: Rows, there: Rows) -> None:
+        """Take in matches: first rows of texts in the table, and the rows of their vectors there. Raises OSError."""
+        found = np.empty(len(here), dtype=_MATCH)
+        found["row"], found["place"], found["there"] = here, place, there
+        self._matches.add((here // self._stretch).astype(np.uint16), found)  # numpy sorts small numbers in one pass
 
-def _number(files: TableFiles, firsts_fd: int, places_fd: int, batches: Sequence[Batch]) -> int:
-    count = 0
-    with open(files.row_text, "wb", buffering=0) as row_text, open(files.first_row, "wb", buffering=0) as first_row:
-        for batch in batches:
-            first_of = np.empty(batch.rows, dtype=np.int64)
-            places = _numbers(places_fd, "<u4", batch.first_row, batch.rows)
-            first_of[places] = _numbers(firsts_fd, "<i8", batch.first_row, batch.rows)
-            rows = np.arange(batch.first_row, batch.first_row + batch.rows)
-            fresh, before = first_of == rows, first_of < batch.first_row
-            ids = np.empty(batch.rows, dtype="<i8")
-            ids[fresh] = np.arange(count, count + np.count_nonzero(fresh))
-            if before.any():
-                ids[before] = pick_rows(files.row_text, "<i8", 0, 1, first_of[before])[:, 0]
-            again = ~(fresh | before)
-            ids[again] = ids[first_of[again] - batch.first_row]
-            write_all(row_text.fileno(), ids.tobytes())
-            write_all(first_row.fileno(), rows[fresh].astype("<i8").tobytes())
-            count += int(np.count_nonzero(fresh))
-    return count
-
-
-def _numbers(fd: int, dtype: str, start: int, count: int) -> npt.NDArray[Any]:
-    """Items of a file of ours, by number. Raises OSError."""
-    data = np.empty(count, dtype=dtype)
-    if not fill(fd, data.view(np.uint8).data, start * data.itemsize):
-        raise OSError("a scratch file is shorter than it was")
-    return data
+    def write(self) -> tuple[int, dict[int, int]]:
+        """Write `where` and `encoded`: (texts that are encoded, texts taken of each place). Raises OSError."""
+        taken = dict[int, int]()
+        seen = encoded = 0
+        with open(self._files.where, "wb") as where_file, open(self._files.encoded, "wb") as encoded_file:
+            for stretch, start in enumerate(range(0, self._table.rows, self._stretch)):
+                ids = self._table.row_text(start, min(start + self._stretch, self._table.rows))
+                where = np.zeros(max(seen, int(ids.max()) + 1) - seen, dtype=WHERE)
+                where["place"] = ENCODED
+                for block in self._matches.take(stretch):
+                    texts = ids[block["row"] - start] - seen
+                    new = np.flatnonzero(where["place"][texts] == ENCODED)[::-1]
+                    # Of two of the same text, the last is assigned (numpy, "Assigning values to indexed arrays").
+                    where["place"][texts[new]] = block["place"][new]
+                    where["row"][texts[new]] = block["there"][new]
+                fresh = np.flatnonzero(where["place"] == ENCODED)
+                where["row"][fresh] = np.arange(encoded, encoded + len(fresh))
+                for place, count in zip(*np.unique(where["place"], return_counts=True), strict=True):
+                    taken[int(place)] = taken.get(int(place), 0) + int(count)
+                write_all(where_file.fileno(), where.tobytes())
+                write_all(encoded_file.fileno(), (seen + fresh).astype("<i8").tobytes())
+                seen, encoded = seen + len(where), encoded + len(fresh)
+        return encoded, {place: count for place, count in taken.items() if place != ENCODED}

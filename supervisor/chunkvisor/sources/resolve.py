@@ -1,18 +1,78 @@
-"""Sources: what the person wrote, as a list of files with their formats; and whether one was touched since."""
+"""Says which texts are wanted, finds the source files, fetches those elsewhere, and notices a file that has changed."""
 
 import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from chunkvisor.config.suffixes import AS_PARQUET, COMPRESSIONS, FORMATS
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.sources.fetch import find, is_remote, state_of
+from chunkvisor.store.disk import DISK_ERRNOS
+
+# string.Formatter would split a column's name at ".", "[", "!" and ":".
+_TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
+
+
+@dataclass(frozen=True, slots=True)
+class IngestRequest:
+    """What to stage: exactly one of column, template and sql makes the text of a row."""
+
+    sources: tuple[str, ...]
+    """Absolute paths, patterns or addresses, in the order of their rows."""
+    column: str | None = None
+    template: str | None = None
+    sql: str | None = None
+    skip_blank: bool = False
+    where: str | None = None
+    """SQL condition; rows for which it is not true are left out."""
+    columns: tuple[str, ...] = ()
+    """Carried along to the final file."""
+    max_rows: int | None = None
+    """Rows that are read, from the start of all sources; None means all."""
+    memory_limit_bytes: int = 1 << 30
+    """Of the child, about."""
+
+    @property
+    def has_rows_table(self) -> bool:
+        """Return whether something is to be known of each row besides its text."""
+        return self.where is not None or bool(self.columns)
+
+    def __post_init__(self) -> None:
+        if self.max_rows is not None and self.max_rows < 1:
+            raise config_error(f"`max_rows` is {self.max_rows}; it must be at least 1.")
+        if self.template is not None:
+            parse_template(self.template)
+
+
+def parse_template(template: str) -> list[tuple[str, str | None]]:
+    """Split it into pairs of literal text and the column that follows; the last pair has no column. Raises Halt."""
+    parts: list[tuple[str, str | None]] = []
+    literal, end = "", 0
+    for token in _TOKEN.finditer(template):
+        literal += template[end : token.start()]
+        end = token.end()
+        if token["column"]:
+            parts.append((literal, token["column"]))
+            literal = ""
+        elif len(token[0]) == 2:
+            literal += token[0][0]
+        else:
+            raise config_error(
+                f"The template has a stray {token[0]} at character {token.start() + 1}: {template!r}.",
+                remedy="Write {column} for a column, and {{ or }} for a literal brace.",
+            )
+    if not parts:
+        raise config_error(
+            f"The template names no column, so every row would have the same text: {template!r}.",
+            remedy="Write {column} where a column's value belongs.",
+        )
+    return [*parts, (literal + template[end:], None)]
 
 
 class Format(StrEnum):
@@ -24,25 +84,6 @@ class Format(StrEnum):
     PARQUET = "parquet"
     TXT = "txt"
 
-    @property
-    def has_lines(self) -> bool:
-        """Whether a row can be named by the line on which it starts."""
-        return self is not Format.PARQUET
-
-
-class Compression(StrEnum):
-    """What the file is wrapped in."""
-
-    NONE = "none"
-    GZIP = "gzip"
-    ZSTD = "zstd"
-
-
-_FORMATS = {suffix: Format(name) for suffix, name in FORMATS.items()}
-_COMPRESSIONS = {suffix: Compression(name) for suffix, name in COMPRESSIONS.items()}
-_NOT_READ = frozenset({".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3", ".arrow", ".feather"})
-"""Databases and Arrow files, of which parquet can be made."""
-
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
@@ -50,153 +91,220 @@ class SourceFile:
 
     path: Path
     format: Format
-    compression: Compression
+    compression: str = ""
+    """gzip, zstd or nothing."""
     address: str | None = None
-    """Of a file elsewhere, which is fetched before it is read; `path` is then its name alone."""
+    """Of a file elsewhere, which is fetched before it is read."""
+
+    @property
+    def unit(self) -> str:
+        """What its rows are counted in, for messages."""
+        return "row" if self.format is Format.PARQUET else "line"
 
 
 def resolve(sources: Iterable[str]) -> list[SourceFile]:
-    """The files in the order of their rows: sources as given, the matches of each glob sorted by name.
+    """Return the files in the order of their rows: sources as given, the matches of each pattern sorted by name.
 
-    An address, such as s3://bucket/key, is a file elsewhere, or a glob.
-
-    A glob gives each file once, under its shortest name, however many links lead to it. A name that exists is that
-    file, whatever glob characters it holds; folders among the matches of a glob are passed over. Raises Halt (exit 78)
-    for a missing file, a folder, no match, or a suffix of no known format.
+    A name that exists is that file, whatever it looks like. Raises Halt: 78 for what is not a readable file of a known
+    format, 75 if an address cannot be reached.
     """
     found = list[SourceFile]()
     for source in sources:
         if is_remote(source):
-            found += [_of_format(Path(address.split("?")[0]), address) for address in find(source)]
+            found += [_of_format(Path(address.split("?")[0]), address) for address in _addresses(source)]
         else:
-            found += map(_source_file, _paths(source))
+            found += map(_local, _paths(source))
     return found
 
 
 def _paths(source: str) -> list[Path]:
-    if Path(source).exists() or not glob.has_magic(source):
-        return [Path(source)]
-    found: dict[object, Path] = {}
-    for match in sorted(map(Path, _matches(source)), key=lambda path: (len(path.parts), str(path))):
-        if not match.is_dir():
-            found.setdefault(_inode(match), match)
+    pattern = Path(source)
+    if pattern.exists() or not glob.has_magic(source):
+        return [pattern]
+    fixed = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
+    root, below = Path(*pattern.parts[:fixed]), pattern.parts[fixed:]
+    wants_hidden = any(part.startswith(".") for part in below)
+    found: dict[str, Path] = {}
+    try:
+        # Path.glob does not follow linked folders below `**`, so a loop of links cannot trap it.
+        matches = sorted(root.glob("/".join(below)), key=lambda path: (len(path.parts), str(path)))
+    except ValueError as error:
+        raise config_error(f"{source} is not a pattern: {error}.", remedy="Correct the pattern.") from error
+    for match in matches:
+        hidden = any(part.startswith(".") for part in match.relative_to(root).parts)
+        if not match.is_dir() and (wants_hidden or not hidden):
+            found.setdefault(os.path.realpath(match), match)
     if not found:
         raise config_error(f"No file matches {source}.", remedy="Correct the pattern, or check that the files exist.")
     return sorted(found.values(), key=str)
 
 
-def _matches(pattern: str) -> list[str]:
-    """What the pattern matches, through links as well; a folder is searched once, so that a loop of links ends."""
-    deep = re.search(r"(^|/)\*\*(/|$)", pattern)
-    if deep is None:
-        return glob.glob(pattern)  # noqa: PTH207 - pathlib's glob wants a root apart from the pattern
-    before, after = pattern[: deep.end(1)], pattern[deep.end() :] or "*"
-    found: list[str] = []
-    seen: set[object] = set()
-    for root in glob.glob(before) if before else ["."]:  # noqa: PTH207 - as above
-        for folder, names, _ in os.walk(root, followlinks=True):
-            names[:] = [name for name in names if not name.startswith(".")]  # as glob does
-            place = _inode(Path(folder))
-            if place in seen:
-                names.clear()
-                continue
-            seen.add(place)
-            found += _matches(os.path.join(glob.escape(folder), after))  # noqa: PTH118 - of a str
-    return found
-
-
-def _inode(path: Path) -> object:
-    """What tells one file from another; the path itself where it leads nowhere."""
-    try:
-        found = path.stat()
-    except OSError:
-        return path
-    return found.st_dev, found.st_ino
-
-
-def _source_file(path: Path) -> SourceFile:
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise unreachable(path, error) from error
+def _local(path: Path) -> SourceFile:
+    mode = _stat(path).st_mode
     if stat.S_ISDIR(mode):
         saved = any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        raise config_error(
-            f"{path} is a folder, not a file.",
-            remedy=f"Name its files, e.g. {path}/*.csv"
-            if not saved
-            else "`datasets` has saved it. Write a parquet file of it: "
-            f"datasets.load_from_disk({str(path)!r}).to_parquet('rows.parquet')",
-        )
+        parquet = f"`datasets` saved it: datasets.load_from_disk({str(path)!r}).to_parquet('rows.parquet')"
+        remedy = parquet if saved else f"Name its files, e.g. {path}/*.csv"
+        raise config_error(f"{path} is a folder, not a file.", remedy=remedy)
     if not stat.S_ISREG(mode):
-        raise config_error(
-            f"{path} is not a regular file.", why="A source is read more than once.", remedy="Write it to a file first."
-        )
+        raise config_error(f"{path} is not a regular file.", remedy="A source is read twice: write it to a file first.")
     return _of_format(path)
 
 
-def _of_format(path: Path, address: str | None = None) -> SourceFile:
-    """By its suffixes. Raises Halt (exit 78) for those of no known format."""
-    name = address or path
-    compression = _COMPRESSIONS.get(path.suffix.lower(), Compression.NONE)
-    bare = path.with_suffix("") if compression is not Compression.NONE else path
-    form = _FORMATS.get(bare.suffix.lower())
-    if form is Format.PARQUET and compression is not Compression.NONE:
-        raise config_error(
-            f"{name}: a {form} file in {compression} is not read.",
-            why="It is compressed inside, or can be.",
-            remedy="Unpack it.",
-        )
-    if form is None and bare.suffix.lower() in _NOT_READ:
-        raise config_error(
-            f"{name}: {'Arrow files' if bare.suffix.lower() in ('.arrow', '.feather') else 'databases'} are not read.",
-            remedy=AS_PARQUET,
-        )
-    if form is None:
-        raise config_error(
-            f"{name}: the suffix tells no format that is read.",
-            remedy=f"Rename or convert it; known are {' '.join(_FORMATS)}, "
-            f"and all but .parquet also with {' or '.join(_COMPRESSIONS)} behind.",
-        )
-    return SourceFile(path, form, compression, address=address)
-
-
-def unreachable(path: Path, error: OSError) -> Halt:
-    """The Halt for a source that cannot be looked at."""
-    if isinstance(error, FileNotFoundError):
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except FileNotFoundError as error:
         remedy = "Correct the path; in a config, a relative one starts at the config's folder."
-        return config_error(f"There is no file {path}.", remedy=remedy)
-    return config_error(f"{path} cannot be read: {error.strerror}.", remedy="Check the path and its permissions.")
+        raise config_error(f"There is no file {path}.", remedy=remedy) from error
+    except OSError as error:
+        raise config_error(f"{path} cannot be read: {error.strerror}.", remedy="Check its permissions.") from error
+
+
+def _of_format(path: Path, address: str | None = None) -> SourceFile:
+    """Tell the format by the suffixes. Raises Halt (78) for an unknown one."""
+    compression = COMPRESSIONS.get(path.suffix.lower(), "")
+    suffix = (path.with_suffix("") if compression else path).suffix.lower()
+    form = FORMATS.get(suffix)
+    if form is None or (form == Format.PARQUET and compression):
+        packed = " or ".join(COMPRESSIONS)
+        known = f"Rename or convert it; known are {' '.join(FORMATS)}, and all but .parquet with {packed} behind."
+        not_read = suffix in (".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3", ".arrow", ".feather")
+        what = f"{address or path}: files of this kind are not read."
+        raise config_error(what, remedy=AS_PARQUET if not_read else known)
+    return SourceFile(path, Format(form), compression, address)
 
 
 Signature: TypeAlias = list[list[str | int]]
 
 
 def signature(files: Sequence[SourceFile]) -> Signature:
-    """[path, size_bytes, mtime_ns, ctime_ns, inode] of each file: the same as long as no source was touched.
+    """Return [path, size_bytes, mtime_ns, ctime_ns, inode] of each file, or what stands for it elsewhere.
 
-    Raises Halt (exit 78) where a file is missing.
+    Two signatures are equal as long as no source was touched. Raises Halt for a missing file.
     """
-    return [_state(file) for file in files]
+    found = Signature()
+    for file in files:
+        if file.address is not None:
+            found.append(state_of(file.address))
+        else:
+            now = _stat(file.path)
+            found.append([str(file.path), now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino])
+    return found
 
 
-def _state(file: SourceFile) -> list[str | int]:
-    if file.address is not None:
-        return state_of(file.address)
+# Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+"""Between two tries; the libraries try a few times themselves before."""
+_BLOCK_BYTES = 16 << 20
+_TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "checksum", "sha256", "mtime", "LastModified", "created")
+"""Names that fsspec's file systems have for what tells one content from another; the first one counts."""
+_NO_RIGHTS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
+"""Errors of botocore, which is not imported here."""
+
+Answer = TypeVar("Answer")
+
+
+def is_remote(source: str) -> bool:
+    """Return whether it is an address, such as s3://bucket/key."""
+    return _SCHEME.match(source) is not None
+
+
+def shown(path: Path) -> str:
+    """Return the path, or the address that it was made of: of `s3://bucket`, a Path keeps one slash."""
+    return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])", r"\1://", str(path))
+
+
+def _addresses(source: str) -> list[str]:
+    # In an http address, a question mark begins the query.
+    if not re.search(r"[*\[]" if source.lower().startswith("http") else r"[*?\[]", source):
+        return [source]
+    files = _file_system(source)
+    found = _persistently(source, lambda: files.glob(files._strip_protocol(source), detail=True))
+    names = sorted(name for name, info in found.items() if info.get("type") != "directory")
+    if not names:
+        raise config_error(f"No file matches {source}.", remedy="Correct the pattern, or check that the files exist.")
+    return [str(files.unstrip_protocol(name)) for name in names]
+
+
+def state_of(address: str) -> list[str | int]:
+    """Return [address, size_bytes, tag, 0, 0], the same as long as the content is. Raises Halt as `resolve`."""
+    files = _file_system(address)
+    info = _persistently(address, lambda: files.info(files._strip_protocol(address)))
+    if info.get("type") == "directory":
+        raise config_error(f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv")
+    tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
+    return [address, int(info.get("size") or 0), tag, 0, 0]
+
+
+def fetch(address: str, target: Path) -> None:
+    """Write the content to a new file; after a fault, continue at the byte that is missing.
+
+    Raises Halt as `resolve`, and 75 if another number of bytes came than the size says; OSError for the disk.
+    """
+    files, size_bytes = _file_system(address), state_of(address)[1]
+    with open(target, "xb") as file:
+
+        def read_on() -> None:
+            with files.open(files._strip_protocol(address), "rb", block_size=_BLOCK_BYTES) as source:
+                if file.tell():
+                    source.seek(file.tell())
+                while block := source.read(_BLOCK_BYTES):
+                    file.write(block)
+
+        _persistently(address, read_on, file.tell)
+        if size_bytes not in (0, file.tell()):
+            raise Halt(
+                ExitCode.TRY_AGAIN,
+                f"{address} has {size_bytes:,} bytes, of which {file.tell():,} came.",
+                remedy="Run again when nothing writes to it.",
+            )
+
+
+def _file_system(address: str) -> Any:
+    scheme = address.split(":")[0]
     try:
-        now = file.path.stat()
-    except OSError as error:
-        raise unreachable(file.path, error) from error
-    return [str(file.path), now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
+        import fsspec  # late: an optional dependency
+
+        return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
+    except (ImportError, ValueError) as error:
+        package = _PACKAGES.get(scheme.lower(), "'chunkvisor[remote]'")
+        raise config_error(
+            f"{address}: what reads {scheme}:// is not installed",
+            why=str(error),
+            remedy=f"pip install {package}, or copy the files here",
+        ) from error
 
 
-def check_unchanged(files: Sequence[SourceFile], before: Signature) -> None:
-    """Raise Halt (exit 75) where a file is not as it was."""
-    now = signature(files)
-    if now != before:
-        path = next((each[0] for each in (*now, *before) if each not in before or each not in now), files[0].path)
-        raise Halt(
-            ExitCode.TRY_AGAIN,
-            f"{path} was changed while it was being read.",
-            remedy="Run again when nothing writes to it.",
-        )
+def _persistently(address: str, action: Callable[[], Answer], progress: Callable[[], int] = lambda: 0) -> Answer:
+    """Return what the action gives, tried again after faults that may pass; progress sets the count of tries back."""
+    failed, before = 0, progress()
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
+                raise
+            cause = error.__cause__ or error
+            # An address that the server sent us on to may be signed, and messages are kept.
+            why = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}")
+            why = why.split("\n", 1)[0][:500]
+            if isinstance(error, FileNotFoundError):
+                raise config_error(f"There is no {address}.", why=why, remedy="Correct the address.") from error
+            if isinstance(error, PermissionError) or type(error).__name__ in _NO_RIGHTS:
+                remedy = "Say who you are in chunkvisor's environment: AWS_PROFILE, AWS_ACCESS_KEY_ID, HF_TOKEN, …"
+                raise config_error(f"{address} may not be used.", why=why, remedy=remedy) from error
+            if isinstance(error, IsADirectoryError | ImportError | ValueError | NotImplementedError):
+                raise config_error(f"{address} cannot be used.", why=why, remedy="Correct the address.") from error
+            failed, before = failed + 1 if progress() == before else 1, progress()
+            if failed > len(_PAUSES_S):
+                raise Halt(
+                    ExitCode.TRY_AGAIN,
+                    f"{address} cannot be reached, in {failed} tries.",
+                    why=why,
+                    remedy="Run again when it can be reached; what is staged and encoded is kept.",
+                ) from error
+            time.sleep(_PAUSES_S[failed - 1])

@@ -1,324 +1,353 @@
-"""DuckDB: the connection, and SQL over the columns of one row, as an expression or a condition.
+"""Reads rows by DuckDB: parquet, and every source of a request with `sql`, `where` or `columns`.
 
-The rows are counted: an expression cannot drop, add, merge or move one, whatever SQL it smuggles in. A condition is
-folded into the expression that gives the text: a row for which it does not hold has none.
+SQL sees one row at a time: what looks at other rows or at the clock is refused, and the rows are counted.
 """
 
-import errno
+import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import duckdb
+import numpy as np
 
-from chunkvisor.errors import Halt, config_error
-from chunkvisor.sources.problems import MAX_TEXT_BYTES, input_error, missing_column, too_large
-from chunkvisor.sources.request import IngestRequest
-from chunkvisor.sources.resolve import SourceFile
+from chunkvisor.errors import config_error
+from chunkvisor.sources.readers import (
+    Cell,
+    Number,
+    columns_of,
+    composer,
+    in_words,
+    input_error,
+    json_text,
+    missing_column,
+    read_objects,
+    read_rows,
+)
+from chunkvisor.sources.resolve import Format, IngestRequest, SourceFile, parse_template
 from chunkvisor.store.disk import DISK_ERRNOS
 
 _PYTHON_BYTES = 256 << 20
 """For the interpreter, its libraries and one batch of rows."""
 _BYTES_PER_THREAD = 256 << 20
 """A thread holds row groups of parquet while it decodes them."""
-_MAX_THREADS = 4
 _DISK_PHRASES = ("No space left on device", "Disk quota exceeded", "Input/output error", "max_temp_directory_size")
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def connect(memory_limit_bytes: int, temp_folder: Path) -> duckdb.DuckDBPyConnection:
-    """An in-memory database that spills to `temp_folder`, under a limit for the whole process of about this size."""
-    limit_bytes = max(memory_limit_bytes - _PYTHON_BYTES, memory_limit_bytes // 2)
-    connection = duckdb.connect(
-        config={
-            "memory_limit": f"{limit_bytes >> 10}KiB",
-            "temp_directory": str(temp_folder),
-            "threads": max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), limit_bytes // _BYTES_PER_THREAD)),
-            "preserve_insertion_order": True,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            # An SQL expression must not reach the variables of this program by their names.
-            "python_enable_replacements": False,
-        }
-    )
-    connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    return connection
+_BATCH_ROWS = 8192
+_BATCH_CHARS = 8 << 20
+_FETCH_ROWS = 4096
+_MOST_KEYS = 2000
+_GROUP_ROWS = 20_480
+"""Of rows.parquet: what a reader of it holds at a time."""
+_ROW = "__chunkvisor_row"
+_CLOCK = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
+"""SQL calls these functions without brackets; to the parser they are columns."""
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Whether the disk is full or failing, by errno or, from DuckDB, by the words."""
-    if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
-        return True
-    return any(phrase in str(error) for phrase in _DISK_PHRASES)
+    """Return whether the disk is full or failing; DuckDB says so in words alone."""
+    by_number = isinstance(error, OSError) and error.errno in DISK_ERRNOS
+    return by_number or any(phrase in str(error) for phrase in _DISK_PHRASES)
 
 
-def as_os_error(error: BaseException) -> OSError | None:
-    """What the machine has refused; DuckDB has the reason in the words of strerror(3) alone. None for other errors."""
-    if isinstance(error, OSError):
-        return error
-    if isinstance(error, duckdb.IOException):
-        for number in _REFUSALS:
-            if os.strerror(number) in str(error):
-                named = re.search(r'"(/[^"]+)"', str(error))
-                return OSError(number, os.strerror(number), named[1] if named else None)
-    return None
+def parquet_columns(connection: duckdb.DuckDBPyConnection, path: Path) -> dict[str, str]:
+    """Return the type of each column of a parquet file. Raises duckdb.Error."""
+    described = connection.execute(f"DESCRIBE FROM {_parquet(path)}").fetchall()
+    return {name: kind for name, kind, *_ in described}
 
 
-def quoted(name: str) -> str:
-    """The name as an SQL identifier."""
+def parquet_rows(connection: duckdb.DuckDBPyConnection, paths: Iterable[Path]) -> int:
+    """Return the number of rows of parquet files, as their footers have it. Raises duckdb.Error."""
+    names = [glob.escape(str(path)) for path in paths]
+    ((rows,),) = connection.execute("SELECT sum(num_rows) FROM parquet_file_metadata(?)", [names]).fetchall()
+    return int(rows)
+
+
+def _parquet(path: Path) -> str:
+    # DuckDB takes every name for a pattern, and parts of a path for columns.
+    return f"read_parquet({_literal(glob.escape(str(path)))}, hive_partitioning = false, union_by_name = false)"
+
+
+def _quoted(name: str) -> str:
+    name.encode()  # as below
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(text: str) -> str:
-    """The text as an SQL string."""
+def _literal(text: str) -> str:
+    text.encode()  # raises UnicodeError for half a character, of which DuckDB makes a bad_cast
     return "'" + text.replace("'", "''") + "'"
 
 
-ROW = "__chunkvisor_row"
-"""Column of a source that numbers its rows from 0."""
-_OURS = "__chunkvisor_"
-_FETCH_ROWS = 4096
-_VALUES = frozenset(
-    {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp", "current_user", "current_role"}
-    | {"session_user", "user", "current_catalog", "current_schema"}
-)
-"""Words that SQL takes for the clock or the session where no column bears the name, though they are parsed as one."""
-FAILING = frozenset({"error", "assert_true"})
-"""Volatile to DuckDB, so that they are not moved about; whether they fail is a matter of the row."""
-_STATEMENT_FAULTS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.SyntaxException)
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Rows that one query goes over; of a text format, their lines and cells."""
+
+    in_parquet: int = 0
+    lines: list[int] = field(default_factory=list)
+    cells: list[Sequence[Cell]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Number of the rows."""
+        return self.in_parquet or len(self.lines)
 
 
-def check_expression(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raise Halt (exit 78) for what is no expression over one row, as far as the text alone can tell."""
-    if name := next((each for each in changing_calls(connection, sql, "sql") if each not in FAILING), None):
-        raise _no_function_of_the_row(f"{name}()", sql)
+class SqlReader:
+    """Reads the files of one request in their order, and collects the columns that are carried along."""
 
-
-def changing_calls(connection: duckdb.DuckDBPyConnection, sql: str, key: str) -> list[str]:
-    """Functions in one expression over one row whose value is not made of the row, in their order.
-
-    Raises Halt (exit 78), with the key in its words, for what is no such expression.
-    """
-    tree = json.loads(_serialized(connection, sql))
-    if tree["error"]:
-        raise config_error(f"`{key}` cannot be parsed: {tree['error_message']}", why=f"It is: {sql}")
-    node = tree["statements"][0]["node"]
-    if len(tree["statements"]) != 1 or len(node.get("select_list", ())) != 1 or node["from_table"]["type"] != "EMPTY":
-        raise config_error(f"`{key}` is not one expression: {sql}")
-    if other := _other_rows(tree):
-        raise config_error(
-            f"`{key}` has {other}: {sql}",
-            why="It may look at the columns of its own row; only that can be told to be unchanged at a resume.",
-            remedy="Compute it beforehand and write it to a parquet file.",
+    def __init__(self, request: IngestRequest, scratch: Path) -> None:
+        """Connect to a database that spills to `scratch`. Raises Halt (78) for SQL that is not of one row."""
+        self._request = request
+        limit_bytes = max(request.memory_limit_bytes - _PYTHON_BYTES, request.memory_limit_bytes // 2)
+        self._connection = duckdb.connect(
+            config={
+                "memory_limit": f"{limit_bytes >> 10}KiB",
+                "temp_directory": str(scratch),
+                "threads": max(1, min(4, len(os.sched_getaffinity(0)), limit_bytes // _BYTES_PER_THREAD)),
+                "preserve_insertion_order": True,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                # SQL must not reach the variables of this program by their names.
+                "python_enable_replacements": False,
+            }
         )
-    if not _BUILT_IN:
-        _BUILT_IN.append(_unstable(connection))
-    return [name for name in named_in(tree, "FUNCTION") if name in _BUILT_IN[0]]
+        self._connection.execute("SET GLOBAL TimeZone = 'UTC'")
+        self._connection.execute(f"ATTACH {_literal(str(scratch / 'carried.duckdb'))} AS carried")
+        self._rows_before = 0
+        for key, sql in (("sql", request.sql), ("where", request.where)):
+            if sql is not None:
+                self._check(key, sql)
 
+    def _check(self, key: str, sql: str) -> None:
+        """Refuse what is not one expression over one row. Raises Halt (78)."""
+        ((tree,),) = self._connection.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{sql}\n)"]).fetchall()
+        parsed = json.loads(tree)
+        if parsed["error"]:
+            raise config_error(f"`{key}` cannot be parsed: {parsed['error_message']}", why=f"It is: {sql}")
+        node = parsed["statements"][0]["node"]
+        single = len(parsed["statements"]) == len(node.get("select_list", ())) == 1
+        if not single or node["from_table"]["type"] != "EMPTY":
+            raise config_error(f"`{key}` is not one expression: {sql}")
+        # Inside a string of the tree, quotes are escaped: these patterns match its own names alone.
+        others = {f"a {each.lower()}" for each in re.findall(r'"class":"(WINDOW|SUBQUERY)"', tree)}
+        called = {each.casefold() for each in re.findall(r'"function_name":"([^"]+)"', tree)}
+        words = {each.casefold() for each in re.findall(r'"column_names":\["([^"]+)"\]', tree)}
+        # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all the same.
+        unstable = self._connection.execute(
+            "SELECT lower(function_name) FROM duckdb_functions() "
+            "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
+        ).fetchall()
+        others |= (called & {"unnest", *(name for (name,) in unstable)}) | (words & _CLOCK)
+        if others:
+            raise config_error(
+                f"`{key}` uses {min(others)}, whose value is not made of the row alone: {sql}",
+                why="Read again, the same row could give another text.",
+                remedy="Write the value itself, or compute it beforehand and write it to a parquet file.",
+            )
 
-_BUILT_IN: list[frozenset[str]] = []
-"""What `_unstable` says of a connection to which nothing is attached, once it was asked: that takes 35 ms."""
+    def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
+        """Yield line (or row of parquet) and text of the first rows; the text is None if `where` is not true.
 
+        Raises Halt (78) for bad input, duckdb.Error for a lack of memory or disk.
+        """
+        types, batch = dict[str, str](), _Batch()
+        # Texts of cells are made in Python, which keeps a JSON number as its source writes it.
+        names, compose = composer(self._request) if self._request.sql is None else ((), None)
+        of_cells = compose if file.format is not Format.PARQUET else None
+        try:
+            if file.format is Format.PARQUET:
+                types, relation, batches = self._parquet_parts(file, limit)
+            else:
+                types, relation, batches = self._text_parts(file, limit)
+            for name in (*names, *self._request.columns):
+                if name not in types:
+                    raise missing_column(file.path, name, types)
+            indexes = [list(types).index(name) for name in names]
+            select = self._select(file, types, relation)
+            for batch in batches:
+                query = f"SELECT {_ROW}, {select} FROM {relation}"  # noqa: S608 - the person's own
+                for row, text in self._evaluated(file, query, batch.rows):
+                    place = batch.lines[row] if batch.lines else row
+                    if of_cells is not None and text is not None:
+                        yield place, of_cells(file.path, place, [batch.cells[row][index] for index in indexes])
+                    else:
+                        yield place, text
+                if self._request.has_rows_table:
+                    self._carry(relation)
+                self._rows_before += batch.rows
+        except (duckdb.Error, UnicodeError) as error:
+            if isinstance(error, duckdb.OutOfMemoryException) or is_disk_fault(error):
+                raise
+            asked = [f"`{key}`" for key in ("sql", "where", "columns") if getattr(self._request, key)]
+            what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
+            reason = str(error).split("\n\n", 1)[0].replace("\n", " ")  # the rest is advice about DuckDB's settings
+            where = f" between line {batch.lines[0]} and line {batch.lines[-1]}" if batch.lines else ""
+            raise input_error(
+                file.path,
+                f"{what}{where}: {reason}",
+                why="All sources must have these columns in the same type." * bool(self._request.columns),
+                remedy=in_words(list(types)) if types else "Write or copy the file again.",
+            ) from error
 
-def check_names(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, columns: Iterable[str]) -> None:
-    """Raise Halt (exit 78) where a name in the expression does not mean a column of the file, though it looks like one.
-
-    `current_date` is the clock unless there is such a column; a column with a name of ours would be ours.
-    """
-    known = {column.casefold() for column in columns}
-    for name in bare_names(connection, sql):
-        if name in _VALUES and name not in known:
-            raise _no_function_of_the_row(name, sql)
-    if clash := next((column for column in columns if column.casefold().startswith(_OURS)), None):
-        raise input_error(
-            file.path,
-            f"a column is named {clash!r}, and such names are used while the SQL is evaluated.",
-            remedy="Rename the column, or use column or template, which can take it.",
+    def write_rows(self, path: Path, rows: int) -> None:
+        """Write what is known of each row: row, source_row if `where` leaves rows out, and the carried columns."""
+        names = [_quoted(name) for name in self._request.columns]
+        columns = ", ".join(
+            ["CAST(rowid AS BIGINT) AS row", *["source_row"] * (self._request.where is not None), *names]
         )
-
-
-def bare_names(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
-    """Names in the expression that no table stands before, in lower case."""
-    return list(named_in(json.loads(_serialized(connection, sql)), "COLUMN_REF"))
-
-
-def evaluate(
-    connection: duckdb.DuckDBPyConnection,
-    file: SourceFile,
-    sql: str,
-    relation: str,
-    place_of: Callable[[int], dict[str, int]],
-) -> Iterator[tuple[int, str | None]]:
-    """`ROW` and text of each row of `relation` (SQL that can stand after FROM), in its order.
-
-    Raises Halt (exit 78) where the expression does not fit the columns, gives a text that is too large (`place_of` is
-    the `line` or `row` of a row), or anything but one text for each row as far as rows come (the caller counts them);
-    duckdb.Error where the evaluation of some row fails, with no word about which.
-    """
-    inner = f"SELECT {ROW}, (\n{sql}\n) AS __chunkvisor_text FROM {relation}"  # noqa: S608 - the person's own SQL, in a process of their own
-    _check_type(connection, file, sql, inner, relation)
-    cursor = connection.execute(
-        f"SELECT {ROW}, strlen(t), CASE WHEN strlen(t) <= {MAX_TEXT_BYTES} THEN t END "  # noqa: S608 - as above
-        f"FROM ({inner}) AS texts({ROW}, t)"
-    )
-    expected = 0
-    while batch := cursor.fetchmany(_FETCH_ROWS):
-        for row, size_bytes, text in batch:
-            if row != expected:
-                raise config_error(f"{file.path}: `sql` does not give one text for each row: {sql}")
-            expected += 1
-            if size_bytes is not None and size_bytes > MAX_TEXT_BYTES:
-                raise too_large(file.path, size_bytes, **place_of(row))
-            yield row, text
-
-
-def fails_over(connection: duckdb.DuckDBPyConnection, sql: str, relation: str) -> bool:
-    """Whether the expression, as text, cannot be had of some row of what stands after FROM."""
-    try:
-        # length() and not strlen(): the latter alone makes the reader of parquet skip its check of the encoding.
-        connection.execute(f"SELECT max(length((\n{sql}\n)::VARCHAR)) FROM {relation}").fetchall()  # noqa: S608 - the person's own SQL
-    except duckdb.Error:
-        return True
-    return False
-
-
-def first_failing(start: int, stop: int, fails: Callable[[int], bool]) -> int:
-    """The row in start..stop whose evaluation fails, where `fails(k)` says whether one before row k does."""
-    low, high = start, stop
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fails(middle) else (middle, high)
-    return low
-
-
-def reason(error: duckdb.Error) -> str:
-    """The first paragraph of DuckDB's message: the rest is advice about its own settings."""
-    return str(error).split("\n\n", 1)[0].replace("\n", " ")
-
-
-def is_about_data(error: duckdb.Error) -> bool:
-    """Whether the source made the evaluation fail, rather than memory or disk."""
-    return not isinstance(error, duckdb.OutOfMemoryException) and not is_disk_fault(error)
-
-
-def _check_type(connection: duckdb.DuckDBPyConnection, file: SourceFile, sql: str, inner: str, relation: str) -> None:
-    try:
-        described = connection.execute(f"DESCRIBE {inner}").fetchall()
-    except _STATEMENT_FAULTS as error:
-        raise _unfit(connection, file, relation, error) from error
-    if len(described) != 2:
-        raise config_error("`sql` is not one expression: it gives several columns.")
-    kind = described[1][1]
-    if kind == '"NULL"' and "error" in named_in(json.loads(_serialized(connection, sql)), "FUNCTION"):
-        raise input_error(file.path, f"`sql` fails for every row: {sql}")
-    if kind not in ("VARCHAR", '"NULL"'):
-        remedy = "Take the text out of it with ->> instead of ->." if kind == "JSON" else "Convert it: (...)::VARCHAR"
-        raise input_error(file.path, f"`sql` gives {kind}, not text.", remedy=remedy)
-
-
-def _unfit(connection: duckdb.DuckDBPyConnection, file: SourceFile, relation: str, error: duckdb.Error) -> Halt:
-    message = reason(error)
-    described = connection.execute(f"DESCRIBE SELECT * EXCLUDE {ROW} FROM {relation}").fetchall()  # noqa: S608 - of quoted names
-    columns = [name for name, *_ in described]
-    if message.startswith("Binder Error: Referenced column ") and '"' in message:
-        return missing_column(file.path, message.split('"')[1], columns, why="`sql` or `where` asks for it.")
-    if "GROUP BY" in message:
-        message = "it has an aggregate, but a text is made of one row."
-    return input_error(
-        file.path,
-        f"`sql` does not fit its columns: {message}",
-        remedy=f"The columns are: {', '.join(repr(column) for column in columns)}.",
-    )
-
-
-def _no_function_of_the_row(name: str, sql: str) -> Halt:
-    return config_error(
-        f"`sql` uses {name}, whose value is not made of the row: {sql}",
-        why="Read again for a resume, the same row would give another text.",
-        remedy="Write the value itself, or compute it beforehand and write it to a parquet file.",
-    )
-
-
-def _unstable(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
-    """Functions whose value may differ between two calls with the same arguments, and macros that call them."""
-    rows = connection.execute(
-        "SELECT lower(function_name), stability, lower(macro_definition) FROM duckdb_functions()"
-    ).fetchall()
-    found = {name for name, stability, _ in rows if stability not in (None, "CONSISTENT")}
-    called = re.compile(
-        rf"\b({'|'.join(map(re.escape, sorted(found - FAILING)))})\"?\(|\b({'|'.join(sorted(_VALUES - {'user'}))})\b"
-    )
-    return frozenset(found | {name for name, _, macro in rows if macro and called.search(macro)})
-
-
-def named_in(node: Any, kind: str) -> Iterator[str]:
-    """In lower case, the functions that are called in the tree, or the bare names that are not known to be anything."""
-    if isinstance(node, list):
-        for each in node:
-            yield from named_in(each, kind)
-    elif isinstance(node, dict):
-        if node.get("class") == kind:
-            names = [node["function_name"]] if kind == "FUNCTION" else node["column_names"]
-            if len(names) == 1:
-                yield str(names[0]).casefold()
-        yield from named_in(list(node.values()), kind)
-
-
-def _serialized(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    return serialized(connection, f"SELECT (\n{sql}\n)")
-
-
-def serialized(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
-    """The tree of a SELECT as JSON, or what is wrong with it under `error_message`."""
-    # fetchall() wherever a result is small: one that is not fetched to its end blocks the connection.
-    ((tree,),) = connection.execute(f"SELECT json_serialize_sql({literal(statement)})").fetchall()
-    return str(tree)
-
-
-def _other_rows(node: Any) -> str:
-    """What in the tree looks at other rows than its own; empty for nothing."""
-    if isinstance(node, list):
-        return next(filter(None, map(_other_rows, node)), "")
-    if not isinstance(node, dict):
-        return ""
-    if node.get("class") == "WINDOW":
-        return "a window function"
-    table = node.get("type")
-    if table == "BASE_TABLE" or (table == "TABLE_FUNCTION" and node["function"]["function_name"] != "unnest"):
-        return "a table"
-    return next(filter(None, map(_other_rows, node.values())), "")
-
-
-OF_THE_MOMENT = frozenset(
-    {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp", "current_user"}
-)
-"""Functions that SQL calls without brackets: to the parser they are columns."""
-
-
-def check_condition(connection: duckdb.DuckDBPyConnection, where: str) -> None:
-    """Raise Halt (exit 78) for what is no condition over one row, or would not hold for the same rows tomorrow."""
-    changing = {
-        *changing_calls(connection, where, "where"),
-        *OF_THE_MOMENT.intersection(bare_names(connection, where)),
-    }
-    if names := sorted(changing):
-        raise config_error(
-            f"`where` has {names[0]}, which gives something else each time: {where}",
-            why="The next run would take other rows for those that are done.",
-            remedy="Write the value itself, such as a date.",
+        ((count,),) = self._connection.execute("SELECT count(*) FROM carried.rows").fetchall()
+        assert count == rows, f"{count} rows carried, {rows} rows of text"
+        self._connection.execute(
+            f"COPY (SELECT {columns} FROM carried.rows) TO {_literal(str(path))} "  # noqa: S608 - quoted names
+            f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_GROUP_ROWS})"
         )
 
+    def _parquet_parts(self, file: SourceFile, limit: int | None) -> tuple[dict[str, str], str, Iterable[_Batch]]:
+        """Return the types of the columns, SQL that can stand after FROM, and the batches that are read of it."""
+        if not file.path.stat().st_size:
+            raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
+        types = parquet_columns(self._connection, file.path)
+        name = _literal(glob.escape(str(file.path)))
+        schema = self._connection.execute(f"SELECT name FROM parquet_schema({name})").fetchall()  # noqa: S608 - quoted
+        # DuckDB renames the second of two columns that it takes for the same.
+        _refuse_twins(file, {*types} - {name for (name,) in schema} | ({*types} & {_ROW}))
+        rows = parquet_rows(self._connection, [file.path])
+        rows = rows if limit is None else min(rows, limit)
+        relation = f"(SELECT file_row_number AS {_ROW}, * FROM {_parquet(file.path)} LIMIT {rows})"  # noqa: S608 - quoted
+        return types, relation, [_Batch(rows)]
 
-def folded(where: str, sql: str) -> str:
-    """The expression that gives the text of rows for which the condition holds, and NULL for the others."""
-    return f"CASE WHEN ((\n{where}\n)::BOOLEAN) THEN coalesce((\n{sql}\n), '') END"
+    def _text_parts(self, file: SourceFile, limit: int | None) -> tuple[dict[str, str], str, Iterable[_Batch]]:
+        types = _column_types(file, self._request.skip_blank)
+        counts = Counter(name.casefold() for name in (_ROW, *types))
+        _refuse_twins(file, {name for name, count in counts.items() if count > 1})
+        # Columns go by position until here: DuckDB would rename those that it cannot tell apart.
+        casts = [f"CAST(c{index} AS {kind}) AS {_quoted(name)}" for index, (name, kind) in enumerate(types.items())]
+        relation = f"(SELECT {', '.join([f'row AS {_ROW}', *casts])} FROM __chunkvisor_batch)"  # noqa: S608 - quoted
+        self._register([], len(types))
+        return types, relation, self._batches(file, limit, types)
+
+    def _batches(self, file: SourceFile, limit: int | None, types: dict[str, str]) -> Iterator[_Batch]:
+        batch, texts, chars = _Batch(), list[list[str | None]](), 0
+        for line, cells in read_rows(file, list(types), skip_blank=self._request.skip_blank, limit=limit):
+            try:
+                texts.append([_as_text(cell, kind) for cell, kind in zip(cells, types.values(), strict=True)])
+            except RecursionError as error:
+                raise input_error(file.path, "the JSON is nested too deeply.", line=line) from error
+            batch.lines.append(line)
+            batch.cells.append(cells)
+            chars += sum(len(text) for text in texts[-1] if text is not None)
+            if len(texts) == _BATCH_ROWS or chars >= _BATCH_CHARS:
+                self._register(texts, len(types))
+                yield batch
+                batch, texts, chars = _Batch(), [], 0
+        if texts:
+            self._register(texts, len(types))
+            yield batch
+
+    def _register(self, texts: Sequence[Sequence[str | None]], width: int) -> None:
+        """Let SQL read the rows, with all columns as text."""
+        columns = {"row": np.arange(len(texts))}
+        for index in range(width):
+            columns[f"c{index}"] = column = np.empty(len(texts), dtype=object)
+            column[:] = [row[index] for row in texts]
+        self._connection.register("__chunkvisor_batch", columns)
+
+    def _select(self, file: SourceFile, types: dict[str, str], relation: str) -> str:
+        """Return SQL for the text of a row, NULL for a row that is left out. Raises Halt (78), duckdb.Error."""
+        request, is_parquet = self._request, file.format is Format.PARQUET
+        if request.sql is not None:
+            select = request.sql
+            ((_, kind, *_),) = self._connection.execute(f"DESCRIBE SELECT (\n{select}\n) FROM {relation}").fetchall()  # noqa: S608 - the person's own
+            if kind not in ("VARCHAR", '"NULL"'):
+                raise input_error(file.path, f"`sql` gives {kind}, not text.", remedy="Convert it: (...)::VARCHAR")
+        elif not is_parquet:
+            select = "''"  # stands for the text that is made of the cells
+        elif request.column is not None:
+            select, kind = _quoted(request.column), types[request.column]
+            if kind not in ("VARCHAR", '"NULL"'):
+                cast = f"decode({select})" if kind == "BLOB" else f"{select}::VARCHAR"
+                what = f"column {request.column!r} holds {kind}, not text."
+                raise input_error(file.path, what, remedy=f"If it is meant, use sql: {cast}")
+        else:
+            pieces = []
+            for literal, column in parse_template(request.template or ""):
+                pieces.append(_literal(literal))
+                if column is not None:
+                    kind = types[column]
+                    if kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION", "BLOB")):
+                        raise input_error(file.path, f"column {column!r} holds {kind}, which a template cannot take.")
+                    pieces.append(f"coalesce(CAST({_quoted(column)} AS VARCHAR), '')")
+            select = " || ".join(pieces)
+        if request.where is None:
+            return f"(\n{select}\n)"
+        return f"CASE WHEN ((\n{request.where}\n)::BOOLEAN) THEN coalesce((\n{select}\n), '') END"
+
+    def _evaluated(self, file: SourceFile, query: str, rows: int) -> Iterator[tuple[int, str | None]]:
+        """Yield row and text. Raises Halt (78) unless it is one text for each row, in their order; duckdb.Error."""
+        cursor, expected = self._connection.execute(query), 0
+        while fetched := cursor.fetchmany(_FETCH_ROWS):
+            for row, text in fetched:
+                if row != expected:
+                    raise input_error(file.path, f"row {row} came in the place of row {expected}")
+                yield row, text
+                expected += 1
+        if expected != rows:
+            raise input_error(file.path, f"{expected} texts came for {rows} rows.")
+
+    def _carry(self, relation: str) -> None:
+        """Keep the carried columns of the rows that are not left out. Raises duckdb.Error."""
+        wanted = "".join(f", {_quoted(name)}" for name in self._request.columns)
+        select = f"SELECT CAST({_ROW} + {self._rows_before} AS BIGINT) AS source_row{wanted} FROM {relation}"  # noqa: S608 - quoted
+        where = self._request.where or "true"
+        self._connection.execute(f"CREATE TABLE IF NOT EXISTS carried.rows AS {select} LIMIT 0")
+        self._connection.execute(f"INSERT INTO carried.rows {select} WHERE ((\n{where}\n)::BOOLEAN)")
 
 
-def question(request: IngestRequest) -> IngestRequest:
-    """The request for the condition alone: its rows have a text where it holds."""
-    assert request.where is not None
-    return replace(request, column=None, template=None, sql=folded(request.where, "''"))
+def _refuse_twins(file: SourceFile, names: set[str]) -> None:
+    if names:
+        what = f"there are two columns {min(names)!r}, or their names differ only in case."
+        raise input_error(file.path, what, remedy="Rename one of them, or use column or template without `where`.")
+
+
+def _as_text(cell: Cell, kind: str) -> str | None:
+    if cell is None:
+        return None
+    return str(cell) if isinstance(cell, str) and kind != "JSON" else json_text(cell)
+
+
+def _column_types(file: SourceFile, skip_blank: bool) -> dict[str, str]:
+    if file.format is not Format.JSONL:
+        return {name: "VARCHAR" for name in columns_of(file) if name}
+    # The whole file is read for the types, under any limit: the same row must give the same text in a trial run.
+    kinds: dict[str, set[str]] = {}
+    for line, item in read_objects(file, skip_blank):
+        for name, cell in item.items():
+            if name and cell is not None:
+                kinds.setdefault(name, set()).add(_kind(cell))
+            elif name:
+                kinds.setdefault(name, set())
+        if len(kinds) > _MOST_KEYS:
+            what = f"the objects have more than {_MOST_KEYS:,} different keys, and for SQL each is a column."
+            raise input_error(file.path, what, line=line, remedy="Move what is data out of the keys.")
+    return {name: _type_of(found) for name, found in kinds.items()}
+
+
+def _kind(cell: Cell) -> str:
+    if isinstance(cell, Number):
+        if not cell.lstrip("-").isdigit():
+            return "DOUBLE"
+        value = int(cell) if len(cell) <= 20 else 2**64
+        # A double cannot hold each integer above 2**53, so such a column does not become one.
+        return "BIGINT" if abs(value) <= 2**53 else "WIDE" if -(2**63) <= value < 2**63 else "JSON"
+    return "VARCHAR" if isinstance(cell, str) else "BOOLEAN" if isinstance(cell, bool) else "JSON"
+
+
+def _type_of(kinds: set[str]) -> str:
+    if kinds and kinds <= {"BIGINT", "WIDE"}:
+        return "BIGINT"
+    if kinds == {"BIGINT", "DOUBLE"}:
+        return "DOUBLE"
+    return "JSON" if len(kinds) > 1 else min(kinds, default="VARCHAR")

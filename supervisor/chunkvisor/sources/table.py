@@ -1,53 +1,54 @@
 """The staged table: the texts of one output, each once, and which row has which; read block by block."""
 
 import itertools
-import os
-import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.errors import Halt
-from chunkvisor.sources.fetch import shown
 from chunkvisor.sources.readers import read_rows
-from chunkvisor.sources.resolve import Signature, resolve, signature
+from chunkvisor.sources.resolve import Format, Signature, resolve, shown, signature
 from chunkvisor.store.layout import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_sealed, stamp_file, write_sealed
 from chunkvisor.store.reuse import ENCODED, Reuse
 
+Numbers = npt.NDArray[np.int64]
+
+_EACH = 4096
+"""Texts that are held at a time."""
+_ROWS_AT_ONCE = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """Every path in the folder of a table, named once."""
+    """Every path in the folder of a table. Numbers are little-endian and take eight bytes."""
 
     folder: Path
 
     texts = Entry("folder", "texts.bin")
     """The distinct texts in UTF-8, one after the other, in the order of their first rows."""
     offsets = Entry("folder", "offsets.bin")
-    """uint64, little-endian, one more than there are texts: where each begins in `texts`, and the end."""
+    """Where each text begins in `texts`, and the end."""
     row_text = Entry("folder", "row_text.bin")
-    """int64, little-endian: number of each row's text."""
+    """Number of each row's text."""
     first_row = Entry("folder", "first_row.bin")
-    """int64, little-endian: first row of each text."""
+    """First row of each text."""
     index = Entry("folder", "index.bin")
-    """`dedupe.RECORD`: hash and first row of each text, in the order of the hashes."""
+    """Hash and first row of each text, in the order of the hashes; see `dedupe`. It may be missing."""
     rows = Entry("folder", "rows.parquet")
-    """Where columns are carried along or rows are left out: what is to be known of each row, see `RowsTable`."""
+    """If columns are carried along or rows are left out: what is to be known of each row, see `sql`."""
     places = Entry("folder", "places.bin")
-    """int64, little-endian, where rows are left out: number of each row in its file."""
+    """If rows are left out: number of each row in its file."""
     record = Entry("folder", "table.json")
     """Sealed JSON: counts, sources and the stamps of the others."""
 
     def holds_index(self) -> bool:
-        """Whether there is an index, as the record has it. Raises OSError."""
+        """Return whether there is an index, as the record has it. Raises OSError."""
         try:
             record = read_sealed(self.record)
             return record is not None and Stamp(**record["stamps"][self.index.name]).holds(self.index)
@@ -56,13 +57,18 @@ class TableFiles:
 
     @property
     def arrays(self) -> tuple[Path, ...]:
-        """The files that every table has; the index is found by the record, too, but may be missing."""
+        """The files that every table has."""
         return self.texts, self.offsets, self.row_text, self.first_row
 
     @property
     def there(self) -> tuple[Path, ...]:
         """The files that some tables have, and this one has."""
         return tuple(path for path in (self.rows, self.places) if path.exists())
+
+    def stamps(self) -> dict[str, Stamp]:
+        """Stamp the files. Raises OSError."""
+        index = [self.index] if self.index.exists() else []
+        return {path.name: stamp_file(path) for path in (*self.arrays, *self.there, *index)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +90,9 @@ def write_record(
     skip_blank: bool,
     empty: int = 0,
 ) -> None:
-    """Stamp the finished and synced arrays, and write the record that makes the folder a table. Raises OSError."""
+    """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
-    stamps = _stamps(paths)
+    stamps = paths.stamps()
     content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
     record = {
         "rows": rows,
@@ -101,26 +107,6 @@ def write_record(
     write_sealed(paths.record, record)
 
 
-def _stamps(paths: TableFiles) -> dict[str, Stamp]:
-    index = [paths.index] if paths.index.exists() else []
-    return {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there, *index)}
-
-
-def restamp(paths: TableFiles, record: dict[str, Any]) -> None:
-    """Stamp anew what is there and of the same content. Raises DamagedError where it is not, OSError."""
-    known = _stamps(paths)
-    fresh = {name: known[name] for name in record["stamps"] if name != paths.index.name or name in known}
-    if any(stamp.digest != record["stamps"][name]["digest"] for name, stamp in fresh.items()):
-        raise DamagedError(f"{paths.folder} is being altered")
-    write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})
-
-
-_ITEM_BYTES = 8
-_EACH = 4096
-_ROWS_AT_ONCE = 1 << 20
-"""Texts that are held at a time."""
-
-
 @dataclass(frozen=True, slots=True)
 class StagedTable:
     """A table on disk, open for reading. Methods raise IndexError outside the table, DamagedError on a short read."""
@@ -131,33 +117,30 @@ class StagedTable:
     digest: str
     """sha256 of the texts, their lengths and the rows that have them: equal for equal content, whatever the files."""
     files: tuple[TableSource, ...]
-    """In the order of their rows; those that were read."""
+    """Those that were read, in the order of their rows."""
     signature: Signature
     """State of all source files when they were read, see `resolve.signature`."""
     skip_blank: bool
-    """Whether blank lines were taken for no rows."""
     carried: str | None = None
-    """sha256 of the rows table, where there is one."""
+    """sha256 of rows.parquet, if there is one."""
     leaves_out: bool = False
     """Whether rows of the sources are left out."""
     empty: int = 0
-    """Rows whose text is empty; 0 in a table of a version that did not count them."""
+    """Rows whose text is empty."""
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
-        """The table in the folder. Raises DamagedError where anything of it is missing or altered.
+        """Open the table in the folder. Raises DamagedError if anything of it is missing or altered.
 
-        The files are read only where they were touched since they were stamped, such as by a copy of the folder; then
-        they are stamped anew.
+        Files are read only if they were touched since they were stamped, such as by a copy of the folder; then they
+        are stamped anew.
         """
         paths = TableFiles(folder)
         try:
             record = read_sealed(paths.record)
             if record is None:
                 raise DamagedError(f"{folder} holds no table")
-            named = {path.name: path for path in (*paths.arrays, paths.rows, paths.places)}
-            noted = {name: stamp for name, stamp in record["stamps"].items() if name != paths.index.name}
-            stamps = {named[name]: Stamp(**stamp) for name, stamp in noted.items()}
+            stamps = {name: Stamp(**stamp) for name, stamp in record["stamps"].items()}
             table = cls(
                 folder=folder,
                 rows=record["rows"],
@@ -166,133 +149,97 @@ class StagedTable:
                 files=tuple(TableSource(Path(path), first, rows) for path, first, rows in record["files"]),
                 signature=record["signature"],
                 skip_blank=record["skip_blank"],
-                carried=stamps[paths.rows].digest if paths.rows in stamps else None,
-                leaves_out=paths.places in stamps,
-                empty=record.get("empty", 0),
+                carried=stamps[paths.rows.name].digest if paths.rows.name in stamps else None,
+                leaves_out=paths.places.name in stamps,
+                empty=record["empty"],
             )
-            _check(table, [stamps[path].size_bytes for path in paths.arrays[1:]])
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise DamagedError(f"{paths.record}: {error}") from error
-        for path, stamp in stamps.items():
-            if not stamp.holds(path):
-                raise DamagedError(f"{path} is missing or altered")
-        if not all(stamp.untouched(path) for path, stamp in stamps.items()):
-            restamp(paths, record)
+        index = stamps.pop(paths.index.name, None)
+        for name, stamp in stamps.items():
+            if not stamp.holds(folder / name):
+                raise DamagedError(f"{folder / name} is missing or altered")
+        if not all(stamp.untouched(folder / name) for name, stamp in stamps.items()):
+            fresh = {name: stamp_file(folder / name) for name in stamps}
+            if index is not None and index.holds(paths.index):
+                fresh[paths.index.name] = stamp_file(paths.index)
+            if any(fresh[name].digest != stamp.digest for name, stamp in stamps.items()):
+                raise DamagedError(f"{folder} is being altered")
+            write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})
         return table
 
     def texts(self, start: int, stop: int) -> list[str]:
-        """Distinct texts start..stop, by number."""
-        bounds = self._bounds(start, stop)
-        first = int(bounds[0])
-        return _decoded(_pread(TableFiles(self.folder).texts, int(bounds[-1]) - first, first), bounds)
+        """Read the distinct texts start..stop, by number."""
+        _check_range(start, stop, self.distinct)
+        return self.texts_of(np.arange(start, stop)) if stop > start else []
 
-    def texts_of(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Distinct texts of these numbers, which rise; each file is opened once."""
-        if not len(numbers):
-            return []
-        _check_range(int(numbers[0]), int(numbers[-1]) + 1, self.distinct)
+    def texts_of(self, numbers: Numbers) -> list[str]:
+        """Read the distinct texts of these numbers, which rise; each file is opened once."""
         paths, found = TableFiles(self.folder), list[str]()
-        begins = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
-        with open(paths.offsets, "rb") as offsets, open(paths.texts, "rb") as texts:
-            for first, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
-                count, at = end - first + 1, _ITEM_BYTES * int(numbers[first])
-                bounds = np.frombuffer(_read(offsets, paths.offsets, _ITEM_BYTES * count, at), dtype="<u8")
-                found += _decoded(_read(texts, paths.texts, int(bounds[-1] - bounds[0]), int(bounds[0])), bounds)
+        begins, ends = (_pick(paths.offsets, each, self.distinct + 1) for each in (numbers, numbers + 1))
+        runs = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
+        with open(paths.texts, "rb") as file:
+            for first, stop in itertools.pairwise([*runs, len(numbers)]):
+                base = int(begins[first])
+                data = bytearray(int(ends[stop - 1]) - base)
+                if not fill(file.fileno(), memoryview(data), base):
+                    raise DamagedError(f"{paths.texts} is shorter than it was")
+                bounds = zip((begins[first:stop] - base).tolist(), (ends[first:stop] - base).tolist(), strict=True)
+                found += [data[begin:end].decode() for begin, end in bounds]
         return found
 
-    def sizes_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Bytes of distinct texts of these numbers, which rise, in UTF-8; shape (len(numbers),)."""
-        if len(numbers):
-            _check_range(int(numbers[0]), int(numbers[-1]) + 1, self.distinct)
-        path = TableFiles(self.folder).offsets
-        first, end = (pick_rows(path, "<u8", 0, 1, each)[:, 0].astype(np.int64) for each in (numbers, numbers + 1))
-        sizes: npt.NDArray[np.int64] = end - first
-        return sizes
-
     def each_text(self, start: int, stop: int) -> Iterator[str]:
-        """The same, one after the other, without all of them in memory."""
+        """Yield the distinct texts start..stop without all of them in memory."""
         for first in range(start, stop, _EACH):
             yield from self.texts(first, min(first + _EACH, stop))
 
-    def row_text(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Numbers of the texts of rows start..stop; shape (stop - start,)."""
+    def row_text(self, start: int, stop: int) -> Numbers:
+        """Read the numbers of the texts of rows start..stop; shape (stop - start,)."""
         _check_range(start, stop, self.rows)
-        return _read_array(TableFiles(self.folder).row_text, "<i8", start, stop).astype(np.int64)
+        return self.texts_of_rows(np.arange(start, stop))
 
-    def texts_of_rows(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers of the texts of those rows, in that order; shape (len(rows),)."""
-        if len(rows):
-            _check_range(int(rows.min()), int(rows.max()) + 1, self.rows)
-        return pick_rows(TableFiles(self.folder).row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64)
+    def texts_of_rows(self, rows: Numbers) -> Numbers:
+        """Read the numbers of the texts of those rows, in that order; shape (len(rows),)."""
+        return _pick(TableFiles(self.folder).row_text, rows, self.rows)
 
-    def row_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Numbers of the texts of all rows, in order, a million rows at a time."""
+    def row_blocks(self) -> Iterator[Numbers]:
+        """Yield the numbers of the texts of all rows, in order, a million rows at a time."""
         for start in range(0, self.rows, _ROWS_AT_ONCE):
             yield self.row_text(start, min(start + _ROWS_AT_ONCE, self.rows))
 
-    def first_row(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """First rows of the distinct texts start..stop; shape (stop - start,)."""
+    def first_row(self, start: int, stop: int) -> Numbers:
+        """Read the first rows of the distinct texts start..stop; shape (stop - start,)."""
         _check_range(start, stop, self.distinct)
-        return _read_array(TableFiles(self.folder).first_row, "<i8", start, stop).astype(np.int64)
+        return self.first_rows_of(np.arange(start, stop))
 
-    def first_rows_of(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """First rows of the distinct texts of those numbers, in that order; shape (len(texts),)."""
-        if len(texts):
-            _check_range(int(texts.min()), int(texts.max()) + 1, self.distinct)
-        path = TableFiles(self.folder).first_row
-        return pick_rows(path, "<i8", 0, 1, texts)[:, 0].astype(np.int64)
+    def first_rows_of(self, texts: Numbers) -> Numbers:
+        """Read the first rows of the distinct texts of those numbers, in that order; shape (len(texts),)."""
+        return _pick(TableFiles(self.folder).first_row, texts, self.distinct)
 
     def locate(self, row: int) -> tuple[Path, int]:
-        """The source file of a row, and the row's number in it, from 0."""
+        """Return the source file of a row, and the row's number in it, from 0."""
         _check_range(row, row + 1, self.rows)
         # The last file that begins at or before the row: files without rows begin where the next one does.
         file = self.files[bisect_right(self.files, row, key=lambda source: source.first_row) - 1]
         if self.leaves_out:
-            return file.path, int(_read_array(TableFiles(self.folder).places, "<i8", row, row + 1)[0])
+            return file.path, int(_pick(TableFiles(self.folder).places, np.array([row]), self.rows)[0])
         return file.path, row - file.first_row
 
-    def line_of(self, row: int) -> tuple[Path, int | None]:
-        """The source file of a row, and the line on which the row starts there, from 1.
-
-        Reads the file up to that row, so it is for messages. None where the format has no lines, or the file is not
-        the one that was read.
-        """
-        path, row_in_file = self.locate(row)
-        try:
-            (file,) = resolve([str(path)])
-            if not file.format.has_lines or signature([file])[0] not in self.signature:
-                return path, None
-            found = next(itertools.islice(read_rows(file, (), skip_blank=self.skip_blank), row_in_file, None), None)
-        except (Halt, OSError):
-            return path, None
-        return path, found[0] if found else None
-
     def place_of(self, row: int, *, with_line: bool = True) -> str:
-        """Where a row stands, for messages; without its line, the file is not read."""
-        path, line = self.line_of(row) if with_line else (self.locate(row)[0], None)
-        return f"{path}:{line}" if line is not None else f"{shown(path)}, row {self.locate(row)[1]}"
+        """Say where a row stands, for messages: `file:line`, for which the file is read up to there, or the row.
 
-    def _bounds(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        _check_range(start, stop, self.distinct)
-        return _read_array(TableFiles(self.folder).offsets, "<u8", start, stop + 1)
-
-
-def _check(table: StagedTable, sizes_bytes: list[int]) -> None:
-    """Raise ValueError where a record is whole but cannot be that of a table, such as another version's."""
-    counts = [
-        table.rows,
-        table.distinct,
-        table.empty,
-        *(count for file in table.files for count in (file.first_row, file.rows)),
-    ]
-    whole = all(type(count) is int and count >= 0 for count in counts) and isinstance(table.digest, str)
-    whole = whole and isinstance(table.signature, list) and isinstance(table.skip_blank, bool)
-    if whole:
-        firsts = list(itertools.accumulate((file.rows for file in table.files), initial=0))
-        whole = firsts == [*(file.first_row for file in table.files), table.rows]
-        whole = whole and sizes_bytes == [_ITEM_BYTES * n for n in (table.distinct + 1, table.rows, table.distinct)]
-    if not whole:
-        raise ValueError("its numbers do not fit together")
+        There is no line if the format has none, or the file is not the one that was read.
+        """
+        path, number = self.locate(row)
+        try:
+            if with_line:
+                (file,) = resolve([str(path)])
+                if file.format is not Format.PARQUET and signature([file])[0] in self.signature:
+                    rows = read_rows(file, (), skip_blank=self.skip_blank)
+                    return f"{path}:{next(itertools.islice(rows, number, None))[0]}"
+        except (Halt, OSError, StopIteration):
+            pass
+        return f"{shown(path)}, row {number}"
 
 
 def _check_range(start: int, stop: int, length: int) -> None:
@@ -300,48 +247,30 @@ def _check_range(start: int, stop: int, length: int) -> None:
         raise IndexError(f"{start}..{stop} is outside 0..{length}")
 
 
-def _read_array(path: Path, dtype: str, start: int, stop: int) -> npt.NDArray[Any]:
-    return np.frombuffer(_pread(path, (stop - start) * _ITEM_BYTES, start * _ITEM_BYTES), dtype=dtype)
-
-
-def _pread(path: Path, size_bytes: int, offset: int) -> bytearray:
-    """Exactly `size_bytes` from `offset` on. Raises DamagedError where the file has fewer, OSError."""
-    with open(path, "rb") as file:
-        return _read(file, path, size_bytes, offset)
-
-
-def _read(file: BufferedReader, path: Path, size_bytes: int, offset: int) -> bytearray:
-    """The same of an open file."""
-    data = bytearray(size_bytes)
-    if not fill(file.fileno(), memoryview(data), offset):
-        raise DamagedError(f"{path} is shorter than it was")
-    return data
-
-
-def _decoded(data: bytearray, bounds: npt.NDArray[np.uint64]) -> list[str]:
-    """The texts between neighbouring bounds, the first of which is where the data begins in its file."""
-    ends = (bounds - bounds[0]).tolist()
-    return [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]
+def _pick(path: Path, numbers: Numbers, length: int) -> Numbers:
+    if len(numbers):
+        _check_range(int(numbers.min()), int(numbers.max()) + 1, length)
+    try:
+        return pick_rows(path, "<i8", 0, 1, numbers)[:, 0].astype(np.int64, copy=False)
+    except ValueError as error:
+        raise DamagedError(f"{path} is shorter than it was") from error
 
 
 def peek(folder: Path, row: int, most_bytes: int) -> str | None:
-    """At most so many bytes of it, as text; None where the table is not there, or is not what it was."""
+    """Return the start of a row's text; None if the table is gone or is not what it was."""
     paths = TableFiles(folder)
     try:
-        (number,) = struct.unpack("<q", _pread_of(paths.row_text, _ITEM_BYTES, row * _ITEM_BYTES))
-        begin, end = struct.unpack("<QQ", _pread_of(paths.offsets, 2 * _ITEM_BYTES, number * _ITEM_BYTES))
-        return _pread_of(paths.texts, min(max(0, end - begin), most_bytes), begin).decode(errors="replace")
-    except (OSError, OverflowError, struct.error):
+        number = pick_rows(paths.row_text, "<i8", 0, 1, np.array([row]))[0, 0]
+        begin, end = pick_rows(paths.offsets, "<i8", 0, 1, np.array([number, number + 1]))[:, 0].tolist()
+        with open(paths.texts, "rb") as file:
+            file.seek(begin)
+            return file.read(min(end - begin, most_bytes)).decode(errors="replace")
+    except (OSError, ValueError):
         return None
 
 
-def _pread_of(path: Path, size_bytes: int, offset: int) -> bytes:
-    with open(path, "rb") as file:
-        return os.pread(file.fileno(), size_bytes, offset)
-
-
 def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
-    """Rows of each of the texts, by its number. Raises DamagedError, OSError."""
+    """Count the rows of each of the texts, by its number. Raises DamagedError, OSError."""
     if table.rows == table.distinct:
         return dict.fromkeys(texts, 1)
     wanted = np.unique(np.asarray(texts, dtype=np.int64))
@@ -352,35 +281,9 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
     return dict(zip(wanted.tolist(), counts.tolist(), strict=True))
 
 
-_LOOKED_AT = 20_000
-"""Texts of a table, evenly spread, among which the sample is chosen by length."""
-
-
-def sampled(tables: Sequence[StagedTable], count: int) -> list[list[str]]:
-    """About so many texts of all tables together, by their shares, at least one of each; a list for each table.
-
-    Raises DamagedError, OSError.
-    """
-    total, chosen = sum(table.distinct for table in tables), []
-    for table in tables:
-        numbers = np.arange(0, table.distinct, max(1, table.distinct // _LOOKED_AT))
-        picked = pick(table.sizes_of(numbers).tolist(), max(1, round(count * table.distinct / total)))
-        chosen.append(table.texts_of(numbers[picked]))
-    return chosen
-
-
-def pick(sizes: Sequence[int], count: int) -> list[int]:
-    """Numbers of `count` of the texts, by their sizes: evenly spread from the shortest to the longest."""
-    order = sorted(range(len(sizes)), key=lambda number: (sizes[number], number))
-    if count >= len(order):
-        return sorted(order)
-    step = len(order) / count
-    return sorted(order[int((place + 0.5) * step)] for place in range(count))
-
-
 @dataclass(frozen=True, slots=True)
 class FreshTable(StagedTable):
-    """A staged table, in which `distinct` and the numbers of texts are of those that are encoded."""
+    """A staged table in which `distinct` and the numbers of texts are of those that are encoded."""
 
     full: StagedTable = field(kw_only=True)
     reuse: Reuse = field(kw_only=True)
@@ -390,23 +293,23 @@ class FreshTable(StagedTable):
         return self.full.texts_of(self.reuse.texts_of(start, stop))
 
     def taken_over(self, most: int) -> list[str]:
-        """Read those of the output's first texts, so many at most, whose vectors are taken over; the shortest first."""
+        """Read those of the output's first `most` texts whose vectors are taken over; the shortest come first."""
         where = self.reuse.where(0, min(most, self.reuse.texts))
         texts = self.full.texts_of(np.flatnonzero(where["place"] != ENCODED).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 
-    def first_row(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def first_row(self, start: int, stop: int) -> Numbers:
         """See StagedTable."""
         return self.full.first_rows_of(self.reuse.texts_of(start, stop))
 
-    def row_text(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def row_text(self, start: int, stop: int) -> Numbers:
         """See StagedTable; -1 for rows whose text is not encoded."""
         where = self.reuse.where_of(self.full.row_text(start, stop))
         return np.where(where["place"] == ENCODED, where["row"], -1)
 
 
 def fresh_of(table: StagedTable, reuse: Reuse | None) -> StagedTable:
-    """The table as chunks see it."""
+    """Return the table as chunks see it."""
     if reuse is None:
         return table
     values = {each.name: getattr(table, each.name) for each in fields(table)}

@@ -25,7 +25,7 @@ from chunkvisor.events.event import Emit, Note, OutputOpened, Staging
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.sources.child import stage_table
-from chunkvisor.sources.fetch import shown
+from chunkvisor.sources.resolve import shown
 from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
 from chunkvisor.store.attempt import Job
 from chunkvisor.store.disk import not_ours

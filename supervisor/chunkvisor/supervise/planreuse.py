@@ -7,9 +7,8 @@ from pathlib import Path
 
 from chunkvisor.assemble.chunkreader import copy_rows
 from chunkvisor.events.event import Emit, Warned
-from chunkvisor.sources.dedupe import matches
+from chunkvisor.sources.dedupe import WhereWriter, matches
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.sources.wherewriter import WhereWriter
 from chunkvisor.store.layout import unfinished
 from chunkvisor.store.reuse import Place, PlaceKind, ReuseFiles, write_plan
 from chunkvisor.supervise.candidates import Candidate

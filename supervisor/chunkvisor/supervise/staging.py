@@ -8,9 +8,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import RunStarted, WorkerEnded
 from chunkvisor.events.journal import Entry
-from chunkvisor.sources.fetch import is_remote
-from chunkvisor.sources.request import IngestRequest
-from chunkvisor.sources.resolve import resolve, signature
+from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signature
 from chunkvisor.store.identity import Staged, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.sources.request import IngestRequest
+from chunkvisor.sources.resolve import IngestRequest
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from ingest_files import Stage

@@ -1,91 +1,100 @@
-"""De-duplication against the truth of a dictionary, however the rows are cut into batches and bins."""
+"""De-duplication, the texts that two tables share, and where they have vectors: against the truth of a dictionary."""
 
 import itertools
-import random
 import tempfile
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkvisor.sources import dedupe
-from chunkvisor.sources.dedupe import (
-    BINS,
-    Batch,
-    Spool,
-    SpoolFiles,
-    bins_at_once,
-    drop_repeats,
-    first_rows,
-    number_texts,
+from chunkvisor.sources.dedupe import Spool, WhereWriter, drop_repeats, matches, number_texts
+from chunkvisor.sources.table import TableFiles, fresh_of
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, read_reuse, write_plan
+from staged import first_come_first_numbered, make_table
+
+TEXTS = st.lists(
+    st.one_of(st.binary(max_size=2), st.sampled_from([b"", b"often", "é".encode()])), min_size=1, max_size=80
 )
-from chunkvisor.sources.table import TableFiles
 
 
-def staged(folder: Path, texts: list[bytes], memory_limit_bytes: int) -> tuple[int, TableFiles]:
-    """Number of distinct texts, and the files."""
-    files, scratch = TableFiles(folder), SpoolFiles(folder)
-    with Spool(files, scratch) as spooled:
+def staged(folder: Path, texts: list[bytes]) -> tuple[int, TableFiles]:
+    """Return the number of distinct texts, and the files."""
+    files = TableFiles(folder)
+    with Spool(files, folder) as spooled:
         for text in texts:
             spooled.add(text)
-    distinct = number_texts(files, scratch, spooled.batches, memory_limit_bytes)
-    drop_repeats(files, scratch, spooled.batches)
+    distinct = number_texts(files, folder, spooled.rows)
+    drop_repeats(files, folder, spooled.batches)
     return distinct, files
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.one_of(st.binary(max_size=2), st.sampled_from([b"", b"often", "é".encode()])), min_size=1, max_size=80),
-    st.integers(1, 90),
-    st.integers(1, 40),
-)
-def test_numbering(texts: list[bytes], batch_rows: int, rows_at_once: int) -> None:
-    """Texts are numbered in the order of their first rows, each is kept once, and every row knows its own."""
+@settings(deadline=None, max_examples=40)
+@given(TEXTS, TEXTS, st.integers(1, 90), st.integers(1, 40), st.integers(1, 6))
+def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, stretch: int, block: int) -> None:
+    """Texts are numbered by first rows and kept once, each row knows its own; tables find what they share, once."""
     numbers: dict[bytes, int] = {}
     ids = [numbers.setdefault(text, len(numbers)) for text in texts]
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as name,
         mock.patch.object(dedupe, "_BATCH_ROWS", batch_rows),
-        mock.patch.object(dedupe, "_BYTES_PER_ROW", 1),
+        mock.patch.object(dedupe, "_STRETCH_ROWS", stretch),
+        mock.patch.object(dedupe, "_BLOCK", block),
     ):
-        distinct, files = staged(Path(folder), texts, rows_at_once)
+        (folder, other) = Path(name, "here"), Path(name, "there")
+        folder.mkdir()
+        other.mkdir()
+        distinct, files = staged(folder, texts)
         offsets = np.fromfile(files.offsets, dtype="<u8").tolist()
         data = files.texts.read_bytes()
         assert distinct == len(numbers)
         assert np.fromfile(files.row_text, dtype="<i8").tolist() == ids
         assert np.fromfile(files.first_row, dtype="<i8").tolist() == [texts.index(text) for text in numbers]
         assert [data[start:stop] for start, stop in itertools.pairwise(offsets)] == list(numbers)
+        found = list(matches(files.index, staged(other, others)[1].index))
+    pairs = [pair for here, there in found for pair in zip(here.tolist(), there.tolist(), strict=True)]
+    assert sorted(pairs) == sorted((texts.index(text), others.index(text)) for text in set(texts) & set(others))
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60), st.randoms())
-def test_hashes_alike_in_one_half(pairs: list[tuple[int, int]], chance: random.Random) -> None:
-    """Two hashes are the same only if both of their halves are."""
-    rows = list(range(len(pairs)))
-    chance.shuffle(rows)
-    hashes = np.array(pairs, dtype="<u8").reshape(-1, 2)
-    found, texts = first_rows(hashes, np.array(rows, dtype=np.int64))
-    truth = [min(row for other, row in zip(pairs, rows, strict=True) if other == pair) for pair in pairs]
-    assert found.tolist() == truth
-    firsts = dict(zip(pairs, truth, strict=True))
-    assert texts.tolist() == [(high, low, firsts[low, high]) for high, low in sorted(pair[::-1] for pair in firsts)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "most", "ranges"),
-    [
-        ({}, 10, [(0, BINS)]),
-        ({0: 4, 1: 4, 2: 4}, 8, [(0, 2), (2, BINS)]),
-        ({0: 4, 1: 40, 2: 4}, 8, [(0, 1), (1, 2), (2, BINS)]),
-        ({255: 3}, 1, [(0, BINS)]),
-        ({254: 3, 255: 3}, 1, [(0, 255), (255, BINS)]),
-    ],
-)
-def test_bins_at_once(sizes: dict[int, int], most: int, ranges: list[tuple[int, int]]) -> None:
-    """Neighbouring bins are taken together as long as they are few rows; every bin is in one range."""
-    counts = [sizes.get(number, 0) for number in range(BINS)]
-    batch = Batch(0, sum(counts), 0, np.concatenate(([0], np.cumsum(counts))).astype(np.uint32))
-    assert bins_at_once([batch], most) == ranges
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.data(), st.integers(1, 9), st.integers(1, 4))
+def test_where(rows: list[int], data: st.DataObject, stretch: int, block: int) -> None:
+    """Each text is where the first place says that has it, or is one of those to be encoded, numbered in order."""
+    row_text = first_come_first_numbered(rows)
+    firsts = np.unique(row_text, return_index=True)[1]
+    claims = st.dictionaries(st.integers(0, len(firsts) - 1), st.integers(0, 99))
+    places = data.draw(st.lists(claims, max_size=3))
+    with (
+        tempfile.TemporaryDirectory() as name,
+        mock.patch.object(dedupe, "_STRETCH_ROWS", stretch),
+        mock.patch.object(dedupe, "_BLOCK", block),
+    ):
+        layout = Layout(Path(name)).output("out")
+        table = make_table(Path(name, "table"), row_text)
+        layout.reuse.mkdir(parents=True)
+        writer = WhereWriter(layout.reuse, table)
+        for number, place in enumerate(places):
+            for text in data.draw(st.permutations(sorted(place))):
+                writer.add(number, firsts[[text]].astype(np.int64), np.array([place[text]]))
+        encoded, taken = writer.write()
+        write_plan(layout.reuse, table.distinct, encoded, [Place(PlaceKind.COPY, "there")])
+        reuse = read_reuse(layout)
+        assert reuse is not None
+        found = reuse.where(0, table.distinct).tolist()
+        texts = reuse.texts_of(0, encoded).tolist()
+        fresh = fresh_of(table, reuse)
+        numbers = fresh.row_text(0, table.rows).tolist()
+        words = fresh.texts(0, encoded)
+        first_rows = fresh.first_row(0, encoded).tolist()
+    truth = [
+        next(((n, each[text]) for n, each in enumerate(places) if text in each), None) for text in range(len(firsts))
+    ]
+    assert texts == [text for text, where in enumerate(truth) if where is None]
+    assert found == [where or (ENCODED, texts.index(text)) for text, where in enumerate(truth)]
+    assert sum(taken.values()) + encoded == len(firsts)
+    assert numbers == [texts.index(text) if text in texts else -1 for text in row_text.tolist()]
+    assert words == [str(text) for text in texts]
+    assert first_rows == firsts[texts].tolist()

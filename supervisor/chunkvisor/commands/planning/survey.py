@@ -35,9 +35,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import ChunkCommitted
 from chunkvisor.events.journal import Entry, read_with_trials
 from chunkvisor.sources.child import stage_table
-from chunkvisor.sources.dedupe import matches
+from chunkvisor.sources.dedupe import WhereWriter, matches
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.sources.wherewriter import WhereWriter
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
 from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -653,9 +652,7 @@ def _long_texts(sample: Sample, lengths: Lengths) -> list[LongText]:
         # All chunks looked at are full but the last one.
         chunk, offset = divmod(position, sample.plan.chunk_size)
         row = int(sample.table.first_row(numbers[chunk][offset], numbers[chunk][offset] + 1)[0])
-        path, line = sample.table.line_of(row)
-        place = f"{path}:{line}" if line is not None else f"{path}, row {sample.table.locate(row)[1]}"
-        found.append(LongText(int(lengths[position]), row, place))
+        found.append(LongText(int(lengths[position]), row, sample.table.place_of(row)))
     return found
 
 

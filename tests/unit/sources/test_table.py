@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chunkvisor.sources import table as staged_table
-from chunkvisor.sources.table import StagedTable
+from chunkvisor.sources.table import StagedTable, peek, rows_of
 from chunkvisor.store.records import DamagedError
 from ingest_files import Stage, write_texts
 
@@ -24,7 +24,7 @@ def table(tmp_path: Path, stage_here: Stage) -> StagedTable:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped", "longer"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "longer"])
 def test_damage(table: StagedTable, name: str, damage: str) -> None:
     """A table of which anything is missing or altered does not open."""
     path = table.folder / name
@@ -33,47 +33,41 @@ def test_damage(table: StagedTable, name: str, damage: str) -> None:
         path.unlink()
     else:
         data[len(data) // 2] ^= damage == "flipped"
-        path.write_bytes(bytes({"empty": bytearray(), "truncated": data[:-2], "longer": data + b"x"}.get(damage, data)))
-
+        path.write_bytes({"truncated": data[:-2], "longer": data + b"x"}.get(damage, data))
     with pytest.raises(DamagedError):
         StagedTable.open(table.folder)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"null", b"{}", b"\xff", b'{"version": 1}'])
+@pytest.mark.parametrize("content", [b"[]", b"null", b"\xff", b'{"version": 1}'])
 def test_foreign_record(table: StagedTable, content: bytes) -> None:
     """A record of another shape is damage, not a crash."""
     (table.folder / "table.json").write_bytes(content)
-
     with pytest.raises(DamagedError):
         StagedTable.open(table.folder)
 
 
-def test_ranges(table: StagedTable) -> None:
+def test_ranges(table: StagedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any range of texts and rows can be read, the empty one included, and none outside."""
-    assert (table.rows, table.distinct) == (6, 4)
+    assert (table.rows, table.distinct, table.empty) == (6, 4, 1)
     assert table.texts(1, 3) == ["a", "é"]
     assert table.texts(4, 4) == []
+    assert table.texts_of(np.array([0, 2, 3])) == ["b", "é", ""]
     assert table.row_text(1, 6).tolist() == [1, 0, 2, 3, 1]
     assert table.row_text(3, 3).tolist() == []
     assert table.first_row(0, 4).tolist() == [0, 1, 3, 4]
     assert table.first_rows_of(np.array([3, 0, 3])).tolist() == [4, 0, 4]
-    assert table.first_rows_of(np.array([], dtype=np.int64)).tolist() == []
-    for each in ([4], [-1]):
+    for text in (4, -1):
         with pytest.raises(IndexError):
-            table.first_rows_of(np.array(each))
-    for read in (table.texts, table.first_row):
-        with pytest.raises(IndexError):
-            read(0, 5)
+            table.first_rows_of(np.array([text]))
+    with pytest.raises(IndexError):
+        table.texts(0, 5)
     with pytest.raises(IndexError):
         table.locate(6)
-
-
-@pytest.mark.parametrize("held", [1, 2, 3, 100])
-def test_each_text(table: StagedTable, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
-    """Texts that come one after the other are those of the range, however few are held at a time."""
-    monkeypatch.setattr(staged_table, "_EACH", held)
-    for start in range(5):
-        assert list(table.each_text(start, 4)) == table.texts(start, 4)
+    monkeypatch.setattr(staged_table, "_EACH", 2)
+    monkeypatch.setattr(staged_table, "_ROWS_AT_ONCE", 2)
+    assert list(table.each_text(1, 4)) == table.texts(1, 4)
+    assert (rows_of(table, [1, 0, 3]), rows_of(table, [])) == ({0: 2, 1: 2, 3: 1}, {})
+    assert [peek(table.folder, row, 1) for row in (0, 3, 4, 6)] == ["b", "\N{REPLACEMENT CHARACTER}", "", None]
 
 
 def test_copied_folder_is_stamped_anew(table: StagedTable, tmp_path: Path) -> None:
@@ -93,10 +87,12 @@ def test_copied_folder_is_stamped_anew(table: StagedTable, tmp_path: Path) -> No
 
 def test_file_gone_while_open(table: StagedTable) -> None:
     """A file that shrinks under an open table is noticed by the read that misses it."""
-    (table.folder / "texts.bin").write_bytes(b"")
-
+    for name in ("texts.bin", "row_text.bin"):
+        (table.folder / name).write_bytes(b"")
     with pytest.raises(DamagedError):
         table.texts(0, 1)
+    with pytest.raises(DamagedError):
+        table.row_text(0, 1)
 
 
 def test_lines(tmp_path: Path, stage_here: Stage) -> None:
@@ -107,12 +103,11 @@ def test_lines(tmp_path: Path, stage_here: Stage) -> None:
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "f"}\n{"text": "g"}\n')
     table = stage_here("a.csv", "b.txt", "c.parquet", "d.jsonl", column="text")
 
-    found = [table.line_of(row) for row in range(table.rows)]
+    found = [table.place_of(row).removeprefix(f"{tmp_path}/") for row in range(table.rows)]
 
-    expected = [("a.csv", 2), ("a.csv", 5), ("b.txt", 1), ("b.txt", 2), ("c.parquet", None), ("d.jsonl", 1)]
-    assert [(path.name, line) for path, line in found] == [*expected, ("d.jsonl", 2)]
-
+    expected = ["a.csv:2", "a.csv:5", "b.txt:1", "b.txt:2", "c.parquet, row 0", "d.jsonl:1", "d.jsonl:2"]
+    assert found == expected
     (tmp_path / "b.txt").write_bytes(b"changed\n")
     (tmp_path / "a.csv").unlink()
-    assert table.line_of(2) == (tmp_path / "b.txt", None)
-    assert table.line_of(0) == (tmp_path / "a.csv", None)
+    assert table.place_of(3) == f"{tmp_path / 'b.txt'}, row 1"
+    assert table.place_of(0) == f"{tmp_path / 'a.csv'}, row 0"

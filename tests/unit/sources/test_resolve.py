@@ -1,0 +1,241 @@
+"""Which files sources mean, here and at addresses: found, told apart, fetched through faults, and named in messages."""
+
+import gzip
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkvisor.errors import Halt
+from chunkvisor.sources import resolve as resolving
+from chunkvisor.sources.resolve import IngestRequest, fetch, resolve, state_of
+from chunkvisor.sources.stage import stage
+from chunkvisor.sources.table import StagedTable
+from ingest_files import RowsOf, Stage, write_texts
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (lambda path: path.mkdir(), "a.csv", "a.csv is a folder, not a file."),
+        (lambda path: None, "a.csv", "There is no file .*a.csv."),
+        (lambda path: None, "*.csv", r"No file matches .*\*.csv."),
+        (lambda path: None, "a**b/*.csv", "is not a pattern|No file matches"),
+        (lambda path: path.touch(), "a.csv.bz2", "a.csv.bz2: files of this kind are not read.*known are .csv"),
+        (lambda path: path.touch(), "a.parquet.gz", "a.parquet.gz: files of this kind are not read."),
+        (lambda path: path.touch(), "a.duckdb", "a.duckdb: files of this kind are not read.*'rows.parquet'"),
+        (lambda path: path.touch(), "a.feather", "a.feather: files of this kind are not read.*'rows.parquet'"),
+        (lambda path: [path.mkdir(), (path / "state.json").touch()], "saved", "to_parquet"),
+        (lambda path: path.symlink_to("/dev/null"), "a.csv", "a.csv is not a regular file."),
+    ],
+)
+def test_what_is_not_a_source(tmp_path: Path, make: Any, name: str, words: str) -> None:
+    """What is not a file of a known format is refused by name, with what to do about it."""
+    make(tmp_path / name)
+    with pytest.raises(Halt, match=f"(?s){words}") as caught:
+        resolve([str(tmp_path / name)])
+    assert caught.value.code == 78
+
+
+def test_patterns(tmp_path: Path) -> None:
+    """A pattern gives each file once, sorted, however links lead to it; hidden files only if it names them."""
+    for name in ("a/b.csv", "a/c/d.csv", ".hidden/e.csv", "a/.f.csv", "p-10.csv", "p-2.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text\nx\n")
+    (tmp_path / "a" / "loop").symlink_to(".")
+    (tmp_path / "a" / "c" / "up").symlink_to("../..")
+    (tmp_path / "again.csv").symlink_to("a/b.csv")
+
+    def names(pattern: str) -> list[str]:
+        return [str(file.path.relative_to(tmp_path)) for file in resolve([str(tmp_path / pattern)])]
+
+    assert names("**/*.csv") == ["a/c/d.csv", "again.csv", "p-10.csv", "p-2.csv"]
+    assert names("a/**/*.csv") == ["a/b.csv", "a/c/d.csv"]
+    assert names("[p]*.csv") == ["p-10.csv", "p-2.csv"]
+    assert names("a/loop/loop/b.csv") == ["a/loop/loop/b.csv"]
+    assert names(".hid*/*.csv") == [".hidden/e.csv"]
+    assert len(resolve([str(tmp_path / "a" / "b.csv")] * 2)) == 2
+
+
+def test_odd_names(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
+    """A name that looks like a pattern is that file, in each format."""
+    names = ["year=2020; echo.txt", "[x]*'.parquet", "x.parquet", "a?.csv"]
+    for name in names:
+        write_texts(tmp_path / name, [name])
+    assert rows_of(stage_here(*names, column="text")) == names
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"template": "no column"}, "The template names no column"),
+        ({"template": "{a} {"}, "stray { at character 5"),
+        ({"template": "{}"}, "stray { at character 1"),
+        ({"column": "a", "max_rows": 0}, "`max_rows` is 0"),
+    ],
+)
+def test_impossible_request(wanted: dict[str, Any], words: str) -> None:
+    """An impossible request is refused before anything is read."""
+    with pytest.raises(Halt, match=words):
+        IngestRequest(sources=("a.csv",), **wanted)
+
+
+@dataclass
+class Elsewhere:
+    """What a file system elsewhere holds, and how often it fails; as much of fsspec's as is used."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    at_a_time: int = 1 << 20
+    """Bytes that come before the connection is lost."""
+    lost: int = 0
+    """Times that it is lost before any byte comes."""
+    error: type[Exception] = ConnectionResetError
+    opened: int = 0
+
+    def _strip_protocol(self, address: str) -> str:
+        return address.removeprefix("x://")
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the address of a name."""
+        return f"x://{name}"
+
+    def info(self, name: str) -> dict[str, Any]:
+        """Return size and tag."""
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        content = self.files[name]
+        return {"name": name, "size": len(content), "ETag": f"tag of {content!r}"[:100], "type": "file"}
+
+    def glob(self, pattern: str, *, detail: bool) -> dict[str, Any]:
+        """Return all files there are, in no order."""
+        assert detail
+        return {name: self.info(name) for name in reversed(self.files)} | {"b/d": {"type": "directory"}}
+
+    def open(self, name: str, mode: str, *, block_size: int) -> "FileElsewhere":
+        """Open for reading."""
+        self.opened += 1
+        return FileElsewhere(self, self.files[name])
+
+
+class FileElsewhere:
+    """An open file of it."""
+
+    def __init__(self, elsewhere: Elsewhere, content: bytes) -> None:
+        self.elsewhere, self.content, self.place, self.came = elsewhere, content, 0, 0
+
+    def __enter__(self) -> "FileElsewhere":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def seek(self, place: int) -> None:
+        """Continue at another place."""
+        self.place = place
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, until the connection is lost."""
+        self.elsewhere.lost -= 1
+        if self.elsewhere.lost >= 0 or self.came >= self.elsewhere.at_a_time:
+            raise self.elsewhere.error("at https://cdn/a.csv?X-Amz-Signature=abc&Expires=1 the connection is lost")
+        data = self.content[self.place :][: min(size, self.elsewhere.at_a_time)]
+        self.place, self.came = self.place + len(data), self.came + len(data)
+        return data
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    """A file system behind x://, and no pause between tries."""
+    fsspec, held = pytest.importorskip("fsspec", reason="fsspec is not installed"), Elsewhere()
+    monkeypatch.setattr(fsspec, "filesystem", lambda scheme, **_: {"x": held}[scheme])
+    monkeypatch.setattr(resolving, "_PAUSES_S", (0.0,) * 4)
+    return held
+
+
+def staged(folder: Path, *sources: str, **wanted: Any) -> StagedTable:
+    """Return the table of the request."""
+    folder.mkdir()
+    stage(IngestRequest(sources=sources, **{"column": "text"} | wanted), folder)
+    return StagedTable.open(folder)
+
+
+ROWS = b"text\n" + b"".join(b"text %d\n" % number for number in range(40))
+
+
+def test_the_same_as_here(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """Files elsewhere, one of them compressed, are the table of the same files here; a pattern gives them by name."""
+    (tmp_path / "a.csv").write_bytes(ROWS)
+    here = staged(tmp_path / "here", str(tmp_path / "a.csv"), str(tmp_path / "a.csv"), columns=("text",))
+    elsewhere.files |= {"b/1.csv": ROWS, "b/2.csv.gz": gzip.compress(ROWS)}
+    table = staged(tmp_path / "there", "x://b/*", columns=("text",))
+    assert (table.digest, table.rows) == (here.digest, 80)
+    assert table.place_of(41) == "x://b/2.csv.gz, row 1"
+    assert table.signature == [state_of("x://b/1.csv"), state_of("x://b/2.csv.gz")]
+    elsewhere.files["b/1.csv"] = ROWS[:-1]
+    assert table.signature[0] != state_of("x://b/1.csv")
+
+
+def test_faults_that_pass(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """However often the connection is lost, the download continues where it was, if something comes in five tries."""
+    elsewhere.files["b/a.csv"] = ROWS
+    elsewhere.at_a_time, elsewhere.lost = 20, 4
+    assert staged(tmp_path / "t", "x://b/a.csv").rows == 40
+    assert elsewhere.opened > len(ROWS) // 20
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ({"lost": 5}, 75, r"x://b/a.csv cannot be reached, in 5 tries.\nwhy: ConnectionResetError: .*a\.csv\?… the"),
+        ({"lost": 1, "error": PermissionError}, 78, r"x://b/a.csv may not be used"),
+        ({"lost": 1, "error": ValueError}, 78, r"x://b/a.csv cannot be used"),
+        ({"files": {}}, 78, "There is no x://b/a.csv"),
+        ({"files": {"b/a.csv": b"text\none\n\ntwo,three\n"}}, 78, r"x://b/a.csv, line 4: the row has 2 fields"),
+        ({"files": {"b/a.csv": b""}}, 78, "x://b/a.csv: the file is empty"),
+    ],
+)
+def test_faults_that_stay(elsewhere: Elsewhere, tmp_path: Path, given: dict[str, Any], code: int, words: str) -> None:
+    """What does not pass, or is wrong in the file, is told with the address; no signature is repeated."""
+    elsewhere.files["b/a.csv"] = ROWS
+    for name, value in given.items():
+        setattr(elsewhere, name, value)
+    with pytest.raises(Halt, match=words) as raised:
+        staged(tmp_path / "t", "x://b/a.csv")
+    assert raised.value.code == code
+    assert "fetched" not in str(raised.value)
+
+
+def test_changed_while_it_is_read(elsewhere: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is another one at the end is refused with 75, and so is one that comes short."""
+    elsewhere.files["b/a.csv"] = ROWS
+
+    def change(self: FileElsewhere, *_: object) -> None:
+        elsewhere.files["b/a.csv"] = ROWS + b"one more\n"
+
+    monkeypatch.setattr(FileElsewhere, "__exit__", change)
+    with pytest.raises(Halt, match=r"x://b/a\.csv was changed while it was being read") as raised:
+        staged(tmp_path / "t", "x://b/a.csv")
+    assert raised.value.code == 75
+    monkeypatch.setattr(FileElsewhere, "read", lambda self, _: b"")
+    with pytest.raises(Halt, match=r"has \d+ bytes, of which 0 came"):
+        fetch("x://b/a.csv", tmp_path / "short")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x://b/a.xls", "x://b/a.xls: files of this kind are not read"),
+        ("x://b/nothing*.csv", "No file matches x://b/nothing"),
+        ("nope://b/a.csv", "what reads nope:// is not installed"),
+    ],
+)
+def test_what_cannot_be_a_source(
+    elsewhere: Elsewhere, tmp_path: Path, source: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address of no known kind or format, and a pattern that matches nothing, are refused in words."""
+    if source.startswith("nope"):
+        monkeypatch.undo()
+    with pytest.raises(Halt, match=words) as raised:
+        staged(tmp_path / "t", source)
+    assert raised.value.code == 78
