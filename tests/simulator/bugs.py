@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from chunkvisor.heart.memory import Memory
-from chunkvisor.heart.scheduler import Gate, Scheduler
+from chunkvisor.heart.scheduler import GateState, Scheduler
 from chunkvisor.heart.work import Backlog
 
 from .life import simulate
@@ -22,7 +22,7 @@ _wait = Memory.wait
 
 def _go_before_verdict(self: Any, end: Any, now_s: float) -> None:
     worker = self.workers[end.worker]
-    worker.gate = Gate.PASSED if worker.gate is Gate.OPEN else worker.gate
+    worker.gate = GateState.PASSED if worker.gate is GateState.OPEN else worker.gate
     self._open_gates(worker.device, now_s)
     _ended(self, end, now_s)
 

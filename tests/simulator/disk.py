@@ -11,7 +11,7 @@ MISSING, VECTOR, BAD = 0, 1, 2
 
 
 class Output:
-    """One output on the disk; it is the scheduler's `Progress`."""
+    """One output on the disk; it is the scheduler's `OutputProgress`."""
 
     def __init__(self, name: str, limits: Limits, bounds: list[tuple[int, int]], lengths: Sequence[int] = ()) -> None:
         """`lengths` are the tokens of each text; by default they are alike."""
@@ -33,22 +33,22 @@ class Output:
         return not any(self._pending)
 
     def bounds(self, chunk: int) -> tuple[int, int]:
-        """See Progress."""
+        """See OutputProgress."""
         return self._bounds[chunk]
 
     def next_pending(self, start: int) -> int | None:
-        """See Progress."""
+        """See OutputProgress."""
         found = self._pending.find(1, start)
         return None if found < 0 else found
 
     def missing(self, chunk: int) -> list[int]:
-        """See Progress."""
+        """See OutputProgress."""
         if not self._pending[chunk]:
             return []
         return [text for text in range(*self._bounds[chunk]) if self.state[text] == MISSING]
 
     def known_good(self) -> int | None:
-        """See Progress."""
+        """See OutputProgress."""
         text = self.state.find(VECTOR)
         return None if text < 0 else text
 
@@ -57,11 +57,11 @@ class Output:
         return not self._pending[chunk]
 
     def bad_rows(self) -> int:
-        """See Progress: here each text has one row."""
+        """See OutputProgress: here each text has one row."""
         return self.bad_count
 
     def rows_of(self, _text: int) -> int:
-        """See Progress."""
+        """See OutputProgress."""
         return 1
 
     @property

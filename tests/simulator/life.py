@@ -289,7 +289,7 @@ class _Run:
             left_s = max(0.0, self.over_s - life.now_s)
             if grace_s and self.over_s != NEVER:
                 self.join_stop_s = min(self.join_stop_s, self.over_s - min(RESERVE * left_s, RESERVE_S))
-            self._tell(messages.Stop((self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf))
+            self._tell(messages.StopBy((self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf))
         while events and events[0][0] <= life.now_s:
             _, _, act, subject, plan = heapq.heappop(events)
             if isinstance(subject, Process) and subject.plan != plan:
@@ -328,15 +328,15 @@ class _Run:
         if self.life.history is not None:
             self.life.note(f"    < {terse(command)}")
         match command:
-            case messages.Start():
+            case messages.StartWorker():
                 return self._start(command)
-            case messages.Go():
+            case messages.OpenGate():
                 self._go(command)
             case messages.End():
                 self._end(command)
             case messages.Look():
                 self._at(0.5, self._looked, self.devices[command.device])
-            case messages.Store():
+            case messages.StoreVectors():
                 return self._store(command)
             case messages.Tell():
                 self._told(command.news)
@@ -349,7 +349,7 @@ class _Run:
         self.numbered += 1
         self.devices[device.number] = device
         opinion = None if not gpu.watched and device.number % 2 else self._opinion(gpu)
-        self._tell(messages.Device(device.number, gpu.node, gpu.kind, opinion))
+        self._tell(messages.DeviceSeen(device.number, gpu.node, gpu.kind, opinion))
 
     def _opinion(self, gpu: Gpu) -> Opinion:
         if not gpu.watched:
@@ -361,7 +361,7 @@ class _Run:
     def _looked(self, device: Device) -> None:
         if not device.left:
             device.opinion = self._opinion(device.gpu)
-            self._tell(messages.Device(device.number, opinion=device.opinion))
+            self._tell(messages.DeviceSeen(device.number, opinion=device.opinion))
 
     def _told(self, news: messages.News) -> None:
         match news:
@@ -372,12 +372,12 @@ class _Run:
             case messages.Dropped(place=int() as number, code=code):
                 self.devices[number].left = True
                 self.last_halt = code
-            case messages.Halted(why="bad rows"):
+            case messages.RunHalts(why="bad rows"):
                 self.watchdog.too_many(news)
                 raise _Ended(ExitCode.CONFIG, news)
-            case messages.Halted(code=code):
+            case messages.RunHalts(code=code):
                 raise _Ended(code, news)
-            case messages.Waiting(device=device, delay_s=delay_s):
+            case messages.RunWaits(device=device, delay_s=delay_s):
                 until_s = self.life.now_s + delay_s
                 if device is None:
                     self.paused_until_s = max(self.paused_until_s, until_s)
@@ -392,7 +392,7 @@ class _Run:
     def _gone_devices(self, node: str) -> None:
         for device in self.devices.values():
             if device.gpu.node == node:
-                self._tell(messages.Device(device.number, gone=True))
+                self._tell(messages.DeviceSeen(device.number, gone=True))
 
     def _leave(self, node: str) -> None:
         for device in self.devices.values():
@@ -440,7 +440,7 @@ class _Run:
 
     # --- workers
 
-    def _start(self, start: messages.Start) -> messages.Ended | None:
+    def _start(self, start: messages.StartWorker) -> messages.AttemptEnded | None:
         device = self.devices[start.device]
         warm = self.world.warm and not start.work.fresh
         process = Process(start.worker, start.work, device, start.limits, self.life.now_s, warm, start.canary)
@@ -450,9 +450,13 @@ class _Run:
         if self.life.attempts > self.life.attempts_max:
             raise Broken("ends", f"{self.life.attempts} attempts, and there is no end")
         if within(self.world.disk_full, self.life.now_s):
-            return messages.Ended(start.worker, Verdict(Outcome.DISK_FULL, "no worker could be started: disk full"))
+            return messages.AttemptEnded(
+                start.worker, Verdict(Outcome.DISK_FULL, "no worker could be started: disk full")
+            )
         if within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
-            return messages.Ended(start.worker, Verdict(Outcome.HOST_OOM, "no worker could be started", batch_rows=1))
+            return messages.AttemptEnded(
+                start.worker, Verdict(Outcome.HOST_OOM, "no worker could be started", batch_rows=1)
+            )
         self.processes[start.worker] = process
         device.processes.append(process)
         self._prepare(process)
@@ -481,9 +485,9 @@ class _Run:
 
     def _refuse(self, process: Process) -> None:
         self._forget(process)
-        self._tell(messages.Ended(process.number, None))
+        self._tell(messages.AttemptEnded(process.number, None))
 
-    def _go(self, go: messages.Go) -> None:
+    def _go(self, go: messages.OpenGate) -> None:
         process = self.processes[go.worker]
         self.watchdog.goes(self, process)
         process.gone, process.limits, process.go_step = True, go.limits, self.life.steps
@@ -659,7 +663,9 @@ class _Run:
         began_s = None if process.warm else process.started_s
         self._salvage(process, judged)
         company, saved, under_way = self._company(process, judged), process.saved, process.under_way
-        said = self._hear(messages.Ended(process.number, judged, company, began_s, saved, under_way, process.proven))
+        said = self._hear(
+            messages.AttemptEnded(process.number, judged, company, began_s, saved, under_way, process.proven)
+        )
         self.watchdog.answered(process, judged, said, self.life.steps)
         self._obey()
 
@@ -714,7 +720,7 @@ class _Run:
             return Verdict(Outcome.DISK_FULL, f"{what} could not be stored")
         return None
 
-    def _store(self, store: messages.Store) -> messages.Stored:
+    def _store(self, store: messages.StoreVectors) -> messages.Stored:
         work, output = store.work, self.outputs[store.work.output]
         if store.bad is not None:
             self.watchdog.quarantines(work)

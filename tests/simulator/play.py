@@ -123,7 +123,7 @@ class Play:
                 look, node = marked.get("look", "good"), marked.get("node", "")
                 self.devices.setdefault(node, []).append(int(device))
                 opinion = None if look == "none" else Opinion(Health(look))
-                return [messages.Device(int(device), node, marked.get("kind", "a"), opinion)]
+                return [messages.DeviceSeen(int(device), node, marked.get("kind", "a"), opinion)]
             case "wait", [seconds]:
                 self.now_s += float(seconds)
             case "disk", [("full" | "free") as state]:
@@ -131,9 +131,9 @@ class Play:
             case "host", [state]:
                 self.host_oom = state == "full"
             case "looked", [device, health]:
-                return [messages.Device(int(device), opinion=Opinion(Health(health), "so it looks"))]
+                return [messages.DeviceSeen(int(device), opinion=Opinion(Health(health), "so it looks"))]
             case "leaves", [node]:
-                return [messages.Device(each, gone=True) for each in self.devices.pop(node, [])]
+                return [messages.DeviceSeen(each, gone=True) for each in self.devices.pop(node, [])]
             case "damaged", [output, chunk]:
                 self.joined.discard(int(output))
                 self.outputs[int(output)].discard(int(chunk))
@@ -144,14 +144,14 @@ class Play:
                 progress.lose_part(int(chunk), progress.parts[int(chunk)][0])
                 return [messages.Lost(int(output), int(chunk))]
             case "drain", []:
-                return [messages.Stop()]
+                return [messages.StopBy()]
             case "drain", [seconds]:
-                return [messages.Stop(self.now_s + float(seconds))]
+                return [messages.StopBy(self.now_s + float(seconds))]
             case "left", [worker, seconds]:
                 self.left[int(worker)] = self.now_s + float(seconds)
             case "stop", []:
                 self.stopping = True
-                return [messages.Stop(-math.inf)]
+                return [messages.StopBy(-math.inf)]
             case _:
                 return self._of_worker(verb, int(rest[0]), rest[1:])
         return []
@@ -168,18 +168,18 @@ class Play:
             case "freed":
                 return [messages.Called(worker, freed=True)]
             case "refused":
-                return [messages.Ended(worker, None)]
+                return [messages.AttemptEnded(worker, None)]
             case "ok":
-                done = messages.Ended(worker, verdict(Failure.NONE), proven=True)
+                done = messages.AttemptEnded(worker, verdict(Failure.NONE), proven=True)
                 return [messages.Called(worker, freed=True), done]
             case "nan":
                 bad = tuple(map(int, rest[0].split(",")))
                 judged = verdict(Failure.NAN, limits=limits, bad_rows=bad)
                 proven = good_canary or len(bad) < len(texts)
-                return [messages.Called(worker, freed=True), messages.Ended(worker, judged, proven=proven)]
+                return [messages.Called(worker, freed=True), messages.AttemptEnded(worker, judged, proven=proven)]
             case "leaves-with":  # its first texts are encoded
                 saved = frozenset(texts[: int(rest[0])])
-                return [messages.Ended(worker, verdict(Failure.STOPPED), done=saved, proven=True)]
+                return [messages.AttemptEnded(worker, verdict(Failure.STOPPED), done=saved, proven=True)]
         company = Company(rest.pop()) if rest and rest[-1] in COMPANIES else Company.UNTOLD
         # A canary fails only where the line says so; "done 3,4" are texts whose vectors are written.
         canary_failed = "canary" in rest
@@ -196,49 +196,49 @@ class Play:
         judged = verdict(FAILURES[verb], phase, limits, rows, rows * longest, rows_done=before)
         proven = bool(before or saved) or (good_canary and not canary_failed)
         began_s = self.began_s.get(worker)
-        return [messages.Ended(worker, judged, company, began_s, done=saved, proven=proven)]
+        return [messages.AttemptEnded(worker, judged, company, began_s, done=saved, proven=proven)]
 
     def _answer(self, command: messages.Command) -> messages.Event | None:
         match command:
-            case messages.Start(worker=worker, work=work):
+            case messages.StartWorker(worker=worker, work=work):
                 self.canaries[worker] = command.canary
                 if self.host_oom:
-                    return messages.Ended(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1))
+                    return messages.AttemptEnded(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1))
                 if work.fresh or not self._templates:
                     self.began_s[worker] = self.now_s
-                return messages.Ended(worker, FULL) if self.disk_full else None
-            case messages.Go(worker=worker, limits=limits):
+                return messages.AttemptEnded(worker, FULL) if self.disk_full else None
+            case messages.OpenGate(worker=worker, limits=limits):
                 self.limits[worker] = limits
-            case messages.Store(work=work) if self.disk_full:
+            case messages.StoreVectors(work=work) if self.disk_full:
                 return messages.Stored(work, FULL)
-            case messages.Store(work=work, bad=bad):
+            case messages.StoreVectors(work=work, bad=bad):
                 if bad is not None:
                     self.outputs[work.output].quarantine(work.chunk, work.texts[0])
                 else:
                     self.outputs[work.output].keep(work.chunk, work.texts)
                 return messages.Stored(work)
-            case messages.Tell(news=messages.Halted()):
+            case messages.Tell(news=messages.RunHalts()):
                 self.halted = True
         return None
 
     def _words(self, command: messages.Command) -> str | None:
         match command:
-            case messages.Start(worker=worker, device=device, work=work, canary=canary):
+            case messages.StartWorker(worker=worker, device=device, work=work, canary=canary):
                 mark = " fresh" if self._templates and work.fresh else ""
                 if canary is not None:
                     mark += f" canary {canary}" if canary >= 0 else " own first" if canary == -1 else f" own {-canary}"
                 where = f"{work.output}/" if work.output else ""
                 return f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}"
-            case messages.Go(worker=worker, limits=limits):
+            case messages.OpenGate(worker=worker, limits=limits):
                 rows = limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
                 return f"go {worker}: {min(limits.rows, rows)}"
             case messages.End(worker=worker, gently=gently):
                 return f"leave {worker}" if gently else f"end {worker}"
             case messages.Look(device=device):
                 return f"look {device}"
-            case messages.Store(worker=worker, bad=None):
+            case messages.StoreVectors(worker=worker, bad=None):
                 return f"keep {worker}"
-            case messages.Store(work=work):
+            case messages.StoreVectors(work=work):
                 return f"quarantine {work.texts[0]}"
             case messages.Tell(news=news):
                 return self._of_news(news)
@@ -252,12 +252,12 @@ class Play:
                 return f"set aside {work.chunk}"
             case messages.Learnt(kind=kind, rows=rows, tokens=tokens):
                 return f"learn {kind} {rows if tokens is None else tokens // self._longest}"
-            case messages.Waiting(device=device):
+            case messages.RunWaits(device=device):
                 return "wait for all" if device is None else f"wait for {device}"
             case messages.Dropped(place=place, code=code):
                 return f"drop {place} {int(code)}"
-            case messages.Halted(code=code, why="bad rows"):
+            case messages.RunHalts(code=code, why="bad rows"):
                 return f"halt {int(code)} bad rows"
-            case messages.Halted(code=code):
+            case messages.RunHalts(code=code):
                 return f"halt {int(code)}"
         return None

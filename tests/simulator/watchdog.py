@@ -154,13 +154,13 @@ class Watchdog:
     def answered(self, process: "Process", judged: Verdict, said: list[messages.Command], step: int) -> None:
         """The scheduler has answered to its end."""
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
-            if any(isinstance(each, messages.Tell) and isinstance(each.news, messages.Waiting) for each in said):
+            if any(isinstance(each, messages.Tell) and isinstance(each.news, messages.RunWaits) for each in said):
                 return
             rows, tokens = process.batch
             if rows > self._world.settings.budget.min_batch_size:
                 self._known.append((process.device.gpu.kind, step, rows, tokens // rows))
 
-    def keeps(self, run: "_Run", store: messages.Store) -> None:
+    def keeps(self, run: "_Run", store: messages.StoreVectors) -> None:
         """Vectors are to be taken over."""
         work = store.work
         output = self._disk.outputs[work.output]

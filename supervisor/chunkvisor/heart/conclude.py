@@ -10,11 +10,11 @@ from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Emit, LateCrash
 from chunkvisor.heart.memory import Lesson
-from chunkvisor.heart.messages import Ended
+from chunkvisor.heart.messages import AttemptEnded
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import History, Retry, decide
 from chunkvisor.heart.slot import Slot
-from chunkvisor.heart.store import Store, check_space
+from chunkvisor.heart.store import Keeper, check_space
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import STATUS_LOST, Budget, judge
 from chunkvisor.store.attempt import Salvage, gather, look
@@ -27,7 +27,7 @@ from chunkvisor_worker.contract.messages import Spec
 from chunkvisor_worker.contract.wire import read_message
 
 
-def conclude(slot: Slot, returncode: int, output: OutputRun, siblings: Collection[int], emit: Emit) -> Ended:
+def conclude(slot: Slot, returncode: int, output: OutputRun, siblings: Collection[int], emit: Emit) -> AttemptEnded:
     """Say what became of the attempt, and what it has left; `siblings` are our other workers on its device, by pid."""
     facts, is_blank = output.ledger.facts, output.blank_test(slot.spec)
     evidence = gather(
@@ -56,7 +56,7 @@ def conclude(slot: Slot, returncode: int, output: OutputRun, siblings: Collectio
     # A canary of another dimension than the vectors before shows a model that is not the one that made them.
     passed = canary is not None and (facts is None or facts.dimension == canary.dimension)
     some_good = 0 < len(verdict.bad_rows) < len(slot.work.texts)
-    return Ended(
+    return AttemptEnded(
         slot.number,
         in_company(verdict, company, frozenset(siblings)),
         company,
@@ -69,7 +69,7 @@ def conclude(slot: Slot, returncode: int, output: OutputRun, siblings: Collectio
 
 
 def adopt_all(
-    outputs: Sequence[OutputRun], stations: Stations, store: Store, lessons: LessonFile, budget: Budget
+    outputs: Sequence[OutputRun], stations: Stations, store: Keeper, lessons: LessonFile, budget: Budget
 ) -> None:
     """Judge what an earlier run left, as if it had ended just now: keep what is good, remove the rest.
 
@@ -86,7 +86,7 @@ def adopt_all(
         output.saved_before = output.ledger.saved()
 
 
-def _adopt(number: int, output: OutputRun, store: Store, budget: Budget) -> list[Lesson]:
+def _adopt(number: int, output: OutputRun, store: Keeper, budget: Budget) -> list[Lesson]:
     ledger, lessons = output.ledger, list[Lesson]()
     for chunk, files in list(ledger.attempt_folders()):
         if files.verdict.exists():

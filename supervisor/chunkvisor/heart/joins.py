@@ -15,7 +15,7 @@ from chunkvisor.events.event import Assembling, Emit, OutputComplete, Warned
 from chunkvisor.heart.messages import Event, Lost
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.signals import Signals
-from chunkvisor.heart.store import Store
+from chunkvisor.heart.store import Keeper
 from chunkvisor.store.disk import DISK_ERRNOS, disk_halt
 from chunkvisor.words import damaged_again
 
@@ -30,7 +30,7 @@ class Joins:
     """Outputs on their way to a final file."""
 
     def __init__(
-        self, outputs: Sequence[OutputRun], store: Store, signals: Signals, wait_timeout_s: float, emit: Emit
+        self, outputs: Sequence[OutputRun], store: Keeper, signals: Signals, wait_timeout_s: float, emit: Emit
     ) -> None:
         self._outputs, self._store, self._signals, self._emit = outputs, store, signals, emit
         self._wait_timeout_s = wait_timeout_s

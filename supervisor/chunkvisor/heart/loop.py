@@ -25,10 +25,10 @@ from chunkvisor.heart import messages
 from chunkvisor.heart.conclude import adopt_all, conclude, forget_unsure
 from chunkvisor.heart.joins import Joins
 from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, Gate, Scheduler, Settings
+from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, GateState, Scheduler, Settings
 from chunkvisor.heart.signals import Signals
 from chunkvisor.heart.slot import Slot
-from chunkvisor.heart.store import Store
+from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.telling import Teller, names_of
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Verdict, gap
 from chunkvisor.store.attempt import Place, write_attempt
@@ -58,7 +58,7 @@ class Run:
 
 
 class Loop:
-    """Runs the pending chunks of all outputs on all devices; it is the scheduler's `View`."""
+    """Runs the pending chunks of all outputs on all devices; it is the scheduler's `LoopView`."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Loop:
         self._lessons, self._signals, self._emit, self._tick = lessons, run.signals, run.emit, run.tick
         self._stations = Stations(self, run.emit)
         self._stations.learn_need(need_bytes)
-        self._store = Store(outputs, run.emit)
+        self._store = Keeper(outputs, run.emit)
         self._joins = Joins(outputs, self._store, run.signals, settings.budget.wait_timeout_s, run.emit)
         self._teller = Teller(outputs, self._stations, self._store, lessons, settings, run.emit)
         self._scheduler = Scheduler(outputs, settings, lessons.get, self, time.monotonic)
@@ -129,15 +129,15 @@ class Loop:
     # --- what the scheduler asks
 
     def holding(self, device: int) -> bool:
-        """See View."""
+        """See LoopView."""
         return self._engine.holding(self._stations[device])
 
     def has_room(self, device: int) -> bool:
-        """See View."""
+        """See LoopView."""
         return self._engine.has_room(self._stations[device], [slot.worker for slot in self._slots.values()])
 
     def left_s(self, worker: int) -> float | None:
-        """See View."""
+        """See LoopView."""
         slot = self._slots.get(worker)
         return slot.left_s(time.monotonic()) if slot is not None else None
 
@@ -147,15 +147,15 @@ class Loop:
         """See Listener."""
         node = station.site.node
         self._devices_of.setdefault(node, []).append(station.number)
-        self._news.append(messages.Device(station.number, node, station.device.model, opinion))
+        self._news.append(messages.DeviceSeen(station.number, node, station.device.model, opinion))
 
     def looked(self, station: Station, opinion: Opinion) -> None:
         """See Listener."""
-        self._news.append(messages.Device(station.number, opinion=opinion))
+        self._news.append(messages.DeviceSeen(station.number, opinion=opinion))
 
     def node_left(self, node: str) -> None:
         """See Listener."""
-        self._news += [messages.Device(number, gone=True) for number in self._devices_of.pop(node, [])]
+        self._news += [messages.DeviceSeen(number, gone=True) for number in self._devices_of.pop(node, [])]
 
     # --- turns
 
@@ -194,9 +194,9 @@ class Loop:
                 self._joins_until_s = signals.until_s - min(RESERVE * left_s, RESERVE_S)
                 how = f"finishing what can be done within {human_time(left_s)}, and saving the rest as it is"
             self._emit(Draining(signals.why, how))
-            self._tell(messages.Stop(signals.until_s))
+            self._tell(messages.StopBy(signals.until_s))
         if signals.stopping:
-            self._tell(messages.Stop(-math.inf))
+            self._tell(messages.StopBy(-math.inf))
 
     def _sleep(self) -> frozenset[int]:
         watched = (fd for slot in self._slots.values() for fd in slot.worker.watched())
@@ -218,7 +218,7 @@ class Loop:
         self._todo.extend(self._scheduler.handle(event))
         while self._todo:
             command = self._todo.popleft()
-            if isinstance(command, messages.Start | messages.Store):
+            if isinstance(command, messages.StartWorker | messages.StoreVectors):
                 self._answer_calls()
             for answer in self._carry_out(command):
                 self._todo.extend(self._scheduler.handle(answer))
@@ -228,7 +228,7 @@ class Loop:
         now_s = time.monotonic()
         for slot in self._slots.values():
             if (gate := slot.heard(now_s)) is not None:
-                for command in self._scheduler.handle(messages.Called(slot.number, freed=gate is Gate.PASSED)):
+                for command in self._scheduler.handle(messages.Called(slot.number, freed=gate is GateState.PASSED)):
                     self._carry_out(command)  # `go`, or a look at the device: nothing that is answered at once
 
     def _pids(self) -> dict[int, frozenset[int]]:
@@ -244,14 +244,14 @@ class Loop:
     def _carry_out(self, command: messages.Command) -> Sequence[messages.Event]:
         """Do it; returns what came of it, if that is known at once. Raises Halt; OSError."""
         match command:
-            case messages.Start():
+            case messages.StartWorker():
                 return self._start(command)
-            case messages.Store(work=work, bad=bad):
+            case messages.StoreVectors(work=work, bad=bad):
                 if bad is not None:
                     return self._store.quarantine(work, bad)
                 slot = self._teller.ended(command.worker)
                 return self._store.keep(work, slot.spec, slot.files, slot.without_result)
-            case messages.Go(limits=limits):
+            case messages.OpenGate(limits=limits):
                 slot = self._slots[command.worker]
                 slot.go(limits)
                 self._store.first_go_s = self._store.first_go_s or slot.go_s
@@ -269,7 +269,7 @@ class Loop:
                 self._teller.tell(command.news)
         return ()
 
-    def _start(self, start: messages.Start) -> Sequence[messages.Event]:
+    def _start(self, start: messages.StartWorker) -> Sequence[messages.Event]:
         work, station, output = start.work, self._stations[start.device], self._outputs[start.work.output]
         first, last = work.texts[0], work.texts[-1] + 1
         wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
@@ -291,7 +291,7 @@ class Loop:
             workdir = output.ledger.layout.workdir
             if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(workdir))):
                 raise gone from error
-            return [messages.Ended(start.worker, _not_started(error, workdir))]
+            return [messages.AttemptEnded(start.worker, _not_started(error, workdir))]
         slot = Slot(start.worker, work, station, number, files, spec, worker, start.limits)
         self._slots[start.worker] = slot
         kind = StartKind.WARM if worker.warm else StartKind.FRESH
@@ -306,7 +306,7 @@ class Loop:
             self._conclude(slot, returncode, now_s)
             return
         if (gate := slot.heard(now_s)) is not None:
-            self._tell(messages.Called(slot.number, freed=gate is Gate.PASSED))
+            self._tell(messages.Called(slot.number, freed=gate is GateState.PASSED))
         slot.attend(now_s, self._patience)
         if slot.stuck(now_s):
             halt = Halt(
@@ -326,7 +326,7 @@ class Loop:
         slot.freed(now_s)
         self._emit(WorkerEnded(slot.spec.output, slot.work.chunk, slot.attempt, returncode, **slot.figures(now_s)))
         if slot.unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
-            self._tell(messages.Ended(slot.number, None))
+            self._tell(messages.AttemptEnded(slot.number, None))
             if returncode == WorkerExit.TAINTED_TEMPLATE:
                 self._engine.mistrust(slot.worker)
             return
@@ -339,7 +339,7 @@ class Loop:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(messages.Called(slot.number, freed=True))
         self._answer_calls()  # all of its vectors are read now
-        others = (each for each in self._slots.values() if each.gate is Gate.OPEN and each.station is slot.station)
+        others = (each for each in self._slots.values() if each.gate is GateState.OPEN and each.station is slot.station)
         siblings = frozenset(each.worker.pid for each in others)
         ended = conclude(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
         slot.verdict = verdict = ended.verdict
@@ -365,7 +365,7 @@ class Loop:
                     self._engine.attend()
 
 
-def _canary_of(start: messages.Start, output: OutputRun) -> tuple[str | None, int | None]:
+def _canary_of(start: messages.StartWorker, output: OutputRun) -> tuple[str | None, int | None]:
     """Find the text that is encoded first: one that is known to be good, or the position of the shortest."""
     if start.canary is None:
         return None, None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from chunkvisor.heart.work import Place
+from chunkvisor.heart.work import DevicePlace
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
@@ -94,7 +94,7 @@ class Memory:
 
     # --- what succeeds
 
-    def started(self, place: Place, outcome: Outcome) -> None:
+    def started(self, place: DevicePlace, outcome: Outcome) -> None:
         """Note that a worker got to its first batch there; `outcome` is how it ended."""
         self.forget("start", place.device)
         self.forget("start", place.node)
@@ -102,7 +102,7 @@ class Memory:
         if outcome is not Outcome.GPU_BUSY:
             self._waits.pop((Outcome.GPU_BUSY, place.device), None)
 
-    def encoded(self, place: Place) -> None:
+    def encoded(self, place: DevicePlace) -> None:
         """Note that a worker did its work there."""
         self.started(place, Outcome.COMMITTED)
         self.forget("canary", place.device)
@@ -144,14 +144,14 @@ class Memory:
         return self._lessons[kind]
 
 
-def cause_of(verdict: Verdict, place: Place | None) -> Where:
+def cause_of(verdict: Verdict, place: DevicePlace | None) -> Where:
     """Say who waits: a device for its own memory, one of a cluster for its machine's disk, or all for the world."""
     own = verdict.outcome in (Outcome.GPU_BUSY, Outcome.GPU_OOM)
     own = own or (verdict.outcome is Outcome.DISK_FULL and place is not None and bool(place.node))
     return place.device if own and place is not None else None
 
 
-def start_of(verdict: Verdict, place: Place) -> Where:
+def start_of(verdict: Verdict, place: DevicePlace) -> Where:
     """Say whose a failed start is: what fails while the model is loaded is the machine's, with its installation."""
     of_model = verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
     return place.node if of_model else place.device

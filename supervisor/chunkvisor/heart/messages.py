@@ -16,7 +16,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceSeen:
     """A device may be worked on, was looked at, or is gone."""
 
     number: int
@@ -37,7 +37,7 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AttemptEnded:
     """The worker is gone, or could not be started, and what it left is judged."""
 
     worker: int
@@ -56,7 +56,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What `Store` asked for is on the disk, or (`verdict`) could not be written."""
+    """What `StoreVectors` asked for is on the disk, or (`verdict`) could not be written."""
 
     work: Work
     verdict: Verdict | None = None
@@ -71,13 +71,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopBy:
     """Start nothing new; be done by then (None = as long as it takes, -inf = at once)."""
 
     until_s: float | None = None
 
 
-Event = Tick | Device | Called | Ended | Stored | Lost | Stop
+Event = Tick | DeviceSeen | Called | AttemptEnded | Stored | Lost | StopBy
 
 
 OWN = -1
@@ -85,8 +85,8 @@ OWN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start a worker; only its failure is answered, with `Ended`."""
+class StartWorker:
+    """Start a worker; only its failure is answered, with `AttemptEnded`."""
 
     worker: int
     device: int
@@ -97,7 +97,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class OpenGate:
     """Let the worker have its device."""
 
     worker: int
@@ -115,13 +115,13 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look at the device; answered by `Device`."""
+    """Look at the device; answered by `DeviceSeen`."""
 
     device: int
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreVectors:
     """Take over the vectors of these texts, or (`bad`) note that the text gets none; answered by `Stored`."""
 
     worker: int
@@ -152,7 +152,7 @@ class TakenApart:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RunWaits:
     """The run waits, for one device or (None) for all."""
 
     device: int | None
@@ -186,7 +186,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Halted:
+class RunHalts:
     """The run ends; `words` makes sentences of it."""
 
     code: ExitCode
@@ -204,14 +204,14 @@ class Halted:
     waited_s: float = 0.0
 
 
-News = Failed | TakenApart | Waiting | Learnt | Dropped | Halted
+News = Failed | TakenApart | RunWaits | Learnt | Dropped | RunHalts
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell people and the journal; `Halted` ends the run."""
+    """Tell people and the journal; `RunHalts` ends the run."""
 
     news: News
 
 
-Command = Start | Go | End | Look | Store | Tell
+Command = StartWorker | OpenGate | End | Look | StoreVectors | Tell

@@ -1,4 +1,4 @@
-"""One output while a run works on it; to the scheduler it is the output's `Progress`."""
+"""One output while a run works on it; to the scheduler it is the output's `OutputProgress`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -70,22 +70,22 @@ class OutputRun:
 
     @property
     def texts(self) -> int:
-        """See Progress."""
+        """See OutputProgress."""
         return self.ledger.plan.distinct + self.taken
 
     @property
     def bad_count(self) -> int:
-        """See Progress."""
+        """See OutputProgress."""
         return self.ledger.bad_count
 
     def bad_rows(self) -> int:
-        """See Progress."""
+        """See OutputProgress."""
         bad = [text.text for text in self.ledger.bad_texts()]
         self._rows.update(rows_of(self.table, [text for text in bad if text not in self._rows]))
         return sum(self._rows[text] for text in bad)
 
     def rows_of(self, text: int) -> int:
-        """See Progress."""
+        """See OutputProgress."""
         if text not in self._rows:
             self._rows.update(rows_of(self.table, [text]))
         return self._rows[text]
@@ -101,18 +101,18 @@ class OutputRun:
             self.model.check()
 
     def bounds(self, chunk: int) -> tuple[int, int]:
-        """See Progress."""
+        """See OutputProgress."""
         return self.ledger.plan.bounds(chunk)
 
     def next_pending(self, start: int) -> int | None:
-        """See Progress."""
+        """See OutputProgress."""
         chunk = self.ledger.next_pending(start)
         while chunk is not None and self.ledger.parts(chunk).begun and not self.missing(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
         return chunk
 
     def missing(self, chunk: int) -> Sequence[int]:
-        """See Progress."""
+        """See OutputProgress."""
         if self.ledger.committed(chunk):
             return ()
         parts = self.ledger.parts(chunk)
@@ -121,7 +121,7 @@ class OutputRun:
         return [text for start, stop in parts.missing() for text in range(start, stop)]
 
     def known_good(self) -> int | None:
-        """See Progress. Raises Halt where the texts are damaged."""
+        """See OutputProgress. Raises Halt where the texts are damaged."""
         if self._canary is None and (found := self.ledger.known_good()) is not None:
             good = list(self.ledger.good_texts(found[0]))
             words = zip(good, self.texts_of(good), strict=True)

@@ -95,7 +95,7 @@ class Stop:
     code: ExitCode
     scope: Scope = Scope.RUN
     why: str = "halted"
-    """See `messages.Halted`."""
+    """See `messages.RunHalts`."""
 
 
 Step = Commit | Retry | Wait | Split | Quarantine | GiveUp | Stop

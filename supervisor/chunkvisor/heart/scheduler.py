@@ -12,22 +12,22 @@ from chunkvisor.heart import messages, policy
 from chunkvisor.heart.memory import Memory, cause_of, start_of
 from chunkvisor.heart.messages import (
     OWN,
+    AttemptEnded,
     Dropped,
     End,
-    Ended,
     Failed,
-    Go,
-    Halted,
     Learnt,
     Look,
-    Start,
-    Store,
+    OpenGate,
+    RunHalts,
+    RunWaits,
+    StartWorker,
+    StoreVectors,
     TakenApart,
     Tell,
-    Waiting,
 )
 from chunkvisor.heart.policy import How
-from chunkvisor.heart.work import Backlog, Place, Progress, Work
+from chunkvisor.heart.work import Backlog, DevicePlace, OutputProgress, Work
 from chunkvisor.judge import Budget, Company, Verdict
 from chunkvisor.words import BadRows
 from chunkvisor_worker.contract.exits import Outcome
@@ -50,7 +50,7 @@ class Settings:
     bad_rows: BadRows = field(default_factory=BadRows)
 
 
-class View(Protocol):
+class LoopView(Protocol):
     """What the loop can answer at once."""
 
     def holding(self, device: int) -> bool:
@@ -63,7 +63,7 @@ class View(Protocol):
         """Say in how many seconds the worker has its last vector; None = it has done no batch yet."""
 
 
-class Gate(Enum):
+class GateState(Enum):
     """Where a worker stands before its device."""
 
     SHUT = "shut"
@@ -73,14 +73,14 @@ class Gate(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class WorkerState:
     """From the order to start it to its judged end."""
 
     number: int
     work: Work
-    device: "Device"
+    device: "DeviceState"
     canary: int | None = None
-    gate: Gate = Gate.SHUT
+    gate: GateState = GateState.SHUT
     ready: bool = False
     ending: bool = False
     leaving: bool = False
@@ -88,10 +88,10 @@ class Worker:
 
 
 @dataclass(slots=True, eq=False)
-class Device:
+class DeviceState:
     """One device, until its last worker has ended."""
 
-    place: Place
+    place: DevicePlace
     kind: str
     watched: bool
     """Whether there is something to look with."""
@@ -105,9 +105,9 @@ class Device:
     """Since when it is to be looked at before the next worker gets it."""
     look_s: float = 0.0
     """When it may be looked at; inf = it is being looked at."""
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[WorkerState] = field(default_factory=list)
 
-    def at(self, *gates: Gate) -> int:
+    def at(self, *gates: GateState) -> int:
         """Count its workers that stand there."""
         return sum(worker.gate in gates for worker in self.workers)
 
@@ -117,22 +117,22 @@ class Scheduler:
 
     def __init__(
         self,
-        outputs: Sequence[Progress],
+        outputs: Sequence[OutputProgress],
         settings: Settings,
         recall: Callable[[str], tuple[int, int | None] | None],
-        view: View,
+        view: LoopView,
         clock: Callable[[], float],
     ) -> None:
         """`recall` has what earlier runs learnt of each kind of device."""
         self._outputs, self._settings, self._view, self._clock = outputs, settings, view, clock
         self._memory = Memory(recall)
         self._backlog = Backlog(outputs)
-        self.devices: dict[int, Device] = {}
-        self.workers: dict[int, Worker] = {}
+        self.devices: dict[int, DeviceState] = {}
+        self.workers: dict[int, WorkerState] = {}
         self.paused_until_s = 0.0
         self._started = 0
         self._out: list[messages.Command] = []
-        self._unfit: Halted | None = None
+        self._unfit: RunHalts | None = None
         """Why the last device that could not be used when it joined was so."""
         self._draining = False
         self._last_s = self._halfway_s = math.inf
@@ -143,7 +143,7 @@ class Scheduler:
         return not self.workers and (self._draining or self._backlog.empty)
 
     @property
-    def alive(self) -> list[Device]:
+    def alive(self) -> list[DeviceState]:
         """The devices that are left to the run."""
         return [device for device in self.devices.values() if not device.gone]
 
@@ -153,19 +153,19 @@ class Scheduler:
         match event:
             case messages.Tick():
                 self._turn(now_s)
-            case messages.Device():
+            case messages.DeviceSeen():
                 self._device(event, now_s)
             case messages.Called() if (worker := self.workers.get(event.worker)) is not None:
                 worker.ready = True
-                worker.gate = Gate.PASSED if event.freed else worker.gate
+                worker.gate = GateState.PASSED if event.freed else worker.gate
                 self._open_gates(worker.device, now_s)
-            case Ended() if event.worker in self.workers:
+            case AttemptEnded() if event.worker in self.workers:
                 self._ended(event, now_s)
             case messages.Stored():
                 self._stored(event, now_s)
             case messages.Lost():
                 self._backlog.lost(event.output, event.chunk)
-            case messages.Stop():
+            case messages.StopBy():
                 self._stop(event.until_s, now_s)
         said, self._out = self._out, []
         return said
@@ -191,7 +191,7 @@ class Scheduler:
         places = per_device + max(0, self._settings.standby - self._memory.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
-                if device.at(Gate.SHUT, Gate.OPEN) > place or self._view.holding(device.place.device):
+                if device.at(GateState.SHUT, GateState.OPEN) > place or self._view.holding(device.place.device):
                     continue
                 if place >= per_device and not self._view.has_room(device.place.device):
                     continue
@@ -201,7 +201,7 @@ class Scheduler:
                 if work is not None:
                     self._start(work, device)
 
-    def _start(self, work: Work, device: Device) -> None:
+    def _start(self, work: Work, device: DeviceState) -> None:
         canary = None
         if device.doubt or work.doubt:
             good = self._outputs[work.output].known_good() if not work.shortest_first else None
@@ -209,46 +209,46 @@ class Scheduler:
             canary = good if good is not None else OWN - self._memory.count("canary", device.place.device)
         work = replace(work, fresh=work.fresh or device.fresh)
         self._started += 1
-        worker = Worker(self._started, work, device, canary)
+        worker = WorkerState(self._started, work, device, canary)
         self.workers[worker.number] = worker
         device.workers.append(worker)
-        self._say(Start(worker.number, device.place.device, work, self._limits(worker), canary))
+        self._say(StartWorker(worker.number, device.place.device, work, self._limits(worker), canary))
 
-    def _limits(self, worker: Worker) -> Limits:
+    def _limits(self, worker: WorkerState) -> Limits:
         limits = self._memory.limits(self._outputs[worker.work.output].limits, worker.device.kind)
         return replace(limits, rows=1, alone=True) if worker.work.one_by_one else limits
 
-    def _open_gates(self, device: Device, now_s: float) -> None:
+    def _open_gates(self, device: DeviceState, now_s: float) -> None:
         if self._draining or device.gone or now_s < max(device.paused_until_s, self.paused_until_s):
             return
-        waiting = [each for each in device.workers if each.ready and each.gate is Gate.SHUT and not each.ending]
-        for worker in waiting[: max(0, self._settings.per_device - device.at(Gate.OPEN))]:
+        waiting = [each for each in device.workers if each.ready and each.gate is GateState.SHUT and not each.ending]
+        for worker in waiting[: max(0, self._settings.per_device - device.at(GateState.OPEN))]:
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
                     self._say(Look(device.place.device))
                 return
-            worker.gate, worker.go_s = Gate.OPEN, now_s
-            self._say(Go(worker.number, self._limits(worker)))
+            worker.gate, worker.go_s = GateState.OPEN, now_s
+            self._say(OpenGate(worker.number, self._limits(worker)))
 
     # --- devices
 
-    def _device(self, event: messages.Device, now_s: float) -> None:
+    def _device(self, event: messages.DeviceSeen, now_s: float) -> None:
         device, opinion = self.devices.get(event.number), event.opinion
         if device is None and not event.gone:
-            device = Device(Place(event.number, event.node), event.kind, opinion is not None)
+            device = DeviceState(DevicePlace(event.number, event.node), event.kind, opinion is not None)
             self.devices[event.number] = device
             if opinion is not None and opinion.health is Health.BROKEN:
                 # Others may be about to join: whether this was the last shows in the next turn.
                 if not event.node:
-                    self._unfit = Halted(ExitCode.MACHINE, "broken", place=event.number, verdict=_seen(opinion))
+                    self._unfit = RunHalts(ExitCode.MACHINE, "broken", place=event.number, verdict=_seen(opinion))
                 self._leave(device, Dropped(event.number, ExitCode.MACHINE, "broken", verdict=_seen(opinion)))
         elif device is not None and event.gone:
             self._leave(device)
         elif device is not None and opinion is not None and device.suspected_s is not None:
             self._looked(device, opinion, now_s)
 
-    def _looked(self, device: Device, opinion: Opinion, now_s: float) -> None:
+    def _looked(self, device: DeviceState, opinion: Opinion, now_s: float) -> None:
         device.look_s = now_s + LOOK_PAUSE_S
         if opinion.health is Health.BROKEN:
             self._do_without(device, policy.Stop(ExitCode.MACHINE, policy.Scope.DEVICE, "broken"), _seen(opinion))
@@ -261,7 +261,7 @@ class Scheduler:
             device.suspected_s, device.look_s = None, now_s
             self._open_gates(device, now_s)
 
-    def _leave(self, device: Device, dropped: Dropped | None = None) -> None:
+    def _leave(self, device: DeviceState, dropped: Dropped | None = None) -> None:
         """Note that the device is gone, or (`dropped`) that the run does without it."""
         if dropped is not None:
             self._say(Tell(dropped))
@@ -270,13 +270,13 @@ class Scheduler:
             self._end(worker, "its device was dropped")
         self._tidy(device)
 
-    def _tidy(self, device: Device) -> None:
+    def _tidy(self, device: DeviceState) -> None:
         if device.gone and not device.workers:
             self.devices.pop(device.place.device, None)
 
     def _do_without(
         self,
-        device: Device | None,
+        device: DeviceState | None,
         stop: policy.Stop,
         verdict: Verdict | None,
         worker: int = 0,
@@ -299,7 +299,7 @@ class Scheduler:
         if device is None or of_run or of_last:
             place = device.place.device if device is not None and of_last else None
             output = work.output if work is not None else 0
-            self._say(Tell(Halted(stop.code, stop.why, worker, work, verdict, place, output, waited_s=waited_s)))
+            self._say(Tell(RunHalts(stop.code, stop.why, worker, work, verdict, place, output, waited_s=waited_s)))
             return False
         where: int | str = node if scope is policy.Scope.NODE else device.place.device
         dropped = Dropped(where, stop.code, stop.why, worker, work, verdict, waited_s)
@@ -313,7 +313,7 @@ class Scheduler:
 
     # --- ends
 
-    def _ended(self, end: Ended, now_s: float) -> None:
+    def _ended(self, end: AttemptEnded, now_s: float) -> None:
         worker = self.workers.pop(end.worker)
         device, work, verdict = worker.device, worker.work, end.verdict
         device.workers.remove(worker)
@@ -325,9 +325,9 @@ class Scheduler:
             device.doubt = device.fresh = False
             self._memory.encoded(device.place)
             self._got_vectors(work)
-            self._say(Store(end.worker, work))
+            self._say(StoreVectors(end.worker, work))
         else:
-            if worker.gate is not Gate.SHUT and verdict.can_touch_gpu and device.watched:
+            if worker.gate is not GateState.SHUT and verdict.can_touch_gpu and device.watched:
                 device.suspected_s = now_s if device.suspected_s is None else device.suspected_s
             rest: Work | None = work
             if end.done:
@@ -335,7 +335,9 @@ class Scheduler:
                 # run could end for want of any vector with the first one in its hands.
                 self._memory.stored(work.output, now_s)
                 self._got_vectors(work)
-                self._say(Store(end.worker, work.of([text for text in work.texts if text in end.done], part=True)))
+                self._say(
+                    StoreVectors(end.worker, work.of([text for text in work.texts if text in end.done], part=True))
+                )
                 left = [text for text in work.texts if text not in end.done]
                 rest = work.of(left, tries=work.tries) if left else None
             if rest is not None:
@@ -349,7 +351,7 @@ class Scheduler:
         self._memory.fits.add((work.output, work.chunk))
         self._memory.forget("dimension")
 
-    def _fail(self, work: Work, end: Ended, verdict: Verdict, worker: Worker | None, now_s: float) -> None:
+    def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None, now_s: float) -> None:
         """Carry out what follows of an attempt that failed, or (no worker) of what could not be stored."""
         memory, device = self._memory, worker.device if worker is not None else None
         step = policy.decide(verdict, self._history(work, end, verdict, worker, now_s), self._settings.budget)
@@ -389,7 +391,9 @@ class Scheduler:
                 if self._do_without(device, step, verdict, end.worker, work):
                     self._backlog.put_back(again)
 
-    def _history(self, work: Work, end: Ended, verdict: Verdict, worker: Worker | None, now_s: float) -> policy.History:
+    def _history(
+        self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None, now_s: float
+    ) -> policy.History:
         memory, place = self._memory, worker.device.place if worker is not None else None
         starts, failing_s, canaries, worked = 0, 0.0, 0, work.output in memory.worked
         if worker is not None and place is not None:
@@ -405,7 +409,7 @@ class Scheduler:
         waited_s, spell_s = memory.waited_s(verdict.outcome, cause_of(verdict, place), now_s)
         # Every device may fail as often as a chunk is tried, without a success in between.
         fruitless = memory.count("fruitless") - self._settings.budget.attempts * max(0, len(self.alive) - 1)
-        if any(each.gate is Gate.PASSED for each in self.workers.values()):
+        if any(each.gate is GateState.PASSED for each in self.workers.values()):
             fruitless = 0  # that one has given its device back: it is about to bring vectors
         return policy.History(
             texts=len(work.texts),
@@ -433,7 +437,13 @@ class Scheduler:
         )
 
     def _retry(
-        self, step: policy.Retry, work: Work, end: Ended, verdict: Verdict, worker: Worker | None, now_s: float
+        self,
+        step: policy.Retry,
+        work: Work,
+        end: AttemptEnded,
+        verdict: Verdict,
+        worker: WorkerState | None,
+        now_s: float,
     ) -> None:
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
@@ -458,21 +468,21 @@ class Scheduler:
             work = replace(work, doubt=True, shortest_first=step.note == "memory", lacking=step.note == "lacking")
         self._backlog.put_back(replace(work, due_s=due_s))
 
-    def _wait(self, step: policy.Wait, work: Work, verdict: Verdict, device: Device | None, now_s: float) -> None:
+    def _wait(self, step: policy.Wait, work: Work, verdict: Verdict, device: DeviceState | None, now_s: float) -> None:
         where = cause_of(verdict, device.place if device is not None else None)
         _, spell_s = self._memory.waited_s(verdict.outcome, where, now_s)
         self._memory.wait(verdict.outcome, where, now_s)
         waits = self if where is None or device is None else device
         waits.paused_until_s = max(waits.paused_until_s, now_s + step.delay_s)
         number = device.place.device if waits is device and device is not None else None
-        self._say(Tell(Waiting(number, step.delay_s, spell_s, verdict)))
+        self._say(Tell(RunWaits(number, step.delay_s, spell_s, verdict)))
         self._backlog.put_back(work)
 
-    def _split(self, how: How, work: Work, end: Ended, verdict: Verdict) -> None:
+    def _split(self, how: How, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
         texts = list(work.texts)
         if how is How.BAD:
             bad = {texts[0] + row for row in verdict.bad_rows}
-            self._say(Store(end.worker, work.of([text for text in texts if text not in bad], part=True)))
+            self._say(StoreVectors(end.worker, work.of([text for text in texts if text not in bad], part=True)))
             pieces = [work.of([text], part=True) for text in sorted(bad)]
         elif how is How.SUSPECTS:
             suspects = [text for text in texts if text in end.under_way]
@@ -489,25 +499,25 @@ class Scheduler:
             self._backlog.put_back(piece)
         self._say(Tell(TakenApart(tuple(pieces), work, how)))
 
-    def _quarantine(self, work: Work, end: Ended, verdict: Verdict) -> None:
+    def _quarantine(self, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
         limit = self._settings.bad_rows
         count = self._outputs[work.output].rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
         if limit.fail or count > limit.limit:
             self._say(
-                Tell(Halted(ExitCode.CONFIG, "bad rows", end.worker, work, verdict, output=work.output, count=count))
+                Tell(RunHalts(ExitCode.CONFIG, "bad rows", end.worker, work, verdict, output=work.output, count=count))
             )
         else:
-            self._say(Store(end.worker, work, verdict))
+            self._say(StoreVectors(end.worker, work, verdict))
 
     def _stored(self, event: messages.Stored, now_s: float) -> None:
         number = event.work.output
         if event.verdict is not None:
-            self._fail(event.work, Ended(0, event.verdict), event.verdict, None, now_s)
+            self._fail(event.work, AttemptEnded(0, event.verdict), event.verdict, None, now_s)
             return
         self._memory.stored(number, now_s)
         output = self._outputs[number]
         if output.bad_count >= output.texts:
-            self._say(Tell(Halted(ExitCode.CONFIG, "all bad", work=event.work, output=number)))
+            self._say(Tell(RunHalts(ExitCode.CONFIG, "all bad", work=event.work, output=number)))
 
     # --- the end of a run
 
@@ -522,15 +532,15 @@ class Scheduler:
     def _drain(self, now_s: float) -> None:
         """Have those leave who cannot be done in time, and end who is still there when it is over."""
         for worker in self.workers.values():
-            if worker.gate is Gate.SHUT or now_s >= self._last_s:
+            if worker.gate is GateState.SHUT or now_s >= self._last_s:
                 self._end(worker, "the run has to end")
-            elif worker.gate is Gate.OPEN and not (worker.leaving or worker.ending):
+            elif worker.gate is GateState.OPEN and not (worker.leaving or worker.ending):
                 left_s = self._view.left_s(worker.number)
                 if now_s >= self._halfway_s if left_s is None else now_s + left_s > self._last_s:
                     worker.leaving = True
                     self._say(End(worker.number, "it cannot be done before the run has to end", gently=True))
 
-    def _end(self, worker: Worker, why: str) -> None:
+    def _end(self, worker: WorkerState, why: str) -> None:
         if not worker.ending:
             worker.ending = True
             self._say(End(worker.number, why))

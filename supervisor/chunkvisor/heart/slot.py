@@ -9,7 +9,7 @@ from typing import Any
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
-from chunkvisor.heart.scheduler import Gate
+from chunkvisor.heart.scheduler import GateState
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import EndedBy, Patience, Pulse, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -43,7 +43,7 @@ class Slot:
     worker: Worker
     limits: Limits
     started_s: float = field(default_factory=time.monotonic)
-    gate: Gate = Gate.SHUT
+    gate: GateState = GateState.SHUT
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
     leave_why: str = ""
@@ -57,7 +57,7 @@ class Slot:
     """How long the device had nothing to do before this worker's `go`."""
     _ready_s: float | None = None
     _looked_s: float = 0.0
-    _reported: Gate | None = None
+    _reported: GateState | None = None
     """What `heard` reported last: ready at the gate (SHUT), or done with the device (PASSED)."""
     _signals: list[signal.Signals] = field(default_factory=list)
     _next_signal_s: float = 0.0
@@ -83,8 +83,8 @@ class Slot:
         self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
-        if self.gate is Gate.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
-            self.gate = Gate.PASSED
+        if self.gate is GateState.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
+            self.gate = GateState.PASSED
             self.freed(now_s)
         trim_log(self.files.log)
 
@@ -96,12 +96,12 @@ class Slot:
     @property
     def ready(self) -> bool:
         """Whether it waits at the gate."""
-        return self.gate is Gate.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
+        return self.gate is GateState.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
 
-    def heard(self, now_s: float) -> Gate | None:
+    def heard(self, now_s: float) -> GateState | None:
         """Say, once each, that it waits at the gate (SHUT), or that it has given its device back (PASSED)."""
         self.look(now_s, closely=False)
-        state = Gate.SHUT if self.ready else Gate.PASSED if self.gate is Gate.PASSED else None
+        state = GateState.SHUT if self.ready else GateState.PASSED if self.gate is GateState.PASSED else None
         if state is None or state is self._reported:
             return None
         self._reported = state
@@ -116,7 +116,7 @@ class Slot:
     @property
     def had_device(self) -> bool:
         """Whether it ever had its `go`."""
-        return self.gate is not Gate.SHUT
+        return self.gate is not GateState.SHUT
 
     @property
     def unused(self) -> bool:
@@ -146,7 +146,7 @@ class Slot:
         freed_s = self.station.freed_s
         self._idle_s = self.go_s - freed_s if freed_s is not None else 0.0
         self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
-        self.limits, self.gate = limits, Gate.OPEN
+        self.limits, self.gate = limits, GateState.OPEN
         self.worker.go(limits)
 
     def leave(self, why: str) -> None:

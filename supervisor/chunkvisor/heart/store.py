@@ -38,7 +38,7 @@ from chunkvisor_worker.contract.messages import Facts, Result, Spec
 from chunkvisor_worker.contract.wire import read_beat, read_message
 
 
-class Store:
+class Keeper:
     """What is done of all outputs, on its way to the disk."""
 
     def __init__(self, outputs: Sequence[OutputRun], emit: Emit) -> None:

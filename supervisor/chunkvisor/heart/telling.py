@@ -24,7 +24,7 @@ from chunkvisor.heart import messages, policy
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings
 from chunkvisor.heart.slot import Slot
-from chunkvisor.heart.store import Store
+from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import drop_bulk
@@ -65,7 +65,7 @@ class Teller:
         self,
         outputs: Sequence[OutputRun],
         stations: Stations,
-        store: Store,
+        store: Keeper,
         lessons: LessonFile,
         settings: Settings,
         emit: Emit,
@@ -104,7 +104,7 @@ class Teller:
                 self._failed(news)
             case messages.TakenApart():
                 self._taken_apart(news)
-            case messages.Waiting(verdict=verdict):
+            case messages.RunWaits(verdict=verdict):
                 self._waits.tell(news.delay_s, news.waited_s, verdict.reason, verdict.outcome, news.device)
             case messages.Learnt():
                 if news.lasting:
@@ -115,7 +115,7 @@ class Teller:
                 self._stations.drop_node(node, self._end_of(news))
             case messages.Dropped(place=int() as device):
                 self._stations.leave(device, self._end_of(news))
-            case messages.Halted():
+            case messages.RunHalts():
                 raise self._with_log(self._end_of(news), news.worker)
 
     def _failed(self, news: messages.Failed) -> None:
@@ -180,14 +180,14 @@ class Teller:
 
     # --- the end
 
-    def _end_of(self, news: messages.Halted | messages.Dropped) -> Halt:
+    def _end_of(self, news: messages.RunHalts | messages.Dropped) -> Halt:
         """Put the end of the run, or of a device or a machine, into words."""
-        work, verdict, halted = news.work, news.verdict, isinstance(news, messages.Halted)
+        work, verdict, halted = news.work, news.verdict, isinstance(news, messages.RunHalts)
         output = self._outputs[work.output if work is not None else 0]
-        if isinstance(news, messages.Halted) and news.why == "all bad":
+        if isinstance(news, messages.RunHalts) and news.why == "all bad":
             return words.all_bad(output.name, output.last_bad)
         assert verdict is not None, news
-        if isinstance(news, messages.Halted) and news.why == "bad rows" and work is not None:
+        if isinstance(news, messages.RunHalts) and news.why == "bad rows" and work is not None:
             log, (_, where) = last_log(self._files_of(news.worker, work)), self._store.place_of(work)
             return words.too_bad(output.name, where, news.count, verdict, log, self._bad_rows)
         device = str(self._stations[news.place]) if isinstance(news.place, int) else "this machine"

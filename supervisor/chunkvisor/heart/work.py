@@ -9,7 +9,7 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
 
 
-class Place(NamedTuple):
+class DevicePlace(NamedTuple):
     """A device, and the machine of a cluster that it belongs to."""
 
     device: int
@@ -51,7 +51,7 @@ class Work:
         return replace(self, texts=tuple(texts), **{"tries": (), "shortest_first": False, **changes})
 
 
-class Progress(Protocol):
+class OutputProgress(Protocol):
     """What is done of one output: the loop writes it down, the scheduler only reads it."""
 
     @property
@@ -92,7 +92,7 @@ class Progress(Protocol):
 class Backlog:
     """What is pending: a position in each output, and what was put back."""
 
-    def __init__(self, outputs: Sequence[Progress]) -> None:
+    def __init__(self, outputs: Sequence[OutputProgress]) -> None:
         self._outputs = outputs
         self._next = [0] * len(outputs)
         self._again: list[Work] = []

@@ -27,7 +27,7 @@ from chunkvisor.store.leftovers import anything_kept
 from chunkvisor.store.lock import hold
 from chunkvisor.store.mark import claim
 from chunkvisor.supervise.means import Means, Request
-from chunkvisor.supervise.work import Work
+from chunkvisor.supervise.work import RunWork
 from chunkvisor.units import counted
 from chunkvisor.words import Troubles
 
@@ -75,7 +75,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
             of_run = Run(layout, run_id, signals, emit, observers.tick, speed)
             with Means(request, of_run) as means:
-                code = Work(request, of_run, means).do()
+                code = RunWork(request, of_run, means).do()
         emit(RunEnded(int(code)))
         return code
 

@@ -38,7 +38,7 @@ from chunkvisor_worker.contract.exits import Outcome
 _LACKS_MEMORY = frozenset({str(Outcome.GPU_OOM), str(Outcome.GPU_BUSY)})
 
 
-class Work:
+class RunWork:
     """What a run does between its first word and its last."""
 
     def __init__(self, request: Request, run: Run, means: Means) -> None:
