@@ -50,7 +50,7 @@ def torch_loop(model: Path, texts: list[str]) -> Vectors:
 
 def _batches(rows: list[list[int]], pad_id: int) -> Iterator[tuple[Any, Any, Any]]:
     """(indices, ids, mask) of chunkvisor's batches on a CPU; ids and mask are int64 of shape (texts, tokens)."""
-    from chunkvisor.config.specs import AUTO_TOKENS, PADDING_TOKENS
+    from chunkvisor.config.model import AUTO_TOKENS, PADDING_TOKENS
     from chunkvisor_worker.batching import cut
     from chunkvisor_worker.contract.messages import Limits
 

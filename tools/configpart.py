@@ -10,8 +10,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from chunkvisor.config.model import Config
-from chunkvisor.config.outputsection import OutputConfig
+from chunkvisor.config.model import Config, OutputConfig
 from md import code, table
 
 

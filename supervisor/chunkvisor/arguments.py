@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chunkvisor.config.keys import dotted_keys
-from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.sections import EncodeConfig
+from chunkvisor.config.load import dotted_keys
+from chunkvisor.config.model import EncodeConfig, ModelConfig
 
 _MEANINGS = {
     "texts": "A list, a generator, a column of pandas, polars, NumPy, Arrow or datasets: whatever can be iterated once."

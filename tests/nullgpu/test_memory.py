@@ -12,7 +12,7 @@ import pytest
 from asking import ask_each
 
 from chunkvisor.commands.planning.survey import activation_bytes
-from chunkvisor.config.specs import AUTO_TOKENS
+from chunkvisor.config.model import AUTO_TOKENS
 from chunkvisor.devices.dtypes import Card, lacks
 from chunkvisor.engine.modelfolder import shape_of
 from chunkvisor_worker.batching import PROBE_TOKENS
@@ -57,7 +57,7 @@ _PRELUDE = """
 import json, numpy, torch
 from transformers import AutoConfig, AutoModel
 from transformers.models import bert, qwen2
-from chunkvisor.config.specs import AUTO_TOKENS
+from chunkvisor.config.model import AUTO_TOKENS
 from chunkvisor_worker import attention
 from chunkvisor_worker.contract.messages import Limits
 from chunkvisor_worker.batching import GpuMemory, cut_measured

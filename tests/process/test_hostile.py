@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from chunkvisor.assemble.manifest import read_done_manifest, read_finished, read_manifest
 from chunkvisor.commands.verify import verify
 from chunkvisor.config.load import load
-from chunkvisor.config.model import Config
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import Config, ModelConfig
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events

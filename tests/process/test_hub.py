@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Budget, Verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chunkvisor.config.secretnames import is_secret
+from chunkvisor.config.choices import is_secret
 from chunkvisor.show.record import (
     KEPT,
     LEFT_OUT,

@@ -12,7 +12,7 @@ import pytest
 
 import modelkinds as kinds
 from chunkvisor.config.load import from_values
-from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.config.model import encode_spec, model_spec
 from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import Limits, Loaded, Phase

@@ -8,8 +8,7 @@ from pydantic import BaseModel
 
 from chunkvisor import judge
 from chunkvisor.config import values
-from chunkvisor.config.model import Config
-from chunkvisor.config.sections import RecoveryConfig
+from chunkvisor.config.model import Config, RecoveryConfig
 from chunkvisor.devices import gpu, health
 from chunkvisor.heart import joins, policy, scheduler, slot
 

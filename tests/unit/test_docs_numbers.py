@@ -6,7 +6,7 @@ import pytest
 
 from chunkvisor.assemble import badrows
 from chunkvisor.commands import drill, tune
-from chunkvisor.config import specs
+from chunkvisor.config import model as specs
 from chunkvisor.config.values import MOST_SHARDS
 from chunkvisor.decide import likeness
 from chunkvisor.engine import trial

@@ -24,7 +24,7 @@ from chunkvisor.commands.doctor.readings import (
     Wanted,
     Whereabouts,
 )
-from chunkvisor.config.outputsection import OutputConfig
+from chunkvisor.config.model import OutputConfig
 from chunkvisor.devices.gpu import ProbeReading
 from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode

@@ -18,7 +18,7 @@ from chunkvisor.assemble.numbers import Numbers, Ranges, TooLargeError
 from chunkvisor.assemble.sides import ranges_of, write_sides
 from chunkvisor.commands.verify import _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.config.outputsection import OutputConfig
+from chunkvisor.config.model import OutputConfig
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import OutputLayout
 from staged import first_come_first_numbered

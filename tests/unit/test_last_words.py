@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.commands.explain import explain
-from chunkvisor.config.givenvalues import without_secret
+from chunkvisor.config.load import without_secret
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.policy import code_of_nothing
 from chunkvisor.judge import Evidence, Verdict, judge

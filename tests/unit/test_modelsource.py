@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from chunkvisor.config.load import from_values
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine import modelsource
 from chunkvisor.engine.modelsource import folder_like, resolve_hub, resolve_local, revision_at_hand, source_at_hand
 from chunkvisor.errors import Halt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.engine.ray.agent import Scratch
 from chunkvisor.engine.ray.readiness import (

@@ -24,8 +24,8 @@ from chunkvisor.commands.tune import (
     to_json,
     tune,
 )
-from chunkvisor.config.edit import Place, with_values
 from chunkvisor.config.load import load
+from chunkvisor.config.yaml import with_values
 from chunkvisor.decide.likeness import Likeness, likeness
 from chunkvisor.engine.trial import Conditions, Trial
 from chunkvisor.errors import ExitCode, Halt
@@ -76,8 +76,8 @@ def test_the_fastest_that_is_near_enough() -> None:
     assert best_of([failed, wrong], 0.999) is None
 
 
-_DTYPE: Place = ("model", "dtype")
-_TOKENS: Place = ("encode", "batch_tokens")
+_DTYPE = ("model", "dtype")
+_TOKENS = ("encode", "batch_tokens")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from chunkvisor.assemble.formats import FORMATS
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.config.outputsection import OutputConfig
+from chunkvisor.config.model import OutputConfig
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted

@@ -18,7 +18,7 @@ from chunkvisor.assemble.form import Form, parts_of, place_of
 from chunkvisor.assemble.numbers import Positions, Ranges
 from chunkvisor.assemble.reform import Source, reform, rows_of
 from chunkvisor.assemble.sides import describe_ranges
-from chunkvisor.config.secretnames import digested
+from chunkvisor.config.choices import digested
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows

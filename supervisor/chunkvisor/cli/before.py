@@ -190,7 +190,7 @@ def _tell(step: str) -> None:
 
 
 def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
-    from chunkvisor.config.edit import with_values
+    from chunkvisor.config.yaml import with_values
     from chunkvisor_worker.contract.files import write_atomic
 
     target = config.resolve()  # a link stays a link
@@ -264,6 +264,6 @@ def schema() -> None:
     Example: chunkvisor schema > chunkvisor.schema.json
     and at the top of the config: # yaml-language-server: $schema=chunkvisor.schema.json
     """
-    from chunkvisor.config.schema import config_schema
+    from chunkvisor.config.model import config_schema
 
     say(json.dumps(config_schema(), indent=2))

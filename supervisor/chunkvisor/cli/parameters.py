@@ -191,6 +191,6 @@ def _complete_workdir(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 def _complete_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> _Items:
     """The keys of the config but for those of its outputs, whose names only the file knows."""
-    from chunkvisor.config.keys import dotted_keys
+    from chunkvisor.config.load import dotted_keys
 
     return [CompletionItem(f"{key}=") for key in dotted_keys() if key.startswith(incomplete)]

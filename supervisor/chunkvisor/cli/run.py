@@ -33,7 +33,7 @@ _DISCARDING = ("--from-scratch", "--yes")
 
 def typed() -> str:
     """What was typed, and where: without secrets, and without what would discard all that is done."""
-    from chunkvisor.config.givenvalues import without_secret
+    from chunkvisor.config.load import without_secret
 
     words = list[str]()
     for word in sys.argv[1:]:

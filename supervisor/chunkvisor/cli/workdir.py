@@ -53,7 +53,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     from chunkvisor.commands.audit import audit as audits_of
     from chunkvisor.commands.audit import write_expect
     from chunkvisor.config.load import load
-    from chunkvisor.config.specs import encode_spec
+    from chunkvisor.config.model import encode_spec
     from chunkvisor.devices.gpu import find_devices
     from chunkvisor.engine.trial import Conditions, environment_of
 

@@ -21,7 +21,7 @@ from chunkvisor.assemble.manifest import read_finished, recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.assemble.sides import ranges_of
 from chunkvisor.config.choices import FinalDtype
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.engine.trial import Conditions, allowed_difference, difference_and_cosine, try_texts, write_line

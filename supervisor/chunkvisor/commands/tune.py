@@ -14,9 +14,7 @@ import numpy as np
 from chunkvisor.commands.planning.survey import sample_of
 from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config
-from chunkvisor.config.sections import EncodeConfig
-from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, EncodeConfig, encode_spec, model_spec, resolve_limits
 from chunkvisor.decide.likeness import Likeness, Vectors, likeness
 from chunkvisor.devices.dtypes import Card, advised_dtype, unfit_dtype
 from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, processor_flags, weakest

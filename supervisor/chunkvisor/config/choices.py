@@ -1,10 +1,15 @@
-"""Keys that take one of a few words: the words."""
+"""Words that a config chooses from, suffixes of sources, names of secrets: all that is needed without pydantic."""
 
+import hashlib
+import json
+import re
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 
 class Dtype(StrEnum):
-    """Of the model's weights on the device; AUTO is the checkpoint's own."""
+    """Name the type of the model's weights on the device; AUTO is the checkpoint's own."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -13,50 +18,83 @@ class Dtype(StrEnum):
 
 
 class EngineKind(StrEnum):
-    """Where workers run."""
+    """Say where workers run: on this machine, or on the nodes of a Ray cluster."""
 
     LOCAL = "local"
-    """On this machine."""
     RAY = "ray"
-    """On the nodes of a Ray cluster."""
 
 
 class Start(StrEnum):
-    """How a worker starts."""
+    """Say how a worker starts: in a new interpreter, or forked from a template process that has loaded the model."""
 
     FRESH = "fresh"
-    """A new interpreter."""
     WARM = "warm"
-    """Forked from a template process that has loaded the model; a retry is fresh all the same."""
     AUTO = "auto"
-    """WARM where it works, FRESH where it does not."""
 
 
 class OnBadRow(StrEnum):
-    """What to do with a row that the model cannot encode."""
+    """Say what becomes of a row that the model cannot encode."""
 
     QUARANTINE = "quarantine"
     FAIL = "fail"
 
 
 class FinalFormat(StrEnum):
-    """How the rows of a final are written; `assemble.formats` has one module for each."""
+    """Say how the rows of a final file are written; `assemble.formats` has one module for each."""
 
     NPY = "npy"
     PARQUET = "parquet"
 
 
 class FinalDtype(StrEnum):
-    """Of the numbers in a final."""
+    """Name the type of the numbers in a final file."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"
-    """Each dimension's range over the whole output in 256 steps."""
     UBINARY = "ubinary"
-    """One bit a dimension, eight in a byte: whether it is greater than 0."""
 
     @property
     def is_float(self) -> bool:
-        """Whether a row without a vector can be NaN; it is zero in the others."""
+        """Say whether a row without a vector can be NaN; it is zero in the other types."""
         return self in (FinalDtype.FLOAT32, FinalDtype.FLOAT16)
+
+
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "txt"}
+"""Suffix of a source -> value of `sources.resolve.Format`."""
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Suffix of a source -> value of `sources.resolve.Compression`."""
+
+AS_PARQUET = (
+    "Write a parquet file of it, by one line of Python, and name that file: "
+    "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a database, "
+    "datasets.Dataset.from_file(FILE).to_parquet('rows.parquet') for an Arrow file."
+)
+"""What to do with a source of a kind that is not read."""
+
+# "token" alone: encode.batch_tokens is not a secret.
+_SECRETS = frozenset(
+    {"apikey", "auth", "cookie", "credential", "credentials", "key"}
+    | {"passwd", "password", "pat", "pwd", "secret", "token"}
+)
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+
+
+def is_secret(name: str) -> bool:
+    """Say whether a key or a variable of this name probably holds a secret."""
+    return not _SECRETS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+
+
+def digested(value: Any, name: str = "") -> Any:
+    """Copy plain values with a digest in place of each secret; `name` is the key that the value stands under.
+
+    Equal secrets have equal digests, so that a change is seen: a name such as `num_key_value_heads` is not a secret.
+    """
+    if isinstance(value, Mapping):
+        return {key: digested(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [digested(item, name) for item in value]
+    if value is None or isinstance(value, bool) or not is_secret(name) or _DIGEST.fullmatch(str(value)):
+        return value
+    return f"sha256:{hashlib.sha256(json.dumps(value).encode()).hexdigest()}"

@@ -1,32 +1,49 @@
-"""A config file and its --set overrides -> a validated Config, or one message with everything that is wrong.
-
-What is valid, `model` decides; here are the line, the nearest valid key and the words.
-"""
+"""A config file and its --set overrides -> a validated Config, or one message with everything that is wrong."""
 
 import copy
 import difflib
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config.givenvalues import GivenValues, wrong_config
-from chunkvisor.config.model import Config
-from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.sections import EncodeConfig
-from chunkvisor.config.suffixes import COMPRESSIONS, FORMATS
-from chunkvisor.config.yaml import YamlError, parse
-from chunkvisor.errors import config_error
+from chunkvisor.config.choices import COMPRESSIONS, FORMATS, is_secret
+from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
+from chunkvisor.config.yaml import Document, Key, YamlError, parse
+from chunkvisor.errors import Halt, config_error
+from chunkvisor.units import did_you_mean
 
 _SIZE_LIMIT_BYTES = 1 << 20
+_ANY = "*"  # stands for the name of an output in a key of the schema
+_SECRET_KEYS = frozenset({"env", "notify"})
+_CUT = "cut long texts into pieces in the source, one a row; a run says how many it has cut off"
+
+GONE: dict[tuple[str, ...], str] = {
+    ("model", "backend"): (
+        "torch computes; remove the key. For OpenVINO, use the plug-in encoder of examples/openvino/openvino_encoder.py"
+    ),
+    ("model", "dtype", "int8"): (
+        "write float32 or bfloat16, or use a plug-in encoder. Files in int8 are made by outputs.NAME.dtype"
+    ),
+    ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
+    ("encode", "long"): _CUT,
+    ("encode", "overlap"): _CUT,
+    ("identity",): (
+        "a run notes other versions of the libraries, and the manifest names them all; remove the key. To keep to one "
+        "set of versions, pin them in the environment"
+    ),
+    ("upload",): "copy the finished files with `aws s3 cp`, or with `hf upload`",
+}
+"""Keys of earlier versions, or keys and one of their values, each with what to do instead."""
 
 
 class Given(StrEnum):
-    """How a config was given: it decides what a person can do where it is refused."""
+    """Say how a config was given: it decides what a person can do if it is refused."""
 
     FILE = "file"
     OPTIONS = "options"
@@ -49,15 +66,14 @@ class LoadedConfig:
     given: Given = Given.FILE
 
     def trial(self, max_rows: int) -> "LoadedConfig":
-        """The same with the workdir of a trial of so many rows, beside its own: neither is in the other's way."""
+        """Copy it with a separate workdir, for a trial of this many rows."""
         workdir = self.config.workdir
-        beside = workdir.with_name(f"{workdir.name}-first-{max_rows}")
-        return replace(self, config=self.config.model_copy(update={"workdir": beside, "reuse_from": ()}))
+        separate = workdir.with_name(f"{workdir.name}-first-{max_rows}")
+        return replace(self, config=self.config.model_copy(update={"workdir": separate, "reuse_from": ()}))
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read and validate the file. Raises Halt (exit 78) that lists all problems, each with its line or --set."""
-    source = GivenValues(str(path))
     if path.suffix.lower() in FORMATS.keys() | COMPRESSIONS and path.is_file():
         command = f"chunkvisor encode {shlex.quote(str(path))} --column NAME --model MODEL -o OUT.npy"
         remedy = f"to encode this one file: {command}; or name it in a config, which `chunkvisor init` writes"
@@ -65,34 +81,52 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     try:
         document = parse(_read(path))
     except YamlError as error:
-        raise wrong_config([f"{source.name}:{error.line}: {error.sentence}"]) from None
+        raise _wrong_config([f"{path}:{error.line}: {error.sentence}"]) from None
     if document.value is None:
-        raise wrong_config([f"{source.name}: the file is empty; `chunkvisor init` writes a config to start from"])
+        raise _wrong_config([f"{path}: the file is empty; `chunkvisor init` writes a config to start from"])
     if not isinstance(document.value, dict):
-        raise wrong_config([f"{source.name}:1: the file must hold keys and values, such as `workdir: cache`"])
-    source.take(document)
-    for override in overrides:
-        source.override(override)
+        raise _wrong_config([f"{path}:1: the file must hold keys and values, such as `workdir: cache`"])
     folder = path.absolute().parent
-    config = source.validate(folder)
+    config = _validated(str(path), document, overrides, folder)
     return LoadedConfig(config, path.absolute(), folder, tuple(overrides))
 
 
 def from_values(values: Mapping[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Config:
-    """A Config of plain values, for callers without a file. Raises Halt as `load` does, without lines."""
-    source = GivenValues("")
-    source.values = copy.deepcopy(dict(values))
-    for override in overrides:
-        source.override(override)
-    return source.validate(folder)
+    """Make a Config of plain values, for callers without a file. Raises Halt as `load` does, without lines."""
+    return _validated("", Document(copy.deepcopy(dict(values))), overrides, folder)
 
 
 def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Values of keys such as `dtype` and `normalize` under the sections `model` and `encode`, which have such keys."""
+    """Sort values such as `dtype` and `normalize` into the sections `model` and `encode`, which have such keys."""
     kinds: dict[str, type[BaseModel]] = {"model": ModelConfig, "encode": EncodeConfig}
     found = {name: {key: given[key] for key in kind.model_fields if key in given} for name, kind in kinds.items()}
     found["encode"].pop("kwargs", None)  # the argument `kwargs` is that of the model
     return found
+
+
+def all_keys(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield all valid keys; outputs.*.column is ("outputs", "*", "column")."""
+    for name, info in model.model_fields.items():
+        yield (*prefix, name)
+        named = [_ANY] if get_origin(info.annotation) is dict else []
+        for kind in (info.annotation, *get_args(info.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from all_keys(kind, (*prefix, name, *named))
+
+
+def dotted_keys() -> list[str]:
+    """List every key of a single value as --set takes it, but for those of outputs: their names are in the file."""
+    known = list(all_keys())
+    sections = {key[:-1] for key in known}
+    return [".".join(key) for key in known if key not in sections and key[0] != "outputs"]
+
+
+def without_secret(text: str) -> str:
+    """Hide the value of a KEY=VALUE that may be a secret."""
+    dotted, equals, value = text.partition("=")
+    in_mapping = value.lstrip().startswith("{") and is_secret(value)  # such as model.kwargs={token: SECRET}
+    secret = dotted.partition(".")[0] in _SECRET_KEYS or is_secret(dotted.rpartition(".")[2]) or in_mapping
+    return f"{dotted}=…" if equals and secret else text
 
 
 def _read(path: Path) -> str:
@@ -100,29 +134,157 @@ def _read(path: Path) -> str:
         with open(path, "rb") as file:
             data = file.read(_SIZE_LIMIT_BYTES + 1)
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, _yaml_files(path.parent), 1)
+        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], 1)
         hint = f"`chunkvisor init {shlex.quote(str(path))}` writes a config to start from"
         hint = f"did you mean {path.with_name(near[0])}?" if near else hint
-        raise wrong_config([f"{path}: there is no such file; {hint}"]) from None
-    except IsADirectoryError:
-        inside = _yaml_files(path)
-        raise wrong_config(
-            [f"{path}: this is a folder" + (f"; did you mean {path / inside[0]}?" if inside else "")]
-        ) from None
+        raise _wrong_config([f"{path}: there is no such file; {hint}"]) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise wrong_config([f"{path}: cannot be read: {reason}"]) from None
+        raise _wrong_config([f"{path}: cannot be read: {reason}"]) from None
     if len(data) > _SIZE_LIMIT_BYTES:
-        raise wrong_config([f"{path}: larger than {_SIZE_LIMIT_BYTES:,} bytes; this cannot be a config"])
+        raise _wrong_config([f"{path}: larger than {_SIZE_LIMIT_BYTES:,} bytes; this cannot be a config"])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise wrong_config([f"{path}:{line}: not UTF-8 text; save the file in this encoding"]) from None
+        raise _wrong_config([f"{path}:{line}: not UTF-8 text; save the file in this encoding"]) from None
 
 
-def _yaml_files(folder: Path) -> list[str]:
+def _wrong_config(problems: Sequence[str]) -> Halt:
+    # A lone surrogate from an escape in the YAML could not be printed.
+    what = "\n".join(problems).encode(errors="backslashreplace").decode()
+    return config_error(what, remedy="correct this, then run the same command again")
+
+
+def _validated(name: str, document: Document, overrides: Sequence[str], folder: Path) -> Config:
+    """Apply the overrides and validate; `name` is that of the file, empty for values that came from no file."""
+    places: dict[Key, int | str] = dict(document.lines)
+    problems: list[tuple[int | str, str]] = list(document.problems)
+    for text in overrides:
+        shown = without_secret(text)
+        place = "--set " + (shown if shown != text else shlex.quote(_shortened(text)))
+        if sentence := _override(document, places, place, text):
+            problems.append((place, sentence if shown == text else "not valid YAML"))
+    env = document.value.get("env")
+    if isinstance(env, dict):  # numbers as they were written: 9.10 is not 9.1 to whoever reads the variable
+        numbers = [key for key, value in env.items() if type(value) in (int, float)]
+        document.value["env"] = env | {key: document.written.get(("env", key), str(env[key])) for key in numbers}
     try:
-        return sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".yaml", ".yml"))
-    except OSError:
-        return []
+        config = Config.model_validate(document.value, context={"folder": str(folder)})
+    except ValidationError as error:
+        problems.extend(_problem(dict(item), document, places) for item in error.errors(include_url=False))
+    if not problems:
+        return config
+    ordered = sorted(problems, key=lambda problem: problem[0] if isinstance(problem[0], int) else 1 << 30)
+    located = [
+        (f"{name}:{place}" if name and place else name) if isinstance(place, int) else place for place, _ in ordered
+    ]
+    lines = [
+        f"{place}: {sentence}" if place else sentence for place, (_, sentence) in zip(located, ordered, strict=True)
+    ]
+    raise _wrong_config(list(dict.fromkeys(lines)))
+
+
+def _override(document: Document, places: dict[Key, int | str], place: str, text: str) -> str:
+    """Apply one KEY=VALUE to the values; says what is wrong with it."""
+    dotted, equals, value_text = text.partition("=")
+    if not equals or not all(dotted.split(".")):
+        return "write it as --set KEY=VALUE, such as --set chunk.size=200"
+    try:
+        given = parse(value_text)
+    except YamlError as error:
+        return error.sentence
+    key = tuple(dotted.split("."))
+    outputs = document.value.get("outputs")
+    if key[0] == "outputs" and isinstance(outputs, dict):
+        rest = dotted.removeprefix("outputs.")
+        # The name of an output may hold dots itself.
+        names = [name for name in outputs if f"{rest}.".startswith(f"{name}.")]
+        if names:
+            name = max(names, key=len)
+            key = ("outputs", name, *filter(None, rest.removeprefix(name).split(".")))
+        elif len(key) > 2:
+            return f"there is no output {key[1]}; {did_you_mean(key[1], outputs, 'valid here')}"
+    section = document.value
+    for depth, part in enumerate(key[:-1], start=1):
+        if section.get(part) is None:
+            section[part] = {}
+        if not isinstance(section[part], dict):
+            return f"{'.'.join(key[:depth])} is a single value or a list, without keys of its own"
+        section = section[part]
+        places.setdefault(key[:depth], place)
+    section[key[-1]] = given.value
+    for known in [known for known in (*places, *document.written) if known[: len(key)] == key]:
+        places.pop(known, None)
+        document.written.pop(known, None)
+    places[key] = place
+    document.written |= {(*key, *known): word for known, word in given.written.items()}
+    return ""
+
+
+def _problem(item: dict[str, Any], document: Document, places: Mapping[Key, int | str]) -> tuple[int | str, str]:
+    """Put one error of pydantic into words: the place of the key, and the sentence."""
+    key: Key = item["loc"]
+    context, kind, value = item.get("ctx", {}), item["type"], item["input"]
+    # pydantic's mark for the key of a mapping being wrong, not its value; a person may have written it, too.
+    is_name = len(key) > 2 and key[-1] == "[key]" and kind != "extra_forbidden"
+    if is_name or context.get("of_section"):
+        key = key[:-1]
+    place = next((places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in places), 0)
+    shown, secret = _shown(value), key[:1] and key[0] in _SECRET_KEYS
+    if secret and isinstance(value, str):
+        shown = "the value"
+    elif isinstance(value, bool | int | float) and key in document.written:
+        shown = _shortened(document.written[key])
+    if is_name:
+        shown = "this"
+    if kind == "extra_forbidden":
+        sentence = _unknown(tuple(map(str, key)))
+    elif kind == "missing":
+        sentence = "this key is required"
+    elif kind == "refused":
+        sentence = str(context["sentence"])
+    elif kind == "too_large":
+        sentence = f"{shown} is too large; {context['most']} is the most"
+    elif kind != "expected":
+        sentence = f"{shown} stands where a mapping is needed"
+    elif instead := GONE.get((*map(str, key), str(value))):
+        sentence = f"{shown} is gone: {instead}"
+    else:
+        sentence = f"{shown} is not {context['what']}"
+        if context["text"] and isinstance(value, bool | int | float) and key in document.written and not secret:
+            sentence += f'; put it in quotes: "{document.written[key]}"'
+        elif context["text"] and isinstance(value, bool | dict):
+            sentence += "; text needs quotes here"
+    dotted = ".".join(part if part.isprintable() else json.dumps(part) for part in map(str, key))
+    return place, f"{_shortened(dotted)}: {sentence}" if dotted else sentence
+
+
+def _unknown(key: tuple[str, ...]) -> str:
+    """Say what was probably meant: the nearest key of the section, else a key of that name in another section."""
+    if instead := GONE.get(key[2:] if key[0] == "outputs" else key):
+        return f"this key is gone: {instead}"
+    keys = list(all_keys())
+    section = (key[0], _ANY, *key[2:-1]) if key[0] == "outputs" else key[:-1]
+    siblings = [known[-1] for known in keys if known[:-1] == section]
+    if tuple(key[-1].split(".")) in keys:
+        name = key[-1]
+        return f"unknown key; nest it: `{name.replace('.', ': {')}: …" + "}" * name.count(".") + "`"
+    if near := difflib.get_close_matches(key[-1].lower(), siblings, 1):
+        return f"unknown key; did you mean {'.'.join((*key[:-1], near[0]))}?"
+    elsewhere = difflib.get_close_matches(key[-1].lower(), [known[-1] for known in keys], 1, cutoff=0.85)
+    for known in keys:
+        if elsewhere and known[-1] == elsewhere[0]:
+            return f"unknown key; did you mean {'.'.join(known).replace(_ANY, '<name>')}?"
+    return f"unknown key; valid here: {', '.join(siblings)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | str):
+        return _shortened(json.dumps(value, ensure_ascii=False))
+    kinds = {"dict": "this mapping", "list": "this list"}
+    return kinds.get(type(value).__name__, f"an object of type {type(value).__name__}")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:50]}…{text[-20:]}"

@@ -1,36 +1,342 @@
-"""The configuration of a run as a validated, frozen model; `load` reads the YAML and puts errors into words.
+"""The configuration of a run as a validated, frozen model, and what workers get of it.
 
-The docstring of a key is its description in the JSON Schema, here and in the modules of the sections. A wrong value
-raises pydantic.ValidationError, with the errors of `sentences` beside pydantic's own for missing and unknown keys.
+The docstring of a key is its description in the JSON Schema and in docs/reference/config.md.
 """
 
-from difflib import get_close_matches
-from typing import Annotated, Literal, Self
+import os
+import re
+from collections import Counter
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-
-from chunkvisor.config import paths, values
-from chunkvisor.config.choices import EngineKind, FinalDtype
-from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.outputsection import REPORT, OutputConfig, distinct_names, files_of
-from chunkvisor.config.sections import (
-    ChunkConfig,
-    EncodeConfig,
-    EngineConfig,
-    IngestConfig,
-    MetricsConfig,
-    RecoveryConfig,
-    Section,
-    WorkersConfig,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    StrictStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
-from chunkvisor.config.sentences import refused
-from chunkvisor.config.values import empty
+
+from chunkvisor.config import values
+from chunkvisor.config.choices import Dtype, EngineKind, FinalDtype, FinalFormat, OnBadRow, Start
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, refused
+from chunkvisor.units import did_you_mean
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+
+AUTO_ROWS = 32
+"""Rows of a batch without a token budget, as in sentence-transformers."""
+
+AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}
+"""Padded tokens of a batch for `encode.batch_tokens: auto`. On a CPU more of them fall out of the cores' caches; on a
+GPU this is 64 texts of 512 tokens, and `PADDING_TOKENS` and the free memory end most batches before."""
+
+PADDING_TOKENS = {"cpu": 64, "cuda": 2048}
+"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured
+(docs/explanation/performance.md), on a GPU the ten milliseconds or so in which it waits for the kernels of a deep
+model to be launched."""
+
+_HUB_ACCESS = "a token does not belong in a config file; set HF_TOKEN in the environment of chunkvisor"
+_OF_MODEL = {
+    "dtype": "use the key model.dtype",
+    "torch_dtype": "use the key model.dtype",
+    "revision": "use the key model.revision",
+    "trust_remote_code": "use the key model.trust_remote_code",
+    "device": "use the key device",
+    "device_map": "use the key device",
+    "token": _HUB_ACCESS,
+    "use_auth_token": _HUB_ACCESS,
+}
+"""Arguments of a model's constructor that keys of the config decide."""
+
+_OF_ENCODE = {
+    "batch_size": "use the key encode.batch_size",
+    "convert_to_numpy": "leave it out",
+    "convert_to_tensor": "leave it out",
+    "device": "use the key device",
+    "normalize_embeddings": "use the key encode.normalize",
+    "output_value": "leave it out: a run makes one vector for each text",
+    "pool": "use the key device",
+    "precision": "use the key outputs.NAME.dtype",
+    "prompt": "use the key encode.prompt",
+    "prompt_name": "use the key encode.prompt_name",
+    "sentences": "the texts are those of the source",
+    "show_progress_bar": "leave it out",
+    "truncate_dim": "use the key encode.truncate_dim",
+}
+"""Arguments of sentence-transformers' own encode that keys of the config decide."""
+
+
+def _refuse_owned(kwargs: dict[str, Any], owned: dict[str, str]) -> dict[str, Any]:
+    if found := sorted(owned.keys() & kwargs):
+        raise refused("; ".join(f"{name} is not for here: {owned[name]}" for name in found))
+    return kwargs
+
+
+def _null_too(schema: dict[str, Any]) -> None:
+    if "required" not in schema:
+        schema["type"] = ["object", "null"]
+
+
+class Section(BaseModel):
+    """Refuses unknown keys and changes; takes null for an empty section."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=_null_too,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_given(cls, value: Any) -> Any:
+        return empty(value)
+
+
+class ModelConfig(Section):
+    """`model`: which model makes the vectors."""
+
+    encoder: values.Encoder = SENTENCE_TRANSFORMERS
+    """sentence-transformers, or "package.module:factory" of a plug-in encoder."""
+    name: Annotated[values.Name, expected("the name of a model or of a local folder", text=True)]
+    """Hub id or local folder; a plug-in encoder gets it as it is."""
+    revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
+    """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
+    dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
+    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
+    max_length: values.PositiveOrNull = None
+    """Tokens after which a text is cut; null = the model's own limit."""
+    pooling: Annotated[
+        Literal["mean", "cls", "lasttoken", "max"] | None, expected('"mean", "cls", "lasttoken", "max" or null')
+    ] = None
+    """How the vectors of a text's tokens become one; only for a model without modules.json, whose files do not say."""
+    trust_remote_code: values.FlagOrNull = None
+    """Run Python code that comes with the model: true, only for models you trust. false = leave that code out on
+    purpose, and take the class of transformers; null = undecided."""
+    kwargs: values.PlainValues = Field(default={})
+    """More arguments for the model's constructor, such as attn_implementation."""
+    expect: values.FilePath | None = None
+    """File (.jsonl) of texts and the vectors that the model must give for them; null = none."""
+
+    @property
+    def is_plugin(self) -> bool:
+        """Say whether the encoder is the person's own code."""
+        return self.encoder != SENTENCE_TRANSFORMERS
+
+    @property
+    def is_folder(self) -> bool:
+        """Say whether it is a folder on this machine; a relative name is a hub id."""
+        return not self.is_plugin and self.name.startswith("/") and os.path.isdir(self.name)  # noqa: PTH112 - as below
+
+    @field_validator("kwargs")
+    @classmethod
+    def _no_owned_kwargs(cls, kwargs: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return _refuse_owned(kwargs, _OF_MODEL if info.data.get("encoder") == SENTENCE_TRANSFORMERS else {})
+
+    @field_validator("name")
+    @classmethod
+    def _local_folder(cls, name: str, info: ValidationInfo) -> str:
+        if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
+            return name
+        try:
+            folder = values.joined(name, info)
+        except ValueError:
+            raise refused("a name cannot hold this character") from None
+        return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
+
+
+class EncodeConfig(Section):
+    """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
+
+    batch_size: values.PositiveOrAuto = "auto"
+    """Texts in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in encoder)."""
+    batch_tokens: values.PositiveAutoOrNull = "auto"
+    """Padded tokens in a batch, at most; auto = 2,048 on a CPU; on a GPU 32,768, or what fits the memory that is
+    measured free. null = texts alone decide (then batch_size auto is 32)."""
+    normalize: values.Flag = False
+    """Scale every vector to length 1."""
+    prompt: Annotated[StrictStr | None, expected("text or null", text=True)] = None
+    """Text put before every text; not together with prompt_name."""
+    prompt_name: Annotated[
+        values.Name | None, expected("the name of one of the model's prompts, or null", text=True)
+    ] = None
+    """One of the model's own prompts, by name; not together with prompt."""
+    task: Annotated[Literal["query", "document"] | None, expected('"query", "document" or null')] = None
+    """query or document: encode as encode_query or encode_document of sentence-transformers do, with the prompt and
+    the part of the model that are for it."""
+    kwargs: values.PlainValues = Field(default={})
+    """More arguments for the model's own encode, such as {task: retrieval.passage}."""
+    truncate_dim: values.PositiveOrNull = None
+    """Keep only this many leading dimensions; null = all."""
+
+    @field_validator("kwargs")
+    @classmethod
+    def _no_owned_kwargs(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return _refuse_owned(kwargs, _OF_ENCODE)
+
+    @field_validator("prompt_name")
+    @classmethod
+    def _one_prompt(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None and info.data.get("prompt") is not None:
+            raise refused("prompt and prompt_name are both given; keep one of them", of_section=True)
+        return name
+
+
+class ChunkConfig(Section):
+    """`chunk`: the unit of work that one worker process does."""
+
+    size: values.PositiveOrAuto = 1000
+    """Distinct texts in a chunk; a fault costs at most this much work. auto = as many as a worker does in about 40
+    s."""
+    keep: values.Flag = False
+    """Keep the chunk files once the final file is verified."""
+
+
+class WorkersConfig(Section):
+    """`workers`: how worker processes are started."""
+
+    start: Annotated[Start, expected('"fresh", "warm" or "auto"')] = Start.AUTO
+    """fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the model; auto = warm
+    where that works. A retry is always fresh."""
+    standby: values.UpToEight = 1
+    """Workers prepared ahead, for each device; a fresh one holds a copy of the weights in host memory, warm ones share
+    it."""
+    per_device: values.OneToSixteen = 1
+    """Workers that compute on one device at the same time; workers on the CPU share its cores."""
+
+
+class EngineConfig(Section):
+    """`engine`: where workers run."""
+
+    kind: Annotated[EngineKind, expected('"local" or "ray"')] = EngineKind.LOCAL
+    """local = on this machine; ray = on the nodes of a Ray cluster (extra `ray`)."""
+    address: Annotated[values.Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = "auto"
+    """Address of the Ray cluster; auto = the cluster that this machine belongs to."""
+    shared: values.Flag = False
+    """true = the nodes see the workdir under the same path: workers write there, and nothing is sent."""
+
+
+class RecoveryConfig(Section):
+    """`recovery`: what is tried, and for how long, before rows or the run are given up."""
+
+    attempts: values.Positive = 3
+    """Tries of a chunk for one cause, and failed starts in a row on one device; halving after out of memory does not
+    count."""
+    min_batch_size: values.Positive = 1
+    """Halving after out of memory stops at this many texts."""
+    startup_timeout: values.Seconds = 600.0
+    """Seconds from the start of a worker to its first batch."""
+    stall_timeout: values.Seconds = 300.0
+    """Seconds without progress after which a worker is ended."""
+    wait_timeout: values.Seconds = 600.0
+    """Seconds to wait for a busy GPU, a neighbour's memory, a full disk or the hub."""
+    grace: values.Seconds = 25.0
+    """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are. Keep
+    it shorter than the time after which whatever sent the SIGTERM kills the run."""
+    on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
+    """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
+    max_bad_rows: values.NotNegative = 100
+    """With more quarantined rows than this the run ends: usually the config is wrong, not the data."""
+
+
+class IngestConfig(Section):
+    """`ingest`: how sources are read."""
+
+    memory_limit: values.Memory = ByteSize(1 << 30)
+    """Memory for reading the sources."""
+
+
+class MetricsConfig(Section):
+    """`metrics`: figures for a monitoring system."""
+
+    textfile: values.PromFile | None = None
+    """File, `*.prom`, that is kept up to date in Prometheus' text format; its folder must exist. null = none."""
+
+
+class OutputChunkConfig(Section):
+    """`outputs.*.chunk`: overrides `chunk.size` for one output."""
+
+    size: values.PositiveAutoOrNull = None
+    """Distinct texts in a chunk of this output; null = chunk.size."""
+
+
+class OutputConfig(Section):
+    """`outputs.*`: one final file; row i of it is row i of its source."""
+
+    source: values.Sources
+    """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
+    .gz or .zst; .parquet."""
+    template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
+    """Text with columns in braces, as in "Summary: {title}"; NULL is filled in as empty text."""
+    sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
+    """SQL expression over the columns, in DuckDB's dialect."""
+    # After the other two, so that its validator sees them.
+    column: Annotated[values.Name | None, expected("the name of a column", text=True)] = Field(
+        default=None, validate_default=True
+    )
+    """Column whose text is encoded; a .txt source has one, called text."""
+    skip_blank: values.Flag = False
+    """true = blank lines of a .txt source do not count as rows."""
+    where: Annotated[values.Name | None, expected("an SQL condition over the columns, or null", text=True)] = None
+    """SQL condition over the columns; only rows for which it holds are in the output, numbered from 0."""
+    columns: values.Columns = ()
+    """Columns that are carried along: in parquet next to the vector, with npy in NAME.rows.parquet."""
+    shards: values.Shards = None
+    """Number of files over which the rows are spread, in a folder of the output's name; null = one file."""
+    format: Annotated[FinalFormat, expected('"npy" or "parquet"')] = FinalFormat.NPY
+    """Of the final file: npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
+    dtype: Annotated[FinalDtype, expected("float32, float16, int8 or ubinary")] = FinalDtype.FLOAT32
+    """Of the numbers in the final file; int8 = 256 steps over the range of each dimension, ubinary = one bit for
+    each."""
+    encode: EncodeConfig = EncodeConfig()
+    """Overrides of encode.* for this output."""
+    chunk: OutputChunkConfig = OutputChunkConfig()
+    """Override of chunk.size for this output."""
+
+    @property
+    def template_note(self) -> str:
+        """Say what is probably not meant in the template; empty if all seems to be."""
+        found = next((each for each in (r"\n", r"\t") if each in (self.template or "")), "")
+        if not found:
+            return ""
+        return (
+            f"the template has a backslash and the letter {found[1]}, which stand in every text as they are. If a line "
+            f'break or a tab is meant: in YAML, double quotes: "{{title}}\\n{{body}}"; in a shell: '
+            "$'{title}\\n{body}'"
+        )
+
+    @field_validator("column")
+    @classmethod
+    def _one_text(cls, column: str | None, info: ValidationInfo) -> str | None:
+        if not {"source", "template", "sql"} <= info.data.keys():
+            return column  # one of them is wrong itself, and says so
+        others = {name: info.data[name] for name in ("template", "sql")}
+        given = [name for name, value in {"column": column, **others}.items() if value is not None]
+        if not given and all(re.search(r"\.txt(\.gz|\.zst)?$", each, re.IGNORECASE) for each in info.data["source"]):
+            return "text"
+        if not given:
+            raise refused("which text is to be encoded? One of column, template and sql is needed", of_section=True)
+        if len(given) > 1:
+            raise refused(f"{' and '.join(given)} are given; keep one of them", of_section=True)
+        return column
+
+
+def _some(outputs: dict[str, OutputConfig]) -> dict[str, OutputConfig]:
+    if not outputs:
+        raise refused("at least one output is needed")
+    return outputs
 
 
 class Config(Section):
     """A whole config file; all paths in it are absolute."""
 
-    workdir: paths.Folder
+    workdir: values.Folder
     """Folder of all state and all final files."""
     model: ModelConfig
     """Which model makes the vectors."""
@@ -40,7 +346,7 @@ class Config(Section):
     """The unit of work that one worker process does."""
     reuse: values.Flag = True
     """A text of which this workdir has a vector, made by the same model in the same way, is not encoded again."""
-    reuse_from: paths.Folders = ()
+    reuse_from: values.Folders = ()
     """Other workdirs whose finished outputs are looked up as well; they are only read, and what is taken is copied."""
     device: values.Devices = ("cuda",)
     """cuda = every visible GPU; a run never falls back to the CPU by itself."""
@@ -50,7 +356,7 @@ class Config(Section):
     """Where workers run."""
     recovery: RecoveryConfig = RecoveryConfig()
     """What is tried before rows or the run are given up."""
-    env: Annotated[dict[values.EnvName, values.EnvValue], BeforeValidator(empty)] = Field(default={})
+    env: Annotated[dict[values.EnvName, values.EnvValue], values.OR_NULL] = Field(default={})
     """More environment variables for the workers; not those that chunkvisor sets itself, such as
     CUDA_VISIBLE_DEVICES."""
     ingest: IngestConfig = IngestConfig()
@@ -60,7 +366,7 @@ class Config(Section):
     notify: values.Addresses = ()
     """Addresses that are told of the end, of stalls and of the first bad row. They may hold passwords, and are never
     repeated anywhere."""
-    outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(distinct_names)]
+    outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_some)]
     """The final files, one entry each, at least one."""
     combine: Annotated[dict[values.OutputName, values.OutputNames], BeforeValidator(empty)] = Field(default={})
     """More final files: the vectors of several outputs side by side, for the same rows."""
@@ -72,25 +378,16 @@ class Config(Section):
                 "model.expect cannot be checked on the nodes of a Ray cluster; leave it out here, and check it by "
                 "`chunkvisor doctor` on one of the nodes, with engine: {kind: local}"
             )
-        taken = {file.casefold(): name for name, output in self.outputs.items() for file in files_of(name, output)}
-        taken[REPORT] = "chunkvisor itself"
+        for name, number in Counter(map(str.casefold, (*self.outputs, *self.combine))).items():
+            if number > 1:
+                raise refused(f"two outputs are named {name}, if letter case does not count; rename one")
         for name, members in self.combine.items():
             for member in members:
                 if member not in self.outputs:
-                    near = get_close_matches(member, self.outputs, 1)
-                    hint = f"; the nearest is {near[0]}" if near else ""
-                    raise refused(f"combine.{name}: there is no output {member}{hint}")
-            dtypes = {self.outputs[member].dtype: member for member in members}
-            if len(dtypes) > 1:
-                said = " and ".join(f"{member} is of {dtype}" for dtype, member in dtypes.items())
-                raise refused(f"combine.{name}: {said}; only outputs of one dtype can be put side by side")
-            beside = [f"{name}.ranges.npy"] * (FinalDtype.INT8 in dtypes)
-            for file in (f"{name}.json", f"{name}.quarantined.jsonl", f"{name}.npy", *beside):
-                if (owner := taken.setdefault(file.casefold(), f"combine.{name}")) != f"combine.{name}":
-                    raise refused(f"combine.{name} would need the name {file}, which {owner} has; rename it")
-            conditions = {self.outputs[member].where for member in members}
-            if len(conditions) > 1:
-                raise refused(f"combine.{name}: {' and '.join(members)} differ in `where`: their rows are others")
+                    raise refused(f"combine.{name}: there is no output {member}; {did_you_mean(member, self.outputs)}")
+            for key in ("dtype", "where"):
+                if len({getattr(self.outputs[member], key) for member in members}) > 1:
+                    raise refused(f"combine.{name}: {' and '.join(members)} differ in {key}, which must be the same")
         return self
 
     @model_validator(mode="after")
@@ -99,34 +396,55 @@ class Config(Section):
             raise refused("model.pooling is for a model of sentence-transformers; a plug-in encoder pools by itself")
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
-            if encode.prompt_name is not None:
-                raise refused(
-                    f"output {name}: encode.prompt_name names a prompt of the model; a plug-in has none; write the "
-                    "prompt itself: encode.prompt"
-                )
-            for key in ("task", "kwargs"):
+            for key in ("prompt_name", "task", "kwargs"):
                 if getattr(encode, key):
                     raise refused(
                         f"output {name}: encode.{key} is for a model of sentence-transformers; a plug-in encoder gets "
-                        "texts alone: give it what it needs as model.kwargs"
+                        "texts alone: write a prompt as encode.prompt, and give it what else it needs as model.kwargs"
                     )
             if isinstance(encode.batch_tokens, int):
                 raise refused(
-                    f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens nobody can "
-                    "count; use encode.batch_size"
+                    f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens cannot be "
+                    "counted; use encode.batch_size"
                 )
         return self
 
     def effective_encode(self, output: str) -> EncodeConfig:
-        """`encode` with the overrides of that output; an own prompt replaces a general prompt_name, and vice versa."""
+        """Apply the output's overrides to `encode`; its own prompt replaces a general prompt_name, and vice versa."""
         override = self.outputs[output].encode
         update = {name: getattr(override, name) for name in override.model_fields_set}
-        if update.get("prompt") is not None:
-            update["prompt_name"] = None
-        elif update.get("prompt_name") is not None:
-            update["prompt"] = None
+        for one, other in (("prompt_name", "prompt"), ("prompt", "prompt_name")):
+            if update.get(one) is not None:
+                update[other] = None
         return self.encode.model_copy(update=update)
 
     def effective_chunk_size(self, output: str) -> int | Literal["auto"]:
-        """Distinct texts in a chunk of that output."""
+        """Give the number of distinct texts in a chunk of that output."""
         return self.outputs[output].chunk.size or self.chunk.size
+
+
+def config_schema() -> dict[str, Any]:
+    """Make the JSON Schema (draft 2020-12) of a config, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+
+
+def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> ModelSpec:
+    """Make what workers get, with the folder (None = a plug-in, or not known) and the revision that were found."""
+    said = model.model_dump(include={*ModelSpec.__dataclass_fields__} - {"path", "revision"}, mode="json")
+    return ModelSpec(**said, path=path, revision=revision)
+
+
+def encode_spec(encode: EncodeConfig) -> EncodeSpec:
+    """Make what workers get: what shapes the vectors; batches do not."""
+    return EncodeSpec(**encode.model_dump(include={*EncodeSpec.__dataclass_fields__}))
+
+
+def resolve_limits(encode: EncodeConfig, device_kind: str, *, plugin: bool) -> Limits:
+    """Resolve `auto` for the device; a plug-in batches by rows alone, since its tokens cannot be counted."""
+    rows = None if encode.batch_size == "auto" else int(encode.batch_size)
+    if plugin or encode.batch_tokens is None:
+        return Limits(rows or AUTO_ROWS)
+    measured = encode.batch_tokens == "auto" and device_kind == "cuda"
+    tokens = AUTO_TOKENS[device_kind] if encode.batch_tokens == "auto" else int(encode.batch_tokens)
+    # No text has less than one token, so a row cap of as many rows as tokens caps nothing.
+    return Limits(rows or tokens, tokens, padding=PADDING_TOKENS[device_kind], measured=measured)

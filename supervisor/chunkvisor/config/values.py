@@ -1,9 +1,15 @@
-"""The kinds of value that config keys hold, each with the one sentence that says what would be right."""
+"""The kinds of value that config keys hold, each with the one sentence that says what would be right.
 
+A wrong value raises pydantic's error of type `expected` (context: `what` would be right), `too_large` (`most`) or
+`refused` (a `sentence`); `load` makes messages of them.
+"""
+
+import glob
 import json
-import keyword
 import os
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,22 +24,24 @@ from pydantic import (
     StrictStr,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
+    WrapValidator,
 )
+from pydantic_core import PydanticCustomError
 
-from chunkvisor.config.sentences import expected, refused
+from chunkvisor.config.choices import AS_PARQUET
 
 SENTENCE_TRANSFORMERS = "sentence-transformers"
-"""The value of `model.encoder` that is no plug-in."""
+"""The value of `model.encoder` that is not a plug-in."""
 
 MOST_SHARDS = 10_000
 """Their names have four digits, so that names sort as numbers do."""
 
-_OWN_COLUMNS = ("row", "source_row", "start_char", "end_char", "vector")
-
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
-_LONGEST_S = 30 * 86_400
-_SMALLEST_MEMORY_BYTES = 64 << 20  # less is a mistyped unit, not a limit
-_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_OWN_COLUMNS = ("row", "source_row", "start_char", "end_char", "vector")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
+_SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
 _OWNED_ENV = {
     "CUDA_VISIBLE_DEVICES": "chunkvisor sets it for every worker; choose the GPU with the key device",
     "CUDA_DEVICE_ORDER": "chunkvisor sets it for every worker; choose the GPU with the key device",
@@ -42,45 +50,116 @@ _OWNED_ENV = {
 }
 
 
-def number(value: Any) -> Any:
-    """Numbers as people write them: "1_000", "1e3" and 1000.0 are 1000; anything else is left as it is."""
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d[\d_]{0,20}(\.\d{0,20})?(e[-+]?\d{1,3})?", value, re.I | re.A):
-        digits = value.replace("_", "")
-        value = float(digits) if re.search("[.e]", digits, re.I) else int(digits)
+def refused(sentence: str, *, of_section: bool = False) -> PydanticCustomError:
+    """Make an error with a given sentence; `of_section`: it is about the key's whole section."""
+    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "of_section": of_section})
+
+
+def expected(what: str, *, text: bool = False) -> WrapValidator:
+    """Give one sentence for all that can be wrong with a value; `text`: quotes would mend a number or a yes/no."""
+
+    def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            for item in error.errors():
+                if item["type"] == "refused":
+                    raise
+                if item["type"] == "less_than_equal":
+                    most = f"{item['ctx']['le']:,}"
+                    raise PydanticCustomError("too_large", "is too large; {most} is the most", {"most": most}) from None
+            raise PydanticCustomError("expected", "should be {what}", {"what": what, "text": text}) from None
+
+    return WrapValidator(validate)
+
+
+def _number(value: Any) -> Any:
+    """Read numbers as people write them: "1_000", "1e3" and 1000.0 are 1000; anything else is left as it is."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def seconds(value: Any) -> Any:
-    """Seconds of a number or of text like "10m"."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(.+?) ?([smhd]?)", value)):
-        count = number(match[1])
+    """Read seconds from a number or from text like "10m"."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(.+?) ?([smhd])", value)):
+        count = _number(match[1])
         return value if isinstance(count, str) else count * _UNITS_S[match[2]]
-    return value
-
-
-def size_bytes(value: Any) -> Any:
-    """Text as ByteSize reads it, which itself would overlook what follows the unit and take True for 1."""
-    size = number(value)
-    if isinstance(size, str) and re.fullmatch(r"\d{1,18}(\.\d{1,18})? ?([kmgt]i?)?b?", size, re.I | re.A):
-        return size + "B" if size[-1] in "iI" else size
-    return size if isinstance(size, int) and not isinstance(size, bool) else None
+    return _number(value)
 
 
 def empty(value: Any) -> Any:
-    """A section whose keys are all commented out is null in YAML."""
+    """Take null for an empty section: its keys are all commented out."""
     return {} if value is None else value
 
 
-def list_of_one(value: Any) -> Any:
-    """One of something stands for a list of one."""
-    return [value] if isinstance(value, str) else value
+OR_NULL = BeforeValidator(empty, json_schema_input_type=dict[str, Any] | None)
 
 
-def system_text(text: str) -> str:
-    """Text that system calls take; raises ValueError for a NUL or a lone surrogate."""
+def _one_or_more(kind: Any) -> BeforeValidator:
+    """Let one text stand for a list of one."""
+    return BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=kind | list[kind]
+    )
+
+
+def _system_text(text: str) -> str:
+    """Pass text that system calls take; raises ValueError for a NUL or a lone surrogate."""
     if b"\0" in os.fsencode(text):
         raise ValueError(text)
     return text
+
+
+def joined(text: str, info: ValidationInfo) -> str:
+    """Make the path absolute, relative to the folder in the validation context (else to the current one)."""
+    folder = str(Path((info.context or {}).get("folder", "")).absolute())
+    own = Path(os.path.expanduser(_system_text(text)))  # noqa: PTH111 - Path.expanduser raises if there is no home
+    while own.parts[:1] == ("..",):  # a/../b is not b if a is a symbolic link
+        folder = os.path.dirname(os.path.realpath(folder))  # noqa: PTH120 - of a str; Path.resolve raises for a loop
+        own = Path(*own.parts[1:])
+    if glob.has_magic(str(own)) and not os.path.lexists(Path(folder, own)):
+        folder = glob.escape(folder)  # only what the person wrote is a pattern
+    return str(Path(folder, own))
+
+
+def _path(text: Any) -> str:
+    if not isinstance(text, str) or not text:
+        raise ValueError(text)
+    if address := _ADDRESS.match(text):
+        raise refused(f"{address[1]}:// is the address of something elsewhere; name a path on this machine")
+    if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
+        raise refused(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")
+    return text
+
+
+def _source(text: str, info: ValidationInfo) -> str:
+    address = _ADDRESS.match(text)
+    if address is None:
+        return joined(text, info)
+    if address[1].lower() == "file":
+        raise refused("file:// is not needed; name the path itself")
+    if "@" in address[2] or _SECRET_ARGUMENT.search(text):
+        raise refused(
+            "this address holds a password, a key or a token, and would be repeated in manifests; leave it out, and "
+            "set it in the environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+        )
+    return text
+
+
+def _no_query(value: Any) -> Any:
+    if isinstance(value, dict):
+        instead = AS_PARQUET[0].lower() + AS_PARQUET[1:].removesuffix(".")
+        raise refused(f"a query over a database is no longer a source: {instead}")
+    return value
+
+
+def _prom(path: Path) -> Path:
+    if path.suffix != ".prom":
+        raise refused("must end in .prom: node_exporter reads no other file")
+    return path
 
 
 def _one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
@@ -89,22 +168,12 @@ def _one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
     return devices
 
 
-def _encoder_shape(text: str) -> str:
-    module, _, factory = text.partition(":")
-    names = [*module.split("."), *factory.split(".")]
-    if text != SENTENCE_TRANSFORMERS and not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
-        raise ValueError(text)
-    return text
-
-
 def _carried(names: tuple[str, ...]) -> tuple[str, ...]:
-    seen: set[str] = set()
     for name in names:
         if name.casefold() in _OWN_COLUMNS:
             raise refused(f"{name} is a column that chunkvisor writes itself; rename it in the source")
-        if name.casefold() in seen:
+        if [other.casefold() for other in names].count(name.casefold()) > 1:
             raise refused(f"{name} is there twice, and readers do not tell upper from lower case")
-        seen.add(name.casefold())
     return names
 
 
@@ -114,14 +183,19 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _own_name(name: str) -> str:
+    if taken := re.search(r"\.(npy|parquet|json|jsonl|html|rows|ranges)$", name, re.IGNORECASE):
+        raise refused(f"a name that ends in {taken[0]} is taken by the files of other outputs; choose another one")
+    return name
+
+
 def _env_name(name: str) -> str:
     if name in _OWNED_ENV:
         raise refused(_OWNED_ENV[name])
     return name
 
 
-def env_value(value: Any) -> Any:
-    """A number as text."""
+def _env_value(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -130,77 +204,68 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+_Digits = Annotated[str, Field(pattern="^[-+.]?[0-9]")]
+
+
+def _as_written(least: int, most: int) -> BeforeValidator:
+    return BeforeValidator(_number, json_schema_input_type=Annotated[int, Field(ge=least, le=most)] | _Digits)
+
+
 Name = Annotated[StrictStr, Field(min_length=1)]
 Flag = Annotated[StrictBool, expected("true or false")]
 FlagOrNull = Annotated[StrictBool | None, expected("true, false or null")]
-_AS_WRITTEN = BeforeValidator(number)
-_Count = Annotated[StrictInt, Field(ge=1, le=_MOST), _AS_WRITTEN]
+_Count = Annotated[StrictInt, Field(ge=1, le=_MOST), _as_written(1, _MOST)]
 Positive = Annotated[_Count, expected("a positive whole number")]
 PositiveOrNull = Annotated[_Count | None, expected("a positive whole number or null")]
 PositiveOrAuto = Annotated[_Count | Literal["auto"], expected('a positive whole number or "auto"')]
 PositiveAutoOrNull = Annotated[_Count | Literal["auto"] | None, expected('a positive whole number, "auto" or null')]
-NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN, expected("a whole number, 0 or more")]
-UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _AS_WRITTEN, expected("a whole number from 0 to 8")]
-OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _AS_WRITTEN, expected("a whole number from 1 to 16")]
+NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _as_written(0, _MOST), expected("a whole number, 0 or more")]
+UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _as_written(0, 8), expected("a whole number from 0 to 8")]
+OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _as_written(1, 16), expected("a whole number from 1 to 16")]
 Shards = Annotated[
-    Annotated[StrictInt, Field(ge=1, le=MOST_SHARDS), _AS_WRITTEN] | None,
+    Annotated[StrictInt, Field(ge=1, le=MOST_SHARDS), _as_written(1, MOST_SHARDS)] | None,
     expected("a whole number from 1 to 10,000, or null"),
 ]
 Seconds = Annotated[
     float,
-    Field(strict=True, gt=0, le=_LONGEST_S, allow_inf_nan=False),
-    BeforeValidator(seconds),
+    Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False),
+    BeforeValidator(seconds, json_schema_input_type=Annotated[float, Field(gt=0)] | _Digits),
     expected('a positive number of seconds, or a time like "90s", "10m" or "2h"'),
 ]
-
-
-def seconds_of(value: object) -> float:
-    """Seconds of a time that stands in no config: of an option, or of an argument. Raises ValueError, with words."""
-    try:
-        return TypeAdapter(Seconds).validate_python(value)
-    except ValidationError:
-        raise ValueError(f'{value!r} is no time; write seconds, or "90s", "10m" or "3h"') from None
-
-
-_MemoryRange = Field(ge=_SMALLEST_MEMORY_BYTES, le=1 << 50)
 Memory = Annotated[
-    ByteSize,
-    _MemoryRange,
-    # In the schema, ByteSize itself would be any text that begins with a digit.
-    BeforeValidator(size_bytes, json_schema_input_type=Annotated[int, _MemoryRange]),
-    expected('a size of at least 64 MiB, in bytes or like "1GiB"'),
-]
-Encoder = Annotated[
-    StrictStr,
-    AfterValidator(_encoder_shape),
-    expected(f'"{SENTENCE_TRANSFORMERS}" or "package.module:factory"', text=True),
+    ByteSize, Field(ge=64 << 20, le=1 << 50), expected('a size of at least 64 MiB, in bytes or like "1GiB"')
 ]
 PlainValues = Annotated[
     dict[StrictStr, JsonValue],
     AfterValidator(_finite),
-    BeforeValidator(empty),
+    OR_NULL,
     expected("a mapping with plain values only (text, finite numbers, true, false, null, lists, mappings)"),
 ]
+Encoder = Annotated[
+    StrictStr,
+    Field(pattern=rf"^({SENTENCE_TRANSFORMERS}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)$"),
+    expected(f'"{SENTENCE_TRANSFORMERS}" or "package.module:factory"', text=True),
+]
+_Device = Annotated[StrictStr, Field(pattern=r"^(cpu|cuda(:(0|[1-9][0-9]{0,3}))?)$")]
 Devices = Annotated[
-    tuple[Annotated[StrictStr, Field(pattern=r"^(cpu|cuda(:(0|[1-9][0-9]{0,3}))?)$")], ...],
+    tuple[_Device, ...],
     Field(min_length=1),
     AfterValidator(_one_kind),
-    BeforeValidator(list_of_one),
+    _one_or_more(_Device),
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
-
-
+# Secret, as most addresses hold a token or a password.
+_Secret = Annotated[SecretStr, Field(min_length=1)]
 Addresses = Annotated[
-    tuple[Annotated[SecretStr, Field(min_length=1)], ...],
+    tuple[_Secret, ...],
     Field(max_length=20),
-    BeforeValidator(list_of_one),
+    _one_or_more(_Secret),
     expected("an address such as mailto://… or json://…, or a list of up to 20", text=True),
 ]
-"""Secret: most hold a token or a password."""
 Columns = Annotated[
     tuple[Name, ...],
     AfterValidator(_carried),
-    BeforeValidator(list_of_one),
+    _one_or_more(Name),
     expected("the name of a column, or a list of them", text=True),
 ]
 EnvName = Annotated[
@@ -211,13 +276,15 @@ EnvName = Annotated[
 ]
 EnvValue = Annotated[
     StrictStr,
-    AfterValidator(system_text),
-    BeforeValidator(env_value),
+    AfterValidator(_system_text),
+    BeforeValidator(_env_value, json_schema_input_type=str | float),
     expected("text that an environment variable can hold", text=True),
 ]
+# An output called a.npy or a.rows would share a file name with what an output called a has.
 OutputName = Annotated[
     StrictStr,
     Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$"),
+    AfterValidator(_own_name),
     expected("a name of letters, digits, _ - and . (at most 100, not starting with a dot)"),
 ]
 OutputNames = Annotated[
@@ -226,3 +293,25 @@ OutputNames = Annotated[
     AfterValidator(_distinct),
     expected("a list of two outputs or more, each of them once"),
 ]
+_Path = Annotated[Path, BeforeValidator(joined), BeforeValidator(_path, json_schema_input_type=Name)]
+Folder = Annotated[_Path, expected("the path of a folder", text=True)]
+Folders = Annotated[
+    tuple[_Path, ...], Field(max_length=100), _one_or_more(Name), expected("a folder, or a list of them", text=True)
+]
+FilePath = Annotated[_Path, expected("the path of a file", text=True)]
+PromFile = Annotated[FilePath, AfterValidator(_prom)]
+Sources = Annotated[
+    tuple[Annotated[Name, AfterValidator(_source)], ...],
+    Field(min_length=1),
+    _one_or_more(Name),
+    BeforeValidator(_no_query),
+    expected("a file, a pattern, an address, or a list of them", text=True),
+]
+
+
+def seconds_of(value: object) -> float:
+    """Read a time that is not in a config: an option or an argument. Raises ValueError, with words."""
+    try:
+        return TypeAdapter(Seconds).validate_python(value)
+    except ValidationError:
+        raise ValueError(f'{value!r} is no time; write seconds, or "90s", "10m" or "3h"') from None

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import Config
-from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.sections import EncodeConfig
+from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import listed
 from chunkvisor_worker.contract.files import read_bounded

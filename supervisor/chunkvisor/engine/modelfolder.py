@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor_worker.contract.files import read_bounded
 
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from chunkvisor.child import run_child
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Budget, Verdict, pause_s
 from chunkvisor.store.leftovers import verdict_of_child

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import psutil
 import yaml
 
+from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config
-from chunkvisor.config.secretnames import is_secret
 from chunkvisor.events.event import (
     ChunkCommitted,
     Doing,

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from chunkvisor.config.suffixes import AS_PARQUET, COMPRESSIONS, FORMATS
+from chunkvisor.config.choices import AS_PARQUET, COMPRESSIONS, FORMATS
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.disk import DISK_ERRNOS
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from chunkvisor.config.choices import digested
 from chunkvisor.config.model import Config
-from chunkvisor.config.secretnames import digested
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, read_record, write_sealed

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.specs import model_spec
+from chunkvisor.config.model import model_spec
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.modelchecks import refuse_wrong_model

@@ -16,8 +16,7 @@ from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
 from chunkvisor.assemble.form import asked_form, place_of
 from chunkvisor.assemble.manifest import finish_publishing
 from chunkvisor.config.load import Given, LoadedConfig
-from chunkvisor.config.model import Config
-from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt, config_error

@@ -11,7 +11,7 @@ from chunkvisor.assemble.combine import Member, combine, refuse_unequal
 from chunkvisor.assemble.form import asked_form, place_of
 from chunkvisor.assemble.manifest import read_done_manifest, read_finished
 from chunkvisor.config.choices import OnBadRow
-from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.config.model import encode_spec, model_spec
 from chunkvisor.devices.dtypes import less_memory, unfit_dtype
 from chunkvisor.devices.gpu import weakest
 from chunkvisor.engine.modelchecks import check_model_files

@@ -24,7 +24,7 @@ from chunkvisor.commands.planning.survey import (
     scaled,
     stride,
 )
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.events.event import ChunkCommitted, Note
 from chunkvisor.events.journal import Entry

@@ -17,9 +17,7 @@ import psutil
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
-from chunkvisor.config.model import Config
-from chunkvisor.config.modelsection import ModelConfig
-from chunkvisor.config.specs import encode_spec, model_spec
+from chunkvisor.config.model import Config, ModelConfig, encode_spec, model_spec
 from chunkvisor.devices.gpu import Device, ProbeReading, ask_smi, ask_torch, find_devices, has_bfloat16, processor_flags
 from chunkvisor.engine.modelchecks import ModelFindings, check_model_files
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder

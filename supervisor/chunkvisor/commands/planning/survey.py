@@ -22,8 +22,7 @@ from chunkvisor.child import for_tokenizer, run_child
 from chunkvisor.commands.planning.histogram import Distribution, Lengths, distribution, longest_texts
 from chunkvisor.config.choices import Dtype, EngineKind
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config
-from chunkvisor.config.specs import encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.dtypes import Card, lacks, unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16, processor_flags
 from chunkvisor.engine.environment import thread_count

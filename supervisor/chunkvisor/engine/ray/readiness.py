@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from chunkvisor.config.modelsection import ModelConfig
+from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
 from chunkvisor.engine.ray.wire import Model, Terms
 from chunkvisor.errors import ExitCode, Halt
