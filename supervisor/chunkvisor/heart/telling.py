@@ -75,8 +75,6 @@ class Teller:
         self._waits = WaitTeller(emit, settings.budget.wait_timeout_s)
         self._slots: dict[int, Slot] = {}
         """Attempts whose ends are being dealt with."""
-        self._alone: dict[int, AttemptFiles] = {}
-        """Of attempts at one text, which may end the run later."""
         self.given_up: list[GivenUp] = []
 
     def add(self, slot: Slot) -> None:
@@ -116,16 +114,17 @@ class Teller:
             case messages.Dropped(place=int() as device):
                 self._stations.leave(device, self._end_of(news))
             case messages.RunHalts():
-                raise self._with_log(self._end_of(news), news.worker)
+                halt = self._end_of(news)
+                if halt.log is None and news.worker in self._slots:
+                    halt.log = last_log(self._slots[news.worker].files)
+                raise halt
 
     def _failed(self, news: messages.Failed) -> None:
         work, verdict, files = news.work, news.verdict, self._files_of(news.worker, news.work)
         assert verdict is not None
-        if len(work.texts) == 1 and news.worker:
-            self._alone[news.worker] = files
         if verdict.asked_for:
             remove_folder(files.folder)
-        else:
+        elif news.worker in self._slots:  # else the disk would not take vectors that were good: there is no attempt
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
         kind = AttemptInterrupted if verdict.asked_for else PartFailed if work.part else AttemptFailed
@@ -174,8 +173,6 @@ class Teller:
         """Find those of the ended worker; without one, the folder of the chunk's attempts."""
         if worker in self._slots:
             return self._slots[worker].files
-        if worker in self._alone:
-            return self._alone[worker]
         return AttemptFiles(self._outputs[work.output].ledger.layout.attempts_of(work.chunk))
 
     # --- the end
@@ -197,12 +194,6 @@ class Teller:
             halt = self._stations.with_others(halt)
         if halt.code is ExitCode.DISK:
             halt.why = self._store.with_need(halt.why)
-        return halt
-
-    def _with_log(self, halt: Halt, worker: int) -> Halt:
-        files = self._slots[worker].files if worker in self._slots else self._alone.get(worker)
-        if halt.log is None and files is not None:
-            halt.log = last_log(files)
         return halt
 
 

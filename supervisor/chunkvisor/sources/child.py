@@ -68,7 +68,10 @@ def _halt(request: IngestRequest, status: int, log: Path) -> Halt:
             remedy="Free memory, or lower ingest.memory_limit, and run again.",
             log=log,
         )
-    if status in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG):  # its message could not be written either
+    if status == ExitCode.DISK:  # its message did not fit there either
+        what, remedy = "A disk is full or failing while the sources are read", "Free some space, and run again."
+        return Halt(ExitCode.DISK, f"{what}.", remedy=remedy, log=log)
+    if status in (ExitCode.MACHINE, ExitCode.CONFIG):
         what, remedy = "could not write its message", "Read the log, correct what it names, and run again."
         return Halt(ExitCode(status), f"The process that reads the sources {what}.", remedy=remedy, log=log)
     ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
