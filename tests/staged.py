@@ -25,5 +25,5 @@ def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
     row_text.tofile(paths.row_text)
     np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
     source = TableSource(Path("/nowhere.txt"), 0, len(row_text))
-    write_record(folder, rows=len(row_text), distinct=distinct, files=[source], source_state=[], skip_blank=False)
+    write_record(folder, [source], rows=len(row_text), distinct=distinct, source_state=[])
     return StagedTable.open(folder)

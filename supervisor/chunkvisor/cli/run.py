@@ -173,14 +173,15 @@ def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCod
 
 def _require_text(source: str) -> None:
     """Raises Halt (78), naming the columns, unless every file is plain text, which has one column."""
-    from chunkvisor.sources.child import columns_in_words
+    from chunkvisor.sources.readers import in_words
     from chunkvisor.sources.resolve import Format, resolve
+    from chunkvisor.sources.sql import columns_of
 
     files = [file for file in resolve([source]) if file.format is not Format.TXT]
     if files:
         columns = ""
         if files[0].address is None:  # elsewhere, it would have to be fetched whole
-            columns = columns_in_words(files[0])
+            columns = in_words(columns_of(files[0]))
         raise config_error(
             f"which column of {files[0].address or files[0].path} is to be encoded?",
             remedy=f"add --column, --template or --sql. {columns}".rstrip(),

@@ -1,5 +1,6 @@
 """The parent's side of reading sources: starts the child, waits for it, and puts its table in place."""
 
+import glob
 import itertools
 import signal
 import tempfile
@@ -9,9 +10,8 @@ from pathlib import Path
 
 from chunkvisor.child import ask_child
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.sources.readers import columns_of as columns_of_text
-from chunkvisor.sources.readers import in_words, lines, read_rows
-from chunkvisor.sources.resolve import Format, IngestRequest, SourceFile, is_remote, resolve, signature
+from chunkvisor.sources.readers import lines, read_rows
+from chunkvisor.sources.resolve import Format, IngestRequest, is_remote, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.disk import refusal
 from chunkvisor.store.layout import unfinished
@@ -79,21 +79,6 @@ def _halt(request: IngestRequest, status: int, log: Path) -> Halt:
     return Halt(ExitCode.BUG, what, remedy="Please report it with the log.", log=log)
 
 
-def columns_in_words(file: SourceFile) -> str:
-    """Return `The columns are: 'a', 'b'.` for a person who has not said which one holds the text. Raises Halt."""
-    if file.format is not Format.PARQUET:
-        return in_words(columns_of_text(file))
-    import duckdb  # late: the parent of a run never imports it
-
-    from chunkvisor.sources.sql import parquet_columns
-
-    try:
-        with duckdb.connect() as connection:
-            return in_words(list(parquet_columns(connection, file.path)))
-    except duckdb.Error:  # whoever reads the rows says it better
-        return ""
-
-
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:
     """Read one row as the run will: the files, their columns, the template or the expression.
 
@@ -147,11 +132,10 @@ def measure_source(request: IngestRequest) -> SourceSize | None:
     if formats == {Format.PARQUET}:
         import duckdb  # late: most configs have another source
 
-        from chunkvisor.sources.sql import parquet_rows
-
+        names = [glob.escape(str(file.path)) for file in files]
         with duckdb.connect() as connection:
-            rows, exact = parquet_rows(connection, [file.path for file in files]), True
-        read = min(rows, SAMPLE_ROWS)
+            ((rows,),) = connection.execute("SELECT sum(num_rows) FROM parquet_file_metadata(?)", [names]).fetchall()
+        read, exact = min(rows, SAMPLE_ROWS), True
     elif Format.PARQUET in formats:
         return None
     else:

@@ -4,13 +4,11 @@ No type or dialect is guessed, and nothing is skipped that cannot be read. DuckD
 2.0 passes over blank lines, turns the JSON value 1.10 into 1.1, and is off by one in the line of malformed JSON.
 """
 
-import contextlib
 import csv
 import difflib
 import gzip
 import io
 import json
-import shlex
 import sys
 import zlib
 from collections import Counter
@@ -32,7 +30,6 @@ MAX_TEXT_BYTES = 16 << 20
 _MAX_RECORD_BYTES = 64 << 20
 """Of a line or a CSV record: more than a text, for its other columns and JSON's escapes."""
 _BUFFER_BYTES = 1 << 20
-_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError)
 _MOST_NAMES = 1000
 """Keys that are data must not fill the memory."""
 
@@ -57,11 +54,10 @@ def input_error(
 
 def missing_column(path: Path, name: str, columns: Iterable[str], why: str = "") -> Halt:
     """Return a Halt for a column that the file does not have; it names the nearest and lists all."""
-    known = list(dict.fromkeys(filter(None, columns)))
-    folded = {column.casefold(): column for column in known}
+    folded = {column.casefold(): column for column in columns if column}
     near = [f"The nearest is {folded[each]!r}. " for each in difflib.get_close_matches(name.casefold(), folded, n=1)]
-    listed = in_words(known)
-    return input_error(path, f"there is no column {name!r}.", why=why, remedy="".join([*near, listed]))
+    remedy = "".join([*near, in_words(list(folded.values()))])
+    return input_error(path, f"there is no column {name!r}.", why=why, remedy=remedy)
 
 
 def in_words(columns: Sequence[str]) -> str:
@@ -76,62 +72,43 @@ def lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tupl
     Raises Halt (78) for a file that cannot be opened, is empty or damaged, or has a line above `max_bytes`.
     """
     number = 0
-    with _open(file) as stream:
+    openers: dict[str, Callable[..., Any]] = {"": io.FileIO, "gzip": gzip.open, "zstd": zstd.open}
+    try:
+        raw = openers[file.compression](file.path, "rb")
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror}."
+        raise input_error(file.path, what, remedy="Check its permissions.") from error
+    with raw, io.BufferedReader(raw, _BUFFER_BYTES) as stream:
         try:
             while line := stream.readline(max_bytes + 2):  # room for a carriage return and a line feed
-                number += 1
-                if number == 1:
+                if not number:
                     if 0 in line[:2]:
                         remedy = "It looks like UTF-16: convert it, e.g. iconv -f UTF-16LE -t UTF-8"
                         raise input_error(file.path, "the file begins with a zero byte.", line=1, remedy=remedy)
                     line = line.removeprefix(b"\xef\xbb\xbf")
                     if not line:
-                        number = 0
                         break
+                number += 1
                 if len(line) > max_bytes and not line.endswith(b"\n"):
                     what = f"the line is longer than {max_bytes:,} bytes, the most that is read."
                     remedy = "Correct or shorten it in the source; most such lines are damaged."
                     raise input_error(file.path, what, line=number, remedy=remedy)
                 yield number, line
-        except _DAMAGE as error:
-            raise input_error(
-                file.path,
-                f"the {file.compression} data is damaged or cut short: {error}",
-                why=f"It was noticed after line {number}.",
-                remedy="Copy or compress the file again.",
-            ) from error
+        except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
+            what = f"the {file.compression} data is damaged or cut short after line {number}: {error}"
+            raise input_error(file.path, what, remedy="Copy or compress the file again.") from error
     if not number:
         raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
-
-
-@contextlib.contextmanager
-def _open(file: SourceFile) -> Iterator[io.BufferedIOBase]:
-    try:
-        raw = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed below
-    except OSError as error:
-        what = f"the file cannot be read: {error.strerror}."
-        raise input_error(file.path, what, remedy="Check its permissions.") from error
-    with raw:  # neither gzip nor zstd closes what it is given
-        unpacked: io.FileIO | gzip.GzipFile | zstd.ZstdFile = raw
-        if file.compression == "gzip":
-            unpacked = gzip.GzipFile(fileobj=raw, mode="rb")
-        elif file.compression == "zstd":
-            unpacked = zstd.ZstdFile(raw, "r")
-        with io.BufferedReader(unpacked, _BUFFER_BYTES) as stream:
-            yield stream
 
 
 def _decode(path: Path, number: int, line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise input_error(
-            path,
-            f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line.",
-            line=number,
-            why="The file may have another encoding, or be compressed though its name does not say so.",
-            remedy="Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16)",
-        ) from error
+        what = f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line."
+        why = "The file may have another encoding, or be compressed though its name does not say so."
+        remedy = "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16)"
+        raise input_error(path, what, line=number, why=why, remedy=remedy) from error
 
 
 def read_rows(
@@ -144,7 +121,7 @@ def read_rows(
     return islice(read(file, columns, skip_blank), limit)
 
 
-def columns_of(file: SourceFile) -> list[str]:
+def columns_of_text(file: SourceFile) -> list[str]:
     """Return the columns; of JSON lines, those of the first 100. Raises Halt (78) for bad input."""
     if file.format is Format.TXT:
         return ["text"]
@@ -173,7 +150,7 @@ def _read_txt(file: SourceFile, columns: Sequence[str], skip_blank: bool) -> Ite
 
 
 def _read_csv(file: SourceFile, columns: Sequence[str], skip_blank: bool) -> Iterator[Row]:
-    header = columns_of(file)
+    header = columns_of_text(file)
     for column in columns:
         if not column or column not in header:
             raise missing_column(file.path, column, header)
@@ -187,12 +164,9 @@ def _read_csv(file: SourceFile, columns: Sequence[str], skip_blank: bool) -> Ite
             continue
         _refuse_blank(file, blank, skip_blank)
         if len(record) != width:
-            raise input_error(
-                file.path,
-                f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has {width}.",
-                line=line,
-                remedy="Correct the row: a field with a delimiter, a quote or a line break in it needs double quotes.",
-            )
+            what = f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has {width}."
+            remedy = "Correct it: a field with a delimiter, a quote or a line break in it needs double quotes."
+            raise input_error(file.path, what, line=line, remedy=remedy)
         yield line, [record[index] for index in indexes]
 
 
@@ -272,14 +246,11 @@ def read_objects(file: SourceFile, skip_blank: bool = False) -> Iterator[tuple[i
                 if isinstance(error, json.JSONDecodeError)
                 else str(error)
             )
-            raise input_error(
-                file.path,
-                f"malformed JSON: {at}.",
-                line=number,
-                why="Each line must be one whole JSON object.",
-                remedy="If the file is one array, or indented, convert it: jq -c '.[]' (of an object: jq -c .) "
-                f"{shlex.quote(str(file.path))} > converted.jsonl; else correct the line.",
-            ) from error
+            remedy = (
+                "If the file is one array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line."
+            )
+            why = "Each line must be one whole JSON object."
+            raise input_error(file.path, f"malformed JSON: {at}.", line=number, why=why, remedy=remedy) from error
         except RecursionError as error:
             raise input_error(file.path, "the JSON is nested too deeply.", line=number) from error
         if not isinstance(item, dict):

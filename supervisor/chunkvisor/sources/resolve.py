@@ -110,10 +110,11 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
     """
     found = list[SourceFile]()
     for source in sources:
-        if is_remote(source):
-            found += [_of_format(Path(address.split("?")[0]), address) for address in _addresses(source)]
-        else:
-            found += map(_local, _paths(source))
+        files = list(map(_remote, _addresses(source)) if is_remote(source) else map(_local, _paths(source)))
+        if not files:
+            remedy = "Correct the pattern, or check that the files exist."
+            raise config_error(f"No file matches {source}.", remedy=remedy)
+        found += files
     return found
 
 
@@ -122,33 +123,30 @@ def _paths(source: str) -> list[Path]:
     if pattern.exists() or not glob.has_magic(source):
         return [pattern]
     fixed = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
-    root, below = Path(*pattern.parts[:fixed]), pattern.parts[fixed:]
+    # Path.glob takes `**` for a whole part alone.
+    below = [part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.parts[fixed:]]
+    root = Path(*pattern.parts[:fixed])
     wants_hidden = any(part.startswith(".") for part in below)
     found: dict[str, Path] = {}
-    try:
-        # Path.glob does not follow linked folders below `**`, so a loop of links cannot trap it.
-        matches = sorted(root.glob("/".join(below)), key=lambda path: (len(path.parts), str(path)))
-    except ValueError as error:
-        raise config_error(f"{source} is not a pattern: {error}.", remedy="Correct the pattern.") from error
-    for match in matches:
+    # Path.glob does not follow linked folders below `**`, so a loop of links cannot trap it.
+    for match in sorted(root.glob("/".join(below)), key=lambda path: (len(path.parts), str(path))):
         hidden = any(part.startswith(".") for part in match.relative_to(root).parts)
         if not match.is_dir() and (wants_hidden or not hidden):
             found.setdefault(os.path.realpath(match), match)
-    if not found:
-        raise config_error(f"No file matches {source}.", remedy="Correct the pattern, or check that the files exist.")
     return sorted(found.values(), key=str)
 
 
 def _local(path: Path) -> SourceFile:
     mode = _stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        saved = any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        parquet = f"`datasets` saved it: datasets.load_from_disk({str(path)!r}).to_parquet('rows.parquet')"
-        remedy = parquet if saved else f"Name its files, e.g. {path}/*.csv"
-        raise config_error(f"{path} is a folder, not a file.", remedy=remedy)
     if not stat.S_ISREG(mode):
-        raise config_error(f"{path} is not a regular file.", remedy="A source is read twice: write it to a file first.")
+        what = "a folder, not a file" if stat.S_ISDIR(mode) else "not a regular file"
+        remedy = f"Name its files, e.g. {path}/*.csv" if stat.S_ISDIR(mode) else "Write it to a file first."
+        raise config_error(f"{path} is {what}.", remedy=remedy)
     return _of_format(path)
+
+
+def _remote(address: str) -> SourceFile:
+    return _of_format(Path(address.split("?")[0]), address)
 
 
 def _stat(path: Path) -> os.stat_result:
@@ -167,11 +165,10 @@ def _of_format(path: Path, address: str | None = None) -> SourceFile:
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)
     if form is None or (form == Format.PARQUET and compression):
-        packed = " or ".join(COMPRESSIONS)
-        known = f"Rename or convert it; known are {' '.join(FORMATS)}, and all but .parquet with {packed} behind."
-        not_read = suffix in (".duckdb", ".ddb", ".db", ".db3", ".sqlite", ".sqlite3", ".arrow", ".feather")
+        known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} behind."
+        has_rows = suffix in (".duckdb", ".db", ".sqlite", ".sqlite3", ".arrow", ".feather")
         what = f"{address or path}: files of this kind are not read."
-        raise config_error(what, remedy=AS_PARQUET if not_read else known)
+        raise config_error(what, why=known, remedy=AS_PARQUET if has_rows else "Rename or convert it.")
     return SourceFile(path, Format(form), compression, address)
 
 
@@ -196,14 +193,11 @@ def signature(files: Sequence[SourceFile]) -> Signature:
 # Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 """Between two tries; the libraries try a few times themselves before."""
 _BLOCK_BYTES = 16 << 20
 _TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "checksum", "sha256", "mtime", "LastModified", "created")
-"""Names that fsspec's file systems have for what tells one content from another; the first one counts."""
-_NO_RIGHTS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
-"""Errors of botocore, which is not imported here."""
+"""What tells one content from another, by the names that fsspec's file systems have for it; the first one counts."""
 
 Answer = TypeVar("Answer")
 
@@ -219,14 +213,11 @@ def shown(path: Path) -> str:
 
 
 def _addresses(source: str) -> list[str]:
-    # In an http address, a question mark begins the query.
-    if not re.search(r"[*\[]" if source.lower().startswith("http") else r"[*?\[]", source):
+    if not re.search(r"[*\[]", source):  # a question mark begins the query of an http address
         return [source]
     files = _file_system(source)
     found = _persistently(source, lambda: files.glob(files._strip_protocol(source), detail=True))
     names = sorted(name for name, info in found.items() if info.get("type") != "directory")
-    if not names:
-        raise config_error(f"No file matches {source}.", remedy="Correct the pattern, or check that the files exist.")
     return [str(files.unstrip_protocol(name)) for name in names]
 
 
@@ -257,26 +248,18 @@ def fetch(address: str, target: Path) -> None:
 
         _persistently(address, read_on, file.tell)
         if size_bytes not in (0, file.tell()):
-            raise Halt(
-                ExitCode.TRY_AGAIN,
-                f"{address} has {size_bytes:,} bytes, of which {file.tell():,} came.",
-                remedy="Run again when nothing writes to it.",
-            )
+            what = f"{address} has {size_bytes:,} bytes, of which {file.tell():,} came."
+            raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run again when nothing writes to it.")
 
 
 def _file_system(address: str) -> Any:
-    scheme = address.split(":")[0]
     try:
         import fsspec  # late: an optional dependency
 
-        return fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
+        return fsspec.filesystem(address.split(":")[0], skip_instance_cache=True, use_listings_cache=False)
     except (ImportError, ValueError) as error:
-        package = _PACKAGES.get(scheme.lower(), "'chunkvisor[remote]'")
-        raise config_error(
-            f"{address}: what reads {scheme}:// is not installed",
-            why=str(error),
-            remedy=f"pip install {package}, or copy the files here",
-        ) from error
+        remedy = "pip install 'chunkvisor[remote]' (and what the error names), or copy the files here"
+        raise config_error(f"{address}: what reads it is not installed", why=str(error), remedy=remedy) from error
 
 
 def _persistently(address: str, action: Callable[[], Answer], progress: Callable[[], int] = lambda: 0) -> Answer:
@@ -294,17 +277,14 @@ def _persistently(address: str, action: Callable[[], Answer], progress: Callable
             why = why.split("\n", 1)[0][:500]
             if isinstance(error, FileNotFoundError):
                 raise config_error(f"There is no {address}.", why=why, remedy="Correct the address.") from error
-            if isinstance(error, PermissionError) or type(error).__name__ in _NO_RIGHTS:
+            # botocore has errors for credentials that are missing, and is not imported here.
+            if isinstance(error, PermissionError) or re.search("Credential|ProfileNotFound", type(error).__name__):
                 remedy = "Say who you are in chunkvisor's environment: AWS_PROFILE, AWS_ACCESS_KEY_ID, HF_TOKEN, …"
                 raise config_error(f"{address} may not be used.", why=why, remedy=remedy) from error
             if isinstance(error, IsADirectoryError | ImportError | ValueError | NotImplementedError):
                 raise config_error(f"{address} cannot be used.", why=why, remedy="Correct the address.") from error
             failed, before = failed + 1 if progress() == before else 1, progress()
             if failed > len(_PAUSES_S):
-                raise Halt(
-                    ExitCode.TRY_AGAIN,
-                    f"{address} cannot be reached, in {failed} tries.",
-                    why=why,
-                    remedy="Run again when it can be reached; what is staged and encoded is kept.",
-                ) from error
+                what, remedy = f"{address} cannot be reached, in {failed} tries.", "Run again; what is done is kept."
+                raise Halt(ExitCode.TRY_AGAIN, what, why=why, remedy=remedy) from error
             time.sleep(_PAUSES_S[failed - 1])

@@ -9,8 +9,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import numpy as np
@@ -19,7 +19,7 @@ from chunkvisor.errors import config_error
 from chunkvisor.sources.readers import (
     Cell,
     Number,
-    columns_of,
+    columns_of_text,
     composer,
     in_words,
     input_error,
@@ -31,20 +31,24 @@ from chunkvisor.sources.readers import (
 from chunkvisor.sources.resolve import Format, IngestRequest, SourceFile, parse_template
 from chunkvisor.store.disk import DISK_ERRNOS
 
-_PYTHON_BYTES = 256 << 20
-"""For the interpreter, its libraries and one batch of rows."""
-_BYTES_PER_THREAD = 256 << 20
-"""A thread holds row groups of parquet while it decodes them."""
+_SHARE_BYTES = 256 << 20
+"""Of memory for Python and one batch of rows; and for a thread, which holds row groups of parquet."""
 _DISK_PHRASES = ("No space left on device", "Disk quota exceeded", "Input/output error", "max_temp_directory_size")
 _BATCH_ROWS = 8192
 _BATCH_CHARS = 8 << 20
-_FETCH_ROWS = 4096
 _MOST_KEYS = 2000
-_GROUP_ROWS = 20_480
-"""Of rows.parquet: what a reader of it holds at a time."""
 _ROW = "__chunkvisor_row"
 _CLOCK = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
 """SQL calls these functions without brackets; to the parser they are columns."""
+
+
+class _Batch(NamedTuple):
+    """Rows that one query goes over."""
+
+    lines: Sequence[int]
+    """Of parquet, numbers of rows."""
+    cells: list[Sequence[Cell]]
+    """Of a text format."""
 
 
 def is_disk_fault(error: BaseException) -> bool:
@@ -53,46 +57,35 @@ def is_disk_fault(error: BaseException) -> bool:
     return by_number or any(phrase in str(error) for phrase in _DISK_PHRASES)
 
 
-def parquet_columns(connection: duckdb.DuckDBPyConnection, path: Path) -> dict[str, str]:
-    """Return the type of each column of a parquet file. Raises duckdb.Error."""
-    described = connection.execute(f"DESCRIBE FROM {_parquet(path)}").fetchall()
-    return {name: kind for name, kind, *_ in described}
+def columns_of(file: SourceFile) -> list[str]:
+    """Return the columns of a file; of JSON lines, those of the first 100. Raises Halt (78)."""
+    if file.format is not Format.PARQUET:
+        return columns_of_text(file)
+    try:
+        with duckdb.connect() as connection:
+            return list(_parquet_types(connection, file))
+    except duckdb.Error as error:
+        raise input_error(file.path, f"the parquet data cannot be read: {error}") from error
 
 
-def parquet_rows(connection: duckdb.DuckDBPyConnection, paths: Iterable[Path]) -> int:
-    """Return the number of rows of parquet files, as their footers have it. Raises duckdb.Error."""
-    names = [glob.escape(str(path)) for path in paths]
-    ((rows,),) = connection.execute("SELECT sum(num_rows) FROM parquet_file_metadata(?)", [names]).fetchall()
-    return int(rows)
+def _parquet_types(connection: duckdb.DuckDBPyConnection, file: SourceFile) -> dict[str, str]:
+    return {name: kind for name, kind, *_ in connection.execute(f"DESCRIBE FROM {_parquet(file)}").fetchall()}
 
 
-def _parquet(path: Path) -> str:
+def _parquet(file: SourceFile, function: str = "read_parquet") -> str:
     # DuckDB takes every name for a pattern, and parts of a path for columns.
-    return f"read_parquet({_literal(glob.escape(str(path)))}, hive_partitioning = false, union_by_name = false)"
+    options = ", hive_partitioning = false, union_by_name = false" * (function == "read_parquet")
+    return f"{function}({_literal(glob.escape(str(file.path)))}{options})"
 
 
 def _quoted(name: str) -> str:
-    name.encode()  # as below
+    name.encode()  # raises UnicodeError for half a character, of which DuckDB makes a bad_cast
     return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:
-    text.encode()  # raises UnicodeError for half a character, of which DuckDB makes a bad_cast
+    text.encode()  # as above
     return "'" + text.replace("'", "''") + "'"
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Rows that one query goes over; of a text format, their lines and cells."""
-
-    in_parquet: int = 0
-    lines: list[int] = field(default_factory=list)
-    cells: list[Sequence[Cell]] = field(default_factory=list)
-
-    @property
-    def rows(self) -> int:
-        """Number of the rows."""
-        return self.in_parquet or len(self.lines)
 
 
 class SqlReader:
@@ -101,12 +94,12 @@ class SqlReader:
     def __init__(self, request: IngestRequest, scratch: Path) -> None:
         """Connect to a database that spills to `scratch`. Raises Halt (78) for SQL that is not of one row."""
         self._request = request
-        limit_bytes = max(request.memory_limit_bytes - _PYTHON_BYTES, request.memory_limit_bytes // 2)
+        limit_bytes = max(request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2)
         self._connection = duckdb.connect(
             config={
                 "memory_limit": f"{limit_bytes >> 10}KiB",
                 "temp_directory": str(scratch),
-                "threads": max(1, min(4, len(os.sched_getaffinity(0)), limit_bytes // _BYTES_PER_THREAD)),
+                "threads": max(1, min(4, len(os.sched_getaffinity(0)), limit_bytes // _SHARE_BYTES)),
                 "preserve_insertion_order": True,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
@@ -142,113 +135,114 @@ class SqlReader:
         ).fetchall()
         others |= (called & {"unnest", *(name for (name,) in unstable)}) | (words & _CLOCK)
         if others:
-            raise config_error(
-                f"`{key}` uses {min(others)}, whose value is not made of the row alone: {sql}",
-                why="Read again, the same row could give another text.",
-                remedy="Write the value itself, or compute it beforehand and write it to a parquet file.",
-            )
+            what = f"`{key}` uses {min(others)}, whose value is not made of the row alone: {sql}"
+            why = "Read again, the same row could give another text."
+            raise config_error(what, why=why, remedy="Write the value itself, or compute it beforehand, in parquet.")
 
     def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
         """Yield line (or row of parquet) and text of the first rows; the text is None if `where` is not true.
 
         Raises Halt (78) for bad input, duckdb.Error for a lack of memory or disk.
         """
-        types, batch = dict[str, str](), _Batch()
-        # Texts of cells are made in Python, which keeps a JSON number as its source writes it.
+        types, (lines, cells) = dict[str, str](), _Batch((), [])
         names, compose = composer(self._request) if self._request.sql is None else ((), None)
-        of_cells = compose if file.format is not Format.PARQUET else None
         try:
-            if file.format is Format.PARQUET:
-                types, relation, batches = self._parquet_parts(file, limit)
-            else:
-                types, relation, batches = self._text_parts(file, limit)
+            types, relation, batches = self._parts(file, limit)
             for name in (*names, *self._request.columns):
                 if name not in types:
                     raise missing_column(file.path, name, types)
             indexes = [list(types).index(name) for name in names]
-            select = self._select(file, types, relation)
-            for batch in batches:
-                query = f"SELECT {_ROW}, {select} FROM {relation}"  # noqa: S608 - the person's own
-                for row, text in self._evaluated(file, query, batch.rows):
-                    place = batch.lines[row] if batch.lines else row
-                    if of_cells is not None and text is not None:
-                        yield place, of_cells(file.path, place, [batch.cells[row][index] for index in indexes])
-                    else:
-                        yield place, text
+            query = f"SELECT {_ROW}, {self._select(file, types, relation)} FROM {relation}"  # noqa: S608 - their SQL
+            for lines, cells in batches:
+                cursor, expected = self._connection.execute(query), 0
+                while fetched := cursor.fetchmany(4096):
+                    for row, text in fetched:
+                        assert row == expected, f"{file.path}: row {row} in the place of row {expected}"
+                        if text is not None and cells and compose is not None:
+                            text = compose(file.path, lines[row], [cells[row][index] for index in indexes])
+                        yield lines[row], text
+                        expected += 1
+                assert expected == len(lines), f"{file.path}: {expected} texts of {len(lines)} rows"
                 if self._request.has_rows_table:
                     self._carry(relation)
-                self._rows_before += batch.rows
+                self._rows_before += len(lines)
         except (duckdb.Error, UnicodeError) as error:
             if isinstance(error, duckdb.OutOfMemoryException) or is_disk_fault(error):
                 raise
             asked = [f"`{key}`" for key in ("sql", "where", "columns") if getattr(self._request, key)]
             what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
+            where = f" between line {lines[0]} and line {lines[-1]}" if cells else ""
             reason = str(error).split("\n\n", 1)[0].replace("\n", " ")  # the rest is advice about DuckDB's settings
-            where = f" between line {batch.lines[0]} and line {batch.lines[-1]}" if batch.lines else ""
-            raise input_error(
-                file.path,
-                f"{what}{where}: {reason}",
-                why="All sources must have these columns in the same type." * bool(self._request.columns),
-                remedy=in_words(list(types)) if types else "Write or copy the file again.",
-            ) from error
+            why = "All sources must have the carried columns in the same type." * bool(self._request.columns)
+            remedy = in_words(list(types)) if types else "Write or copy the file again."
+            raise input_error(file.path, f"{what}{where}: {reason}", why=why, remedy=remedy) from error
 
     def write_rows(self, path: Path, rows: int) -> None:
         """Write what is known of each row: row, source_row if `where` leaves rows out, and the carried columns."""
-        names = [_quoted(name) for name in self._request.columns]
-        columns = ", ".join(
-            ["CAST(rowid AS BIGINT) AS row", *["source_row"] * (self._request.where is not None), *names]
-        )
+        names = ["source_row"] * (self._request.where is not None) + [_quoted(name) for name in self._request.columns]
         ((count,),) = self._connection.execute("SELECT count(*) FROM carried.rows").fetchall()
         assert count == rows, f"{count} rows carried, {rows} rows of text"
+        columns = ", ".join(["CAST(rowid AS BIGINT) AS row", *names])
         self._connection.execute(
             f"COPY (SELECT {columns} FROM carried.rows) TO {_literal(str(path))} "  # noqa: S608 - quoted names
-            f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_GROUP_ROWS})"
+            "(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480)"
         )
 
-    def _parquet_parts(self, file: SourceFile, limit: int | None) -> tuple[dict[str, str], str, Iterable[_Batch]]:
-        """Return the types of the columns, SQL that can stand after FROM, and the batches that are read of it."""
-        if not file.path.stat().st_size:
-            raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
-        types = parquet_columns(self._connection, file.path)
-        name = _literal(glob.escape(str(file.path)))
-        schema = self._connection.execute(f"SELECT name FROM parquet_schema({name})").fetchall()  # noqa: S608 - quoted
-        # DuckDB renames the second of two columns that it takes for the same.
-        _refuse_twins(file, {*types} - {name for (name,) in schema} | ({*types} & {_ROW}))
-        rows = parquet_rows(self._connection, [file.path])
-        rows = rows if limit is None else min(rows, limit)
-        relation = f"(SELECT file_row_number AS {_ROW}, * FROM {_parquet(file.path)} LIMIT {rows})"  # noqa: S608 - quoted
-        return types, relation, [_Batch(rows)]
+    def _carry(self, relation: str) -> None:
+        wanted = "".join(f", {_quoted(name)}" for name in self._request.columns)
+        select = f"SELECT CAST({_ROW} + {self._rows_before} AS BIGINT) AS source_row{wanted} FROM {relation}"  # noqa: S608 - quoted
+        self._connection.execute(f"CREATE TABLE IF NOT EXISTS carried.rows AS {select} LIMIT 0")
+        where = self._request.where or "true"
+        self._connection.execute(f"INSERT INTO carried.rows {select} WHERE ((\n{where}\n)::BOOLEAN)")
 
-    def _text_parts(self, file: SourceFile, limit: int | None) -> tuple[dict[str, str], str, Iterable[_Batch]]:
-        types = _column_types(file, self._request.skip_blank)
-        counts = Counter(name.casefold() for name in (_ROW, *types))
-        _refuse_twins(file, {name for name, count in counts.items() if count > 1})
-        # Columns go by position until here: DuckDB would rename those that it cannot tell apart.
-        casts = [f"CAST(c{index} AS {kind}) AS {_quoted(name)}" for index, (name, kind) in enumerate(types.items())]
-        relation = f"(SELECT {', '.join([f'row AS {_ROW}', *casts])} FROM __chunkvisor_batch)"  # noqa: S608 - quoted
-        self._register([], len(types))
-        return types, relation, self._batches(file, limit, types)
+    def _parts(self, file: SourceFile, limit: int | None) -> tuple[dict[str, str], str, Iterable[_Batch]]:
+        """Return the types of the columns, SQL that can stand after FROM, and the batches that it stands for."""
+        if file.format is Format.PARQUET:
+            if not file.path.stat().st_size:
+                raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
+            types = _parquet_types(self._connection, file)
+            schema = self._connection.execute(f"SELECT name FROM {_parquet(file, 'parquet_schema')}").fetchall()  # noqa: S608 - quoted
+            metadata = _parquet(file, "parquet_file_metadata")
+            ((rows,),) = self._connection.execute(f"SELECT num_rows FROM {metadata}").fetchall()  # noqa: S608 - quoted
+            rows = rows if limit is None else min(rows, limit)
+            # DuckDB renames the second of two columns that it takes for the same.
+            twins = {*types} - {name for (name,) in schema} | ({*types} & {_ROW})
+            relation = f"(SELECT file_row_number AS {_ROW}, * FROM {_parquet(file)} LIMIT {rows})"  # noqa: S608 - quoted
+            batches: Iterable[_Batch] = [_Batch(range(rows), [])]
+        else:
+            types = _column_types(file, self._request.skip_blank)
+            counts = Counter(name.casefold() for name in (_ROW, *types))
+            twins = {name for name, count in counts.items() if count > 1}
+            casts = [f"CAST(c{index} AS {kind}) AS {_quoted(name)}" for index, (name, kind) in enumerate(types.items())]
+            relation = f"(SELECT {', '.join([f'row AS {_ROW}', *casts])} FROM __chunkvisor_batch)"  # noqa: S608 - quoted
+            self._register([], len(types))
+            batches = self._batches(file, limit, types)
+        if twins:
+            what = f"there are two columns {min(twins)!r}, or their names differ only in case."
+            raise input_error(file.path, what, remedy="Rename one of them, or use column or template without `where`.")
+        return types, relation, batches
 
     def _batches(self, file: SourceFile, limit: int | None, types: dict[str, str]) -> Iterator[_Batch]:
-        batch, texts, chars = _Batch(), list[list[str | None]](), 0
-        for line, cells in read_rows(file, list(types), skip_blank=self._request.skip_blank, limit=limit):
-            try:
-                texts.append([_as_text(cell, kind) for cell, kind in zip(cells, types.values(), strict=True)])
-            except RecursionError as error:
-                raise input_error(file.path, "the JSON is nested too deeply.", line=line) from error
-            batch.lines.append(line)
-            batch.cells.append(cells)
-            chars += sum(len(text) for text in texts[-1] if text is not None)
-            if len(texts) == _BATCH_ROWS or chars >= _BATCH_CHARS:
-                self._register(texts, len(types))
-                yield batch
-                batch, texts, chars = _Batch(), [], 0
-        if texts:
+        rows = read_rows(file, list(types), skip_blank=self._request.skip_blank, limit=limit)
+        while True:
+            lines, cells, texts, chars = list[int](), list[Sequence[Cell]](), list[list[str | None]](), 0
+            for line, row in rows:
+                try:
+                    texts.append([_as_text(cell, kind) for cell, kind in zip(row, types.values(), strict=True)])
+                except RecursionError as error:
+                    raise input_error(file.path, "the JSON is nested too deeply.", line=line) from error
+                lines.append(line)
+                cells.append(row)
+                chars += sum(len(text) for text in texts[-1] if text is not None)
+                if len(texts) == _BATCH_ROWS or chars >= _BATCH_CHARS:
+                    break
+            if not texts:
+                return
             self._register(texts, len(types))
-            yield batch
+            yield _Batch(lines, cells)
 
     def _register(self, texts: Sequence[Sequence[str | None]], width: int) -> None:
-        """Let SQL read the rows, with all columns as text."""
+        """Let SQL read the rows, with all columns as text, by position: DuckDB renames what it cannot tell apart."""
         columns = {"row": np.arange(len(texts))}
         for index in range(width):
             columns[f"c{index}"] = column = np.empty(len(texts), dtype=object)
@@ -257,22 +251,21 @@ class SqlReader:
 
     def _select(self, file: SourceFile, types: dict[str, str], relation: str) -> str:
         """Return SQL for the text of a row, NULL for a row that is left out. Raises Halt (78), duckdb.Error."""
-        request, is_parquet = self._request, file.format is Format.PARQUET
+        request = self._request
         if request.sql is not None:
             select = request.sql
-            ((_, kind, *_),) = self._connection.execute(f"DESCRIBE SELECT (\n{select}\n) FROM {relation}").fetchall()  # noqa: S608 - the person's own
+            ((_, kind, *_),) = self._connection.execute(f"DESCRIBE SELECT (\n{select}\n) FROM {relation}").fetchall()  # noqa: S608 - their SQL
             if kind not in ("VARCHAR", '"NULL"'):
                 raise input_error(file.path, f"`sql` gives {kind}, not text.", remedy="Convert it: (...)::VARCHAR")
-        elif not is_parquet:
-            select = "''"  # stands for the text that is made of the cells
+        elif file.format is not Format.PARQUET:
+            select = "''"  # the text is made of the cells, which keeps a JSON number as its source writes it
         elif request.column is not None:
             select, kind = _quoted(request.column), types[request.column]
             if kind not in ("VARCHAR", '"NULL"'):
-                cast = f"decode({select})" if kind == "BLOB" else f"{select}::VARCHAR"
-                what = f"column {request.column!r} holds {kind}, not text."
-                raise input_error(file.path, what, remedy=f"If it is meant, use sql: {cast}")
+                remedy = f"If it is meant, use sql: {f'decode({select})' if kind == 'BLOB' else f'{select}::VARCHAR'}"
+                raise input_error(file.path, f"column {request.column!r} holds {kind}, not text.", remedy=remedy)
         else:
-            pieces = []
+            pieces = list[str]()
             for literal, column in parse_template(request.template or ""):
                 pieces.append(_literal(literal))
                 if column is not None:
@@ -285,32 +278,6 @@ class SqlReader:
             return f"(\n{select}\n)"
         return f"CASE WHEN ((\n{request.where}\n)::BOOLEAN) THEN coalesce((\n{select}\n), '') END"
 
-    def _evaluated(self, file: SourceFile, query: str, rows: int) -> Iterator[tuple[int, str | None]]:
-        """Yield row and text. Raises Halt (78) unless it is one text for each row, in their order; duckdb.Error."""
-        cursor, expected = self._connection.execute(query), 0
-        while fetched := cursor.fetchmany(_FETCH_ROWS):
-            for row, text in fetched:
-                if row != expected:
-                    raise input_error(file.path, f"row {row} came in the place of row {expected}")
-                yield row, text
-                expected += 1
-        if expected != rows:
-            raise input_error(file.path, f"{expected} texts came for {rows} rows.")
-
-    def _carry(self, relation: str) -> None:
-        """Keep the carried columns of the rows that are not left out. Raises duckdb.Error."""
-        wanted = "".join(f", {_quoted(name)}" for name in self._request.columns)
-        select = f"SELECT CAST({_ROW} + {self._rows_before} AS BIGINT) AS source_row{wanted} FROM {relation}"  # noqa: S608 - quoted
-        where = self._request.where or "true"
-        self._connection.execute(f"CREATE TABLE IF NOT EXISTS carried.rows AS {select} LIMIT 0")
-        self._connection.execute(f"INSERT INTO carried.rows {select} WHERE ((\n{where}\n)::BOOLEAN)")
-
-
-def _refuse_twins(file: SourceFile, names: set[str]) -> None:
-    if names:
-        what = f"there are two columns {min(names)!r}, or their names differ only in case."
-        raise input_error(file.path, what, remedy="Rename one of them, or use column or template without `where`.")
-
 
 def _as_text(cell: Cell, kind: str) -> str | None:
     if cell is None:
@@ -320,19 +287,17 @@ def _as_text(cell: Cell, kind: str) -> str | None:
 
 def _column_types(file: SourceFile, skip_blank: bool) -> dict[str, str]:
     if file.format is not Format.JSONL:
-        return {name: "VARCHAR" for name in columns_of(file) if name}
+        return {name: "VARCHAR" for name in columns_of_text(file) if name}
     # The whole file is read for the types, under any limit: the same row must give the same text in a trial run.
     kinds: dict[str, set[str]] = {}
     for line, item in read_objects(file, skip_blank):
         for name, cell in item.items():
-            if name and cell is not None:
+            if name:
                 kinds.setdefault(name, set()).add(_kind(cell))
-            elif name:
-                kinds.setdefault(name, set())
         if len(kinds) > _MOST_KEYS:
             what = f"the objects have more than {_MOST_KEYS:,} different keys, and for SQL each is a column."
             raise input_error(file.path, what, line=line, remedy="Move what is data out of the keys.")
-    return {name: _type_of(found) for name, found in kinds.items()}
+    return {name: _type_of(found - {"NULL"}) for name, found in kinds.items()}
 
 
 def _kind(cell: Cell) -> str:
@@ -342,7 +307,7 @@ def _kind(cell: Cell) -> str:
         value = int(cell) if len(cell) <= 20 else 2**64
         # A double cannot hold each integer above 2**53, so such a column does not become one.
         return "BIGINT" if abs(value) <= 2**53 else "WIDE" if -(2**63) <= value < 2**63 else "JSON"
-    return "VARCHAR" if isinstance(cell, str) else "BOOLEAN" if isinstance(cell, bool) else "JSON"
+    return {str: "VARCHAR", bool: "BOOLEAN", type(None): "NULL"}.get(type(cell), "JSON")
 
 
 def _type_of(kinds: set[str]) -> str:

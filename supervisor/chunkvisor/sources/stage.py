@@ -70,18 +70,11 @@ def stage(request: IngestRequest, folder: Path) -> None:
         if before != after:
             what = f"{before[0]} was changed while it was being read."
             raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run again when nothing writes to it.")
-    for path in (*paths.arrays, *paths.there, paths.index):
+    for path in (*paths.arrays, *paths.there):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-    write_record(
-        folder,
-        rows=spool.rows,
-        distinct=distinct,
-        files=files,
-        source_state=state,
-        skip_blank=request.skip_blank,
-        empty=spool.empty,
-    )
+    counts = {"rows": spool.rows, "distinct": distinct, "empty": spool.empty}
+    write_record(folder, files, **counts, source_state=state, skip_blank=request.skip_blank)
 
 
 @contextlib.contextmanager
@@ -118,22 +111,13 @@ def _texts(
         try:
             data = (text or "").encode()
         except UnicodeEncodeError as error:
-            raise input_error(
-                file.path,
-                f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}.",
-                why="It is half of a character, which UTF-8 cannot hold.",
-                remedy="Correct it in the source; most come from a text that was cut in the middle of an emoji.",
-                line=place,
-                unit=file.unit,
-            ) from error
+            what = f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}."
+            remedy = "It is half of a character, mostly of an emoji that was cut in two. Correct it in the source."
+            raise input_error(file.path, what, line=place, remedy=remedy) from error
         if len(data) > MAX_TEXT_BYTES:
-            raise input_error(
-                file.path,
-                f"the text has {len(data):,} bytes of UTF-8, more than the {MAX_TEXT_BYTES:,} that one may have.",
-                remedy="Correct or shorten it in the source, or use sql: left(column, 100000).",
-                line=place,
-                unit=file.unit,
-            )
+            what = f"the text has {len(data):,} bytes of UTF-8, more than the {MAX_TEXT_BYTES:,} that one may have."
+            remedy = "Correct or shorten it in the source, or use sql: left(column, 100000)."
+            raise input_error(file.path, what, line=place, unit=file.unit, remedy=remedy)
         yield data
 
 
@@ -142,12 +126,9 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
     if isinstance(error, Halt):
         return error
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
-        return Halt(
-            ExitCode.MACHINE,
-            f"The sources do not fit in {request.memory_limit_bytes if request else 0:,} bytes of memory for reading.",
-            why=str(error).split("\n", 1)[0],
-            remedy="Raise ingest.memory_limit.",
-        )
+        what = f"The sources do not fit in {request.memory_limit_bytes if request else 0:,} bytes of memory."
+        why = str(error).split("\n", 1)[0]
+        return Halt(ExitCode.MACHINE, what, why=why, remedy="Raise ingest.memory_limit.")
     if isinstance(error, OSError):
         return refusal(error, folder)
     return disk_halt(OSError(errno.ENOSPC, str(error)), folder) if is_disk_fault(error) else None

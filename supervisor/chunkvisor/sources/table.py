@@ -14,7 +14,7 @@ from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import Format, Signature, resolve, shown, signature
 from chunkvisor.store.layout import Entry
 from chunkvisor.store.pickrows import fill, pick_rows
-from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_sealed, stamp_file, write_sealed
+from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_sealed, stamp_as, stamp_file, write_sealed
 from chunkvisor.store.reuse import ENCODED, Reuse
 
 Numbers = npt.NDArray[np.int64]
@@ -63,12 +63,7 @@ class TableFiles:
     @property
     def there(self) -> tuple[Path, ...]:
         """The files that some tables have, and this one has."""
-        return tuple(path for path in (self.rows, self.places) if path.exists())
-
-    def stamps(self) -> dict[str, Stamp]:
-        """Stamp the files. Raises OSError."""
-        index = [self.index] if self.index.exists() else []
-        return {path.name: stamp_file(path) for path in (*self.arrays, *self.there, *index)}
+        return tuple(path for path in (self.rows, self.places, self.index) if path.exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +77,17 @@ class TableSource:
 
 def write_record(
     folder: Path,
+    files: Sequence[TableSource],
     *,
     rows: int,
     distinct: int,
-    files: Sequence[TableSource],
     source_state: Signature,
-    skip_blank: bool,
+    skip_blank: bool = False,
     empty: int = 0,
 ) -> None:
     """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
-    stamps = paths.stamps()
+    stamps = {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there)}
     content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
     record = {
         "rows": rows,
@@ -156,16 +151,14 @@ class StagedTable:
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise DamagedError(f"{paths.record}: {error}") from error
         index = stamps.pop(paths.index.name, None)
+        if index is not None and index.holds(paths.index):
+            stamps[paths.index.name] = index
         for name, stamp in stamps.items():
             if not stamp.holds(folder / name):
                 raise DamagedError(f"{folder / name} is missing or altered")
         if not all(stamp.untouched(folder / name) for name, stamp in stamps.items()):
-            fresh = {name: stamp_file(folder / name) for name in stamps}
-            if index is not None and index.holds(paths.index):
-                fresh[paths.index.name] = stamp_file(paths.index)
-            if any(fresh[name].digest != stamp.digest for name, stamp in stamps.items()):
-                raise DamagedError(f"{folder} is being altered")
-            write_sealed(paths.record, {**record, "stamps": {name: asdict(stamp) for name, stamp in fresh.items()}})
+            fresh = {name: asdict(stamp_as(folder / name, stamp.digest)) for name, stamp in stamps.items()}
+            write_sealed(paths.record, record | {"stamps": fresh})
         return table
 
     def texts(self, start: int, stop: int) -> list[str]:

@@ -176,7 +176,7 @@ CASES = [
     ("a.jsonl", b'{"texd": "a"}\n', "a.jsonl: there is no column 'text'."),
     ("a.jsonl", b"[" * 100_000 + b"\n", "a.jsonl, line 1: the JSON is nested too deeply."),
     ("a.csv.gz", wrap(".gz", b"text\n" + b"a\n" * 999)[:-9], "a.csv.gz: the gzip data is damaged or cut short"),
-    ("a.csv.gz", b"text\na\n", "a.csv.gz: the gzip data is damaged or cut short: Not a gzipped file"),
+    ("a.csv.gz", b"text\na\n", "a.csv.gz: the gzip data is damaged or cut short after line 0: Not a gzipped file"),
     ("a.csv.zst", wrap(".zst", b"text\n" + b"a\n" * 999)[:-3], "a.csv.zst: the zstd data is damaged or cut short"),
 ]
 
