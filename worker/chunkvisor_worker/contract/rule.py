@@ -2,10 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Flag, StrEnum, auto
-from typing import Any
+from enum import StrEnum
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Phase
@@ -153,20 +151,6 @@ class Evidence(StrEnum):
     REPORTED = "reported by others"
 
 
-class Hint(Flag):
-    """What can have to do with a fault, or help against it."""
-
-    SMALLER_BATCH = auto()
-    NEW_PROCESS = auto()
-    """The same work in a new process can succeed."""
-    ROW = auto()
-    """A row of the input can be the cause: bisecting the chunk makes sense."""
-
-
-NO = Hint(0)
-SMALLER_BATCH, NEW_PROCESS, ROW = Hint.SMALLER_BATCH, Hint.NEW_PROCESS, Hint.ROW
-
-
 @dataclass(frozen=True, slots=True)
 class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""
@@ -233,25 +217,18 @@ class Rule:
     """With which `chunkvisor` ends if this stops the run; None = the outcome alone decides."""
     exit_code_alone: int | None = None
     """Of a GPU that had no room for the model: with which it ends where nobody else is on that GPU."""
-    hints: Hint = NO
+    smaller_batch_helps: bool = False
+    """The same work can succeed in smaller batches."""
+    row_can_cause: bool = False
+    """A row of the input can be the cause: taking the chunk apart makes sense."""
     evidence: Evidence = Evidence.READ
     if_ended: str = ""
     """What to do where it has ended the run, if more can be said than of every fault with its outcome."""
 
     @property
-    def smaller_batch_helps(self) -> bool:
-        """Whether the same work can succeed in smaller batches."""
-        return SMALLER_BATCH in self.hints
-
-    @property
     def decisive(self) -> bool:
         """Whether it ends a run or holds it up, so that a text's words must not be taken for it."""
         return self.outcome in _DECISIVE or (self.outcome is Outcome.HOST_OOM and self.exit_code is not None)
-
-    @property
-    def row_can_cause(self) -> bool:
-        """Whether a row of the input can be the cause."""
-        return ROW in self.hints
 
     def matches(self, cause: Cause, phase: Phase, head: str) -> bool:
         """Whether one exception of a fault in `phase` falls under the rule; `head` as in `Sign.matches`."""
@@ -269,44 +246,3 @@ class Rule:
             return next(found, None)
         before = ((each, end[end.rfind("\n", 0, each.start()) + 1 : each.start()]) for each in found)
         return next((each for each, words in before if re.fullmatch(_LOG_SPEAKERS, words[-500:])), None)
-
-
-def runtime_error(pattern: str, *codes: int) -> Sign:
-    """The sign of most of torch's faults: RuntimeError, with a cudaError_t where the release gives one."""
-    return Sign(classes=("builtins.RuntimeError",), codes=codes, pattern=pattern)
-
-
-def error(pattern: str, *classes: str) -> Sign:
-    """A text, in exceptions of the given classes or, without any, in all."""
-    return Sign(classes=classes, pattern=pattern)
-
-
-def of_class(*classes: str) -> Sign:
-    """The class says it all."""
-    return Sign(classes=classes)
-
-
-def family(**usual: Any) -> Callable[..., Rule]:
-    """What makes rules that have most in common: name, cause, remedy and signs, and by name what is not `usual`."""
-
-    def rule(name: str, cause: str, remedy: str, *signs: Sign, **unusual: Any) -> Rule:
-        return Rule(name=name, cause=cause, remedy=remedy, signs=signs, **(usual | unusual))
-
-    return rule
-
-
-# The families, by outcome; `setup` is the machine's, `misconfigured` the config's.
-crashed = family(outcome=Outcome.CRASHED, hints=NEW_PROCESS, evidence=Evidence.RUN)
-misconfigured = family(outcome=Outcome.SETUP, exit_code=CONFIG, evidence=Evidence.RUN)
-setup = family(outcome=Outcome.SETUP, exit_code=MACHINE, evidence=Evidence.STUB)
-gpu_busy = family(outcome=Outcome.GPU_BUSY, exit_code=PASSING, evidence=Evidence.STUB)
-gpu_oom = family(outcome=Outcome.GPU_OOM, hints=SMALLER_BATCH | ROW, evidence=Evidence.NULL_GPU)
-device_fault = family(outcome=Outcome.DEVICE_FAULT, hints=NEW_PROCESS, evidence=Evidence.STUB)
-hardware_fault = family(outcome=Outcome.HARDWARE_FAULT, exit_code=MACHINE, evidence=Evidence.STUB)
-disk_full = family(outcome=Outcome.DISK_FULL, exit_code=DISK, evidence=Evidence.RUN)
-host_oom = family(outcome=Outcome.HOST_OOM, exit_code=MACHINE, evidence=Evidence.RUN)
-hub = family(outcome=Outcome.HUB, exit_code=PASSING, evidence=Evidence.RUN)
-bad_input = family(outcome=Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, hints=ROW, evidence=Evidence.RUN)
-
-SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
-"""The class of safetensors' errors, by the names that it has borne."""
