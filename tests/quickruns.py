@@ -21,8 +21,8 @@ from chunkvisor.show.record import surroundings
 _LOADED_LATE = (
     *("chunkvisor.cli.run", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile", "chunkvisor.commands.verify"),
-    *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.sensors"),
-    *("chunkvisor.show.lines", "chunkvisor.show.terminal", "chunkvisor.show.systemd"),
+    *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.outside"),
+    "chunkvisor.show.terminal",
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
     *("chunkvisor.show.report", "chunkvisor.devices.health", "chunkvisor.sources.stage"),
     *("chunkvisor.sources.table", "pydantic.dataclasses", "numpy.ma", "faulthandler"),

@@ -166,7 +166,7 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
     if isinstance(on_event, Console) and texts is not None:
-        on_event = on_event.in_words_of(texts.in_words)
+        on_event.in_words = texts.in_words
     bars = list[Observer]()
     if progress:
         from chunkvisor.show.terminal import ProgressBar  # rich with it

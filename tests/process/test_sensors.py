@@ -11,10 +11,10 @@ import pytest
 
 from chunkvisor.devices import gpu
 from chunkvisor.devices.gpu import parse_load
-from chunkvisor.events.event import RunStarted
+from chunkvisor.events.event import AttemptStarted, RunStarted
 from chunkvisor.events.state import RunState
-from chunkvisor.show import sensors
-from chunkvisor.show.sensors import BoundedLines, Processes, Sensors
+from chunkvisor.show import record
+from chunkvisor.show.record import Sensors
 from chunkvisor.store.layout import InvocationFiles
 from harness import Workplace, wait_for
 
@@ -81,7 +81,7 @@ def test_loss_of_nvidia_smi_is_told_once(script: str, tmp_path: Path, monkeypatc
     """After three failures in a row, a hang being one, nvidia-smi is asked no more, and a line says so."""
     calls = fake_smi(tmp_path / "bin", monkeypatch, script)
     monkeypatch.setattr(gpu, "_SMI_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(sensors, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(record, "INTERVAL_S", 0.02)
     files = InvocationFiles(tmp_path)
     watched = Sensors(files)
     watched.event(RunStarted("w", "cuda", gpus=("GPU-a",)), RunState())
@@ -99,49 +99,23 @@ def test_loss_of_nvidia_smi_is_told_once(script: str, tmp_path: Path, monkeypatc
     watched.close()
 
 
-def test_processes_are_measured() -> None:
-    """The supervisor and its workers have memory and, from the second reading on, processor time."""
+def test_processes_are_measured(tmp_path: Path) -> None:
+    """Parent and workers have memory and, from the second reading on, processor time; gone ones are left out."""
+    files = InvocationFiles(tmp_path)
+    watched = Sensors(files)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        processes = Processes()
-        processes.add(child.pid)
-        first, second = processes.read(), processes.read()
-        assert "cpu" not in first["workers"][0]
-        assert second["workers"][0]["cpu"] >= 0
-        assert second["workers"][0]["peak_bytes"] >= second["workers"][0]["rss_bytes"] > 0
-        assert second["parent"]["rss_bytes"] > 0
-        assert second["host"]["available_bytes"] > 0
-    finally:
-        child.communicate()
-    processes.add(child.pid)
-    assert processes.read()["workers"] == []
-
-
-def test_file_stays_small(tmp_path: Path) -> None:
-    """However many lines come, the file has fewer than its limit, from the whole time."""
-    file = BoundedLines(tmp_path / "lines", 100)
-
-    thinned = sum(file.append(str(number)) for number in range(1000))
-
-    kept = [int(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    assert len(kept) < 100
-    assert kept[0] == 0
-    assert kept[-1] > 900
-    assert kept == sorted(set(kept))
-    assert thinned > 5
-
-
-def test_intervals_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the file is thinned, readings are taken half as often."""
-    monkeypatch.setattr(sensors, "LINES", 4)
-    monkeypatch.setattr(sensors, "INTERVAL_S", 1e-6)
-    watched = Sensors(InvocationFiles(tmp_path))
-
-    for _ in range(50):
-        watched.tick()
-
-    assert watched._interval_s > 1e-6
-    assert len((tmp_path / "sensors.jsonl").read_text().splitlines()) < 4
+    watched.event(AttemptStarted("out", 0, 1, child.pid), RunState())
+    watched.close()
+    watched.close()
+    child.communicate()
+    watched.close()
+    first, second, last = lines_of(files)
+    assert "cpu" not in first["workers"][0]
+    assert second["workers"][0]["cpu"] >= 0
+    assert second["workers"][0]["peak_bytes"] >= second["workers"][0]["rss_bytes"] > 0
+    assert second["parent"]["rss_bytes"] > 0
+    assert second["host"]["available_bytes"] > 0
+    assert last["workers"] == []
 
 
 def test_a_run_notes_its_gpus_and_workers(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from chunkvisor.decide import likeness
 from chunkvisor.engine import trial
 from chunkvisor.events import journal, state
 from chunkvisor.heart import policy
-from chunkvisor.show import metrics, notices, observer, record, sensors
+from chunkvisor.show import outside, record
 from chunkvisor.supervise import staging
 from chunkvisor_worker.contract import taxonomy
 from docpages import text_of
@@ -49,13 +49,13 @@ NUMBERS = [
     ("docs/reference/config.md", f"then batch_size auto is {specs.AUTO_ROWS}"),
     ("docs/reference/config.md", f"from 1 to {MOST_SHARDS:,}"),
     ("docs/how-to/write-an-encoder.md", f"`batch_size: auto` is {specs.AUTO_ROWS}"),
-    ("docs/how-to/watch-a-run.md", f"every {metrics.INTERVAL_S:g} seconds"),
+    ("docs/how-to/watch-a-run.md", f"every {outside.INTERVAL_S:g} seconds"),
     ("docs/how-to/watch-a-run.md", f"that of its last {state._WINDOW} chunks"),
-    ("docs/how-to/watch-a-run.md", f"larger than {observer._MOST_BYTES >> 20} MiB, only"),
-    ("docs/how-to/watch-a-run.md", f"{in_words(notices.STALL_TIMES)} times as long as usual"),
-    ("docs/how-to/watch-a-run.md", f"{in_words(notices.END_S)} seconds at most, {in_words(notices.HURRIED_S)} after"),
-    ("docs/reference/metrics.md", f"Every {in_words(sensors.INTERVAL_S)} seconds"),
-    ("docs/reference/metrics.md", f"After {sensors.LINES:,} lines"),
+    ("docs/how-to/watch-a-run.md", f"larger than {record.MOST_BYTES >> 20} MiB, only"),
+    ("docs/how-to/watch-a-run.md", f"{in_words(outside.STALL_TIMES)} times as long as usual"),
+    ("docs/how-to/watch-a-run.md", f"{in_words(outside.END_S)} seconds at most, {in_words(outside.HURRIED_S)} after"),
+    ("docs/reference/metrics.md", f"Every {in_words(record.INTERVAL_S)} seconds"),
+    ("docs/reference/metrics.md", f"later every {record.MOST_S:g}"),
     ("docs/reference/run-folder.md", f"The newest {record.KEPT}"),
     ("docs/reference/run-folder.md", f"the first {badrows.LISTED:,} rows at most"),
     ("docs/reference/run-folder.md", f"every {journal._EVERY_BYTES >> 10} KB"),
@@ -84,5 +84,5 @@ def test_the_page_has_the_numbers_of_the_code(page: str) -> None:
 
 def test_times_in_words() -> None:
     """A half hour and a minute are what the code has."""
-    assert notices.STALL_LEAST_S == 30 * 60
-    assert notices.TIMEOUT_S == 60
+    assert outside.STALL_LEAST_S == 30 * 60
+    assert outside.TIMEOUT_S == 60

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.assemble.badrows import BadReason
-from chunkvisor.events.event import Severity
-from chunkvisor.show.snapshot import DeviceState, RunHealth, Snapshot, WorkerState
+from chunkvisor.events.state import AttemptKey, RunState
+from chunkvisor.show.snapshot import DeviceView, Snapshot, WorkerView
 from chunkvisor.show.status import Follower, OutputStatus, State, Status, status_screen
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_moment
@@ -70,10 +70,11 @@ def test_follower_tells_nothing_of_earlier_runs(tmp_path: Path) -> None:
 
 T0 = 1_800_000_000.0
 WORKING = Snapshot(
+    RunState(),
     doing="computing",
     elapsed_s=754,
-    health=RunHealth(Severity.NEWS, "all is well"),
-    devices=(DeviceState("CPU", (WorkerState("a", 4, 1, "computing", True, 100, 7),)),),
+    health="all is well",
+    devices=(DeviceView("CPU", (WorkerView(AttemptKey("a", 4, 1), "computing", True, 100, 7),)),),
     rows_per_s=12,
     eta_s=680,
 )
@@ -129,7 +130,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "  attempts: 3 committed",
                 "  to go on: run the same command again",
                 "  3 of 10 chunks are done and kept; 7 chunks to compute",
-                "  2 of these had begun (chunk 3, chunk 4; the first chunk is 0); 82 texts of them are saved",
+                "  had begun: a chunk 3, a chunk 4 (the first chunk is 0); 82 texts of them saved",
             ],
         ),
         (
@@ -143,7 +144,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min 5 s later",
                 "  to go on: run the same command again",
                 "  the command: cd /a && chunkvisor run b.yaml",
-                "  all 10 chunks are done and only have to be joined",
+                "  10 of 10 chunks are done and kept; they only have to be joined",
             ],
         ),
         (
@@ -165,7 +166,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "complete, but 2 rows have no vector",
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks, 2 rows without a vector",
                 "  attempts: 10 committed",
-                "  all 2 for the same reason: crashed: it died",
+                "  a: all 2 for the same reason: crashed: it died",
                 "  which rows: w/a.json",
                 "  to try them again: chunkvisor retry w, then run again",
                 "  see: chunkvisor explain quarantine",

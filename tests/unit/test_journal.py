@@ -175,8 +175,8 @@ def test_follower_reads_the_end(path: Path) -> None:
     (path.parent / "outputs").mkdir()
     follower = Follower(Layout(path.parent.parent))
     snapshot = follower.look()
-    assert snapshot.chunks == COUNT
-    assert snapshot.chunks_here == 51
+    assert snapshot.total("chunks") == COUNT
+    assert snapshot.state.chunks_here == 51
     assert [line.words for line in follower.news][-1] == "waiting: the hub"
     assert len(follower.news) == 5
     assert list(follower.begun_anew()) == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]

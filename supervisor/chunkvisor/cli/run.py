@@ -246,7 +246,7 @@ def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCod
     """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
     from chunkvisor.show.lines import Afterwards
     from chunkvisor.show.observer import Observers
-    from chunkvisor.show.systemd import service_manager
+    from chunkvisor.show.outside import service_manager
     from chunkvisor.store.layout import Layout
     from chunkvisor.supervise.session import run
 

@@ -14,7 +14,6 @@ from chunkvisor.units import counted
 
 if TYPE_CHECKING:
     from chunkvisor.commands.audit import Audit
-    from chunkvisor.show.status import OutputStatus
 
 
 _SHOWN = 20
@@ -129,12 +128,10 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     from chunkvisor.store.layout import Layout
 
     if watch:
-        from chunkvisor.show.terminal import ctrl_c_in_pauses, wait_for_run, watch_json, watch_view
+        from chunkvisor.show.terminal import watch_json, watch_view
 
         try:
-            with ctrl_c_in_pauses():
-                wait_for_run(workdir)
-                (watch_json if as_json else watch_view)(workdir)
+            (watch_json if as_json else watch_view)(workdir)
         except KeyboardInterrupt:
             return  # the person has seen enough; the run goes on
         if as_json:
@@ -227,7 +224,7 @@ def verify(workdir: Path, as_json: bool) -> None:
                 say(f"{name}: {rows} no vector, as its record says; which: {output.listed_in}", indent=2)
         to_go_on = _to_go_on(workdir) if missing else ""
         for name, output in missing.items():
-            say(f"{name} is not complete: {_far(output)}; {to_go_on}", indent=2)
+            say(f"{name} is not complete: {output.far}; {to_go_on}", indent=2)
 
 
 def _to_go_on(workdir: Path) -> str:
@@ -248,14 +245,6 @@ def _how_to_repair(workdir: Path, needless: int, bad: int) -> str:
         remedy = (remedy if needless < bad else "") + also
         remedy += "the final files are good and do not need them, and `chunkvisor retry` makes what it needs"
     return remedy
-
-
-def _far(output: "OutputStatus") -> str:
-    from chunkvisor.show.lines import rows_in_words
-
-    if not output.rows:
-        return "its source has not been read yet"
-    return f"{rows_in_words(output)}, {output.chunks_done:,} of {counted(output.chunks, 'chunk')}"
 
 
 @click.command("retry")

@@ -4,17 +4,13 @@ They decide nothing, and one that is guarded cannot end a run.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from chunkvisor.config.model import Config
-from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import say
 from chunkvisor.store.layout import InvocationFiles, Layout
-
-_MOST_BYTES = 48 << 20
-"""Of the journal; about five seconds of reading on a slow core."""
 
 
 class Observer:
@@ -34,68 +30,46 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several as one; the guarded ones are told first.
+    """Several as one; the guarded ones hear of everything first.
 
     From its first exception on, a guarded one is left out, and standard error says so once.
     """
 
     def __init__(self, *observers: Observer, guarded: Iterable[Observer] = ()) -> None:
-        self._observers = [*((each, True) for each in guarded), *((each, False) for each in observers)]
+        self._guarded, self._others = list(guarded), observers
 
     def event(self, event: Event, state: RunState) -> None:
-        """Tell each, in order."""
-        self._tell(lambda observer: observer.event(event, state))
+        """Pass it on."""
+        self._call("event", event, state)
 
     def tick(self) -> None:
-        """Tell each, in order."""
-        self._tell(lambda observer: observer.tick())
+        """Pass it on."""
+        self._call("tick")
 
     def say(self, text: str) -> None:
-        """Tell each, in order."""
-        self._tell(lambda observer: observer.say(text))
+        """Pass it on."""
+        self._call("say", text)
 
     def close(self) -> None:
-        """Tell each, in order."""
-        self._tell(lambda observer: observer.close())
+        """Pass it on."""
+        self._call("close")
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
-        for place, (observer, guarded) in enumerate(self._observers):
+    def _call(self, method: str, *arguments: object) -> None:
+        for observer in list(self._guarded):
             try:
-                call(observer)
-            except Exception as error:
-                if not guarded:
-                    raise
-                self._observers[place] = (Observer(), True)
+                getattr(observer, method)(*arguments)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
+                self._guarded.remove(observer)
                 name, why = type(observer).__name__, f"{type(error).__name__}: {error}"
                 say(f"chunkvisor: {name} is left out; the run continues without it: {why}", err=True)
-
-
-class Reporter(Observer):
-    """Writes `report.html` when a run ends; after a very long one that is left to `chunkvisor report`."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._news = False
-
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - of every observer
-        """A run that found everything complete leaves the report as it is."""
-        self._news = state.worked
-
-    def close(self) -> None:
-        """Write it; a disk that is full costs the report, nothing else."""
-        from chunkvisor.show.report import write_report
-
-        with contextlib.suppress(OSError, Halt):  # another page of that name stays
-            if self._news and self._layout.events.stat().st_size <= _MOST_BYTES:
-                write_report(self._layout.workdir, self._layout.report)
+        for observer in self._others:
+            getattr(observer, method)(*arguments)
 
 
 def observers_of_run(config: Config, layout: Layout, files: InvocationFiles | None, run_id: str) -> list[Observer]:
     """Return the observers of every run, to be guarded; `files` is None if the disk did not allow such a folder."""
-    from chunkvisor.show.metrics import Metrics  # late: they are observers themselves
-    from chunkvisor.show.notices import Notices
-    from chunkvisor.show.record import Record
-    from chunkvisor.show.sensors import Sensors
+    from chunkvisor.show.outside import Metrics, Notices  # late: they are observers themselves
+    from chunkvisor.show.record import Record, Reporter, Sensors
 
     made: list[Observer] = []
     if files is not None:
@@ -106,6 +80,5 @@ def observers_of_run(config: Config, layout: Layout, files: InvocationFiles | No
         made.append(Metrics(config.metrics.textfile))
     made.append(Reporter(layout))  # after those whose files it reads
     if config.notify:  # after the report, which the notice may lead a person to
-        urls = [url.get_secret_value() for url in config.notify]
-        made.append(Notices(urls, layout, files))
+        made.append(Notices([url.get_secret_value() for url in config.notify], layout, files))
     return made

@@ -1,6 +1,6 @@
-"""The folder of one invocation: its log, config, environment and summary, for people; what the disk refuses is missing.
+"""What a run leaves to read: the folder of its invocation, with its log and its sensors, and the report.
 
-Nothing is imported to learn its version, no process is started, and secrets are left out.
+What the disk refuses is missing. Nothing is imported to learn its version, and secrets are left out.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ import yaml
 
 from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config
+from chunkvisor.devices.gpu import in_background, read_load
+from chunkvisor.errors import Halt
 from chunkvisor.events.event import (
+    AttemptStarted,
     ChunkCommitted,
     Doing,
     Event,
@@ -31,10 +35,14 @@ from chunkvisor.events.event import (
     Note,
     Resolving,
     RunStarted,
+    TemplateFailed,
+    TemplateStarted,
+    WorkerEnded,
 )
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
+from chunkvisor.show.snapshot import snapshot_of
 from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.version import __version__
@@ -43,6 +51,12 @@ from chunkvisor_worker.contract.files import make_folder, read_bounded, remove_f
 KEPT = 50
 """Folders that stay; older ones are removed, but for those that a person has renamed."""
 LEFT_OUT = "(left out)"
+INTERVAL_S, MOST_S = 5.0, 60.0
+"""Between two lines of the sensors, at first and in the end."""
+FAILURES = 3
+"""After so many in a row nvidia-smi is not asked again."""
+MOST_BYTES = 48 << 20
+"""Of a journal of which a run makes the report; about five seconds of reading on a slow core."""
 
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that a person has put in front, not one of ours."""
@@ -59,17 +73,6 @@ _CREDENTIALS = re.compile(r"://[^/\s@]+@")
 """Without the scheme before it: to look for the start of one at every letter of a long text takes for ever."""
 
 
-def next_number(names: Iterable[str]) -> int:
-    """Return one more than the highest number that any name begins with, whatever follows it."""
-    return 1 + max((int(match[1]) for name in names if (match := _NUMBER.match(name))), default=0)
-
-
-def superfluous(names: Iterable[str], kept: int) -> list[str]:
-    """Return the oldest of the names that are still as we gave them, without the newest `kept`."""
-    ours = sorted((int(match[1]), name) for name in names if (match := _OURS.fullmatch(name)))
-    return [name for _, name in ours[: max(0, len(ours) - kept)]]
-
-
 def open_invocation(layout: Layout) -> InvocationFiles | None:
     """Make the folder of the next invocation, with an empty log, and let `latest` point to it; remove old ones.
 
@@ -79,28 +82,23 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     try:
         make_folder(layout.runs, durable=False)
         names = [entry.name for entry in layout.runs.iterdir()]
-        name = f"{next_number(names):03d}_{time.strftime('%Y-%m-%d_%H%M%S')}"
-        files = InvocationFiles(layout.runs / name)
+        number = 1 + max((int(match[1]) for name in names if (match := _NUMBER.match(name))), default=0)
+        files = InvocationFiles(layout.runs / f"{number:03d}_{time.strftime('%Y-%m-%d_%H%M%S')}")
         files.folder.mkdir()
         files.log.touch()
     except OSError:
         return None
-    before = InvocationFiles(layout.latest).log.resolve()
     with contextlib.suppress(OSError):  # if links cannot be made, or something else has the name, there is no link
-        for unfinished in before.parent.glob(".*.tmp") if layout.latest.is_symlink() else ():  # of a killed run
-            unfinished.unlink()
-        temporary = layout.latest.with_name(".latest.tmp")
+        before, temporary = InvocationFiles(layout.latest).log.resolve(), layout.latest.with_name(".latest.tmp")
         temporary.unlink(missing_ok=True)
-        try:
-            temporary.symlink_to(files.name)
-            temporary.replace(layout.latest)
-            # `tail -F latest/output.log` watches the folder that the link led to (inotify follows links), and learns
-            # of nothing that happens to the link. Touching the file makes it look up the name anew.
-            os.utime(before)
-        finally:
-            temporary.unlink(missing_ok=True)
-    for old in superfluous(names, KEPT - 1):
-        remove_folder(layout.runs / old)
+        temporary.symlink_to(files.name)
+        temporary.replace(layout.latest)
+        # `tail -F latest/output.log` watches the folder that the link led to (inotify follows links), and learns of
+        # nothing that happens to the link. Touching the file makes it look up the name anew.
+        os.utime(before)
+    ours = sorted((int(match[1]), name) for name in names if (match := _OURS.fullmatch(name)))
+    for _, name in ours[: max(0, len(ours) - KEPT + 1)]:
+        remove_folder(layout.runs / name)
     return files
 
 
@@ -108,10 +106,7 @@ class Record(Observer):
     """Fills the folder while a run lives."""
 
     def __init__(self, config: Config, layout: Layout, files: InvocationFiles, run_id: str) -> None:
-        self._config = config
-        self._layout = layout
-        self._files = files
-        self._run_id = run_id
+        self._config, self._layout, self._files, self._run_id = config, layout, files, run_id
         self._log = open(files.log, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by close
         self._console = Console(self._log, last_words=True)
         self._started_at = time.time()
@@ -128,58 +123,52 @@ class Record(Observer):
             return
         if (facts := read_facts(self._layout.output(event.output))) is not None:
             self._surroundings["worker_versions"] = facts.versions or {"worker": "tells no versions"}
-            self._write_json(self._files.environment, self._surroundings)
+            self._write(self._files.environment, json.dumps(self._surroundings, indent=2))
 
     def tick(self) -> None:
         """Let the log have its heartbeat."""
         self._console.tick()
 
     def close(self) -> None:
-        """Write the summary."""
+        """Write the summary: how the run has ended and what it has done."""
         self._describe()
         with contextlib.suppress(OSError):
             self._log.close()
-        ended_at = time.time()
-        times = {"started_at": self._started_at, "ended_at": ended_at, "seconds": ended_at - self._started_at}
-        summary = {"invocation": self._files.name, "run": self._run_id, **summary_of(self._state)}
-        summary |= {name: round(seconds, 3) for name, seconds in times.items()}
-        self._write_json(self._files.summary, summary)
+        now, ended_at = snapshot_of(self._state, time.time()), time.time()
+        state, ending = now.state, now.state.ending.details() if now.state.ending is not None else {}
+        summary = {
+            "invocation": self._files.name,
+            "run": self._run_id,
+            "code": ending.get("code"),
+            "words": {name: ending[name] for name in ("what", "why", "remedy", "log", "see") if ending.get(name)},
+            "rows": {name: output.rows for name, output in now.outputs.items()},
+            "texts": now.total("texts_here"),
+            "tokens": now.total("tokens_here"),
+            "texts_per_s": state.texts_per_s if state.chunks_here else None,
+            "attempts": state.attempts,
+            "quarantined": now.total("quarantined"),
+            "started_at": round(self._started_at, 3),
+            "ended_at": round(ended_at, 3),
+            "seconds": round(ended_at - self._started_at, 3),
+        }
+        self._write(self._files.summary, json.dumps(summary, indent=2))
 
     def _describe(self) -> None:
         """Once, when the run has its model: to load that is not to wait for it."""
-        if self._surroundings:
-            return
-        self._surroundings = surroundings()
-        self._write_json(self._files.environment, self._surroundings)
-        values = without_secrets(self._config.model_dump(mode="json"))
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        if not self._surroundings:
+            self._surroundings = surroundings()
+            self._write(self._files.environment, json.dumps(self._surroundings, indent=2))
+            values = without_secrets(self._config.model_dump(mode="json"))
+            self._write(self._files.config, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip("\n"))
+
+    def _write(self, path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
-            write_atomic(self._files.config, text.encode(errors="backslashreplace"), durable=False)
-
-    def _write_json(self, path: Path, content: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            write_atomic(path, (json.dumps(content, indent=2) + "\n").encode(), durable=False)
-
-
-def summary_of(state: RunState) -> dict[str, Any]:
-    """Return how the run has ended and what it has done."""
-    ending = state.ending.details() if state.ending is not None else {}
-    words = {name: ending[name] for name in ("what", "why", "remedy", "log", "see") if ending.get(name)}
-    return {
-        "code": ending.get("code"),
-        "words": words,
-        "rows": {name: output.rows for name, output in state.outputs.items()},
-        "texts": state.total("texts_here"),
-        "tokens": state.total("tokens_here"),
-        "texts_per_s": state.texts_per_s if state.chunks_here else None,
-        "attempts": state.attempts,
-        "quarantined": state.total("quarantined"),
-    }
+            write_atomic(path, f"{text}\n".encode(errors="backslashreplace"), durable=False)
 
 
 def surroundings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return what a run found around it (versions, host, driver, variables of note), for environment.json."""
-    variables = {name: value for name, value in sorted(environment.items()) if _OF_NOTE.match(name)}
+    driver = re.search(rb"Kernel Module[^\n]*?\s(\d+\.\d+[\d.]*)\s", read_bounded(_DRIVER) or b"")
     return {
         "chunkvisor": __version__,
         "python": platform.python_version(),
@@ -189,16 +178,10 @@ def surroundings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
-        "nvidia_driver": driver_version(),
-        "variables": without_secrets(variables),
+        "nvidia_driver": driver[1].decode() if driver else None,
+        "variables": without_secrets({name: environment[name] for name in sorted(environment) if _OF_NOTE.match(name)}),
         "worker_versions": {},
     }
-
-
-def driver_version(path: Path = _DRIVER) -> str | None:
-    """Return the version of the NVIDIA kernel module, from /proc; None if none is loaded."""
-    match = re.search(rb"Kernel Module[^\n]*?\s(\d+\.\d+[\d.]*)\s", read_bounded(path) or b"")
-    return match[1].decode() if match else None
 
 
 def _version(package: str) -> str | None:
@@ -211,18 +194,115 @@ def _version(package: str) -> str | None:
 def without_secrets(value: Any, name: str = "") -> Any:
     """Return plain values once more, with the secrets replaced; `name` is the key that the value stands under."""
     if isinstance(value, Mapping):
-        if name == "env":
-            return dict.fromkeys(value, LEFT_OUT)  # what a person hands to workers may be anything
-        return {key: without_secrets(item, str(key)) for key, item in value.items()}
+        # What a person hands to workers may be anything.
+        return {key: LEFT_OUT if name == "env" else without_secrets(item, str(key)) for key, item in value.items()}
     if value is None or isinstance(value, bool | float):
         return value
     if is_secret(name):
         return LEFT_OUT
-    if isinstance(value, int):
-        return value
     if isinstance(value, list | tuple):
         return [without_secrets(item, name) for item in value]
     if name == "notify":  # an address has its secret somewhere in the path; only the scheme is harmless
-        scheme = urlsplit(str(value)).scheme  # none if pydantic has hidden the whole of it
-        return f"{scheme}://{LEFT_OUT}" if scheme else LEFT_OUT
-    return _CREDENTIALS.sub(f"://{LEFT_OUT}@", str(value))
+        return f"{urlsplit(str(value)).scheme}://{LEFT_OUT}"
+    return value if isinstance(value, int) else _CREDENTIALS.sub(f"://{LEFT_OUT}@", str(value))
+
+
+class Sensors(Observer):
+    """Writes `sensors.jsonl`: every few seconds what the run takes, memory, processor time and GPUs."""
+
+    def __init__(self, files: InvocationFiles) -> None:
+        self._path = files.sensors
+        self._processes = {os.getpid(): psutil.Process()}
+        self._measured: set[int] = set()
+        self._pids: dict[tuple[str, int, int], int] = {}
+        self._uuids: tuple[str, ...] = ()
+        self._reading: Future[list[dict[str, Any]]] | None = None
+        self._failures, self._told = 0, False
+        self._began_s, self._next_s = time.monotonic(), 0.0
+
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
+        """Learn of processes and devices."""
+        match event:
+            case RunStarted() if any(event.gpus):
+                self._uuids = event.gpus
+            case AttemptStarted() | TemplateStarted():
+                with contextlib.suppress(psutil.Error):
+                    self._processes[event.pid] = psutil.Process(event.pid)
+                if isinstance(event, AttemptStarted):
+                    self._pids[event.output, event.chunk, event.attempt] = event.pid
+            case WorkerEnded():
+                self._drop(self._pids.pop((event.output, event.chunk, event.attempt), 0))
+            case TemplateFailed():
+                self._drop(event.pid)
+
+    def tick(self) -> None:
+        """Write a line when it is time, and nvidia-smi has answered."""
+        now_s = time.monotonic()
+        if self._reading is None and now_s >= self._next_s:
+            # However long the run lasts, the file stays small: after an hour lines come more and more rarely.
+            self._next_s = now_s + min(MOST_S, max(INTERVAL_S, (now_s - self._began_s) / 700))
+            if self._uuids and self._failures < FAILURES:
+                self._reading = in_background(read_load, self._uuids)
+            else:
+                self.close()
+        elif self._reading is not None and self._reading.done():
+            self.close()
+
+    def close(self) -> None:
+        """Write a line."""
+        line: dict[str, Any] = {"t": round(time.time(), 3)}
+        if self._reading is not None and self._reading.done():
+            gpus, self._reading = self._reading.result(), None
+            self._failures = 0 if gpus else self._failures + 1
+            line |= {"gpus": gpus} if gpus else {}
+        parent = os.getpid()
+        found = {pid: figures for pid in list(self._processes) if (figures := self._figures(pid))}
+        line["workers"] = [{"pid": pid, **figures} for pid, figures in found.items() if pid != parent]
+        line["parent"] = {name: found[parent][name] for name in ("rss_bytes", "cpu") if name in found[parent]}
+        line["host"] = {"available_bytes": int(psutil.virtual_memory().available)}
+        if self._failures >= FAILURES and not self._told:
+            line["note"] = "nvidia-smi gave no usable answer three times; the sensors go on without the GPUs"
+            self._told = True
+        with contextlib.suppress(OSError), open(self._path, "a") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def _drop(self, pid: int) -> None:
+        self._processes.pop(pid, None)
+        self._measured.discard(pid)
+
+    def _figures(self, pid: int) -> dict[str, Any]:
+        """Measure a process; `cpu` is how many cores it has kept busy since the reading before."""
+        try:
+            with self._processes[pid].oneshot():
+                figures: dict[str, Any] = {"rss_bytes": int(self._processes[pid].memory_info().rss)}
+                cpu = self._processes[pid].cpu_percent() / 100
+            # VmHWM of proc(5) misses nothing between two readings.
+            peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        except (psutil.Error, OSError):
+            self._drop(pid)
+            return {}
+        figures |= {"peak_bytes": int(peak[1]) << 10} if peak else {}
+        # The first call of psutil's cpu_percent has nothing to compare with, and gives 0.
+        figures |= {"cpu": round(cpu, 3)} if pid in self._measured else {}
+        self._measured.add(pid)
+        return figures
+
+
+class Reporter(Observer):
+    """Writes `report.html` when a run ends; after a very long one that is left to `chunkvisor report`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._news = False
+
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - of every observer
+        """A run that found everything complete leaves the report as it is."""
+        self._news = state.worked
+
+    def close(self) -> None:
+        """Write it; a disk that is full costs the report, nothing else."""
+        from chunkvisor.show.report import write_report
+
+        with contextlib.suppress(OSError, Halt):  # another page of that name stays
+            if self._news and self._layout.events.stat().st_size <= MOST_BYTES:
+                write_report(self._layout.workdir, self._layout.report)

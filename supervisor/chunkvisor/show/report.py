@@ -14,18 +14,17 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events import event as of
-from chunkvisor.events.event import Event
+from chunkvisor.events.event import Event, read_json
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.state import AttemptKey
 from chunkvisor.judge import without_cause
-from chunkvisor.show.sensors import SensorLine, read_line
+from chunkvisor.show.snapshot import SensorLine
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
 from chunkvisor.store.disk import check_target
@@ -44,8 +43,8 @@ from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import read_message
 
 _MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES, _SENSED = 100, 40, 200, 14, 20
-_WIDTH, _HEIGHT, _STEPS = 1000, 500, 200
-"""Of a drawing, which the page stretches; and the steps of time in it, since more cannot be told apart."""
+_STEPS, _HEIGHT = 200, 100
+"""Of time in a drawing, since more cannot be told apart; and its height, which the page stretches."""
 _COLORS = {
     "done": ("committed", (Outcome.COMMITTED,)),
     "stopped": ("interrupted", (Outcome.INTERRUPTED, Outcome.LOST)),
@@ -76,10 +75,10 @@ def tag(name: str, *inside: object, **attributes: object) -> Markup:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Make a table; on a narrow screen each row becomes a list, in which the labels repeat the heads."""
-    cells = (
-        [tag("td", tag("div", *pair[1:]), data_label=pair[0]) for pair in zip(heads, row, strict=True)] for row in rows
-    )
-    body = [tag("tr", *row) for row in cells]
+    body = [
+        tag("tr", *(tag("td", tag("div", cell), data_label=head) for head, cell in zip(heads, row, strict=True)))
+        for row in rows
+    ]
     return tag("table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *body))
 
 
@@ -91,60 +90,70 @@ class Span:
     start_s: float = 0.0
     stop_s: float = 0.0
     outcome: str = Outcome.INTERRUPTED
-    words: str = ""
 
 
-@dataclass(slots=True)
 class Story:
-    """What the journals tell."""
+    """What the journal says, in the order in which it happened."""
 
-    runs: list[tuple[float, float]] = field(default_factory=list)
-    """(begin, last event) of each."""
-    spans: list[Span] = field(default_factory=list)
-    texts: list[tuple[float, float, int]] = field(default_factory=list)
-    """(from, to, how many) distinct texts were encoded."""
-    limits: list[tuple[float, int]] = field(default_factory=list)
-    """(from when on, tokens in a batch, or texts if tokens are not counted)."""
-    failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = field(default_factory=dict)
-    """By outcome and rule: (how many, time of the last, the last)."""
-    quarantined: dict[tuple[str, int], of.Quarantined] = field(default_factory=dict)
-    lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_MOST_LINES))
-    _run_id: str = ""
-    _ended: bool = True
-    _span_of: dict[AttemptKey, Span] = field(default_factory=dict)
-    _began_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    _saved: dict[tuple[str, int], int] = field(default_factory=dict)
+    def __init__(self, journal: Path) -> None:
+        self.runs: list[tuple[float, float]] = []
+        """(begin, last event) of each."""
+        self.spans: list[Span] = []
+        self.texts: list[tuple[float, float, int]] = []
+        """(from, to, how many) distinct texts were encoded."""
+        self.limits: list[tuple[float, float]] = []
+        """(from when on, tokens in a batch, or texts if tokens are not counted)."""
+        self.failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = {}
+        """By outcome and rule: (how many, time of the last, the last)."""
+        self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
+        self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
+        self._spans: dict[tuple[str, int, int], Span] = {}
+        self._began_s: dict[tuple[str, int], float] = {}
+        self._saved: dict[tuple[str, int], int] = {}
+        run_id = ""
+        for at_s, run, event in read_events(journal):
+            if run != run_id or not self.runs:
+                self._cut_off()
+                self.runs.append((at_s, at_s))
+                run_id = run
+            self.runs[-1] = self.runs[-1][0], max(at_s, self.runs[-1][1])
+            self._apply(event, at_s)
+        self._cut_off()
 
-    def apply(self, run_id: str, at_s: float, event: Event) -> None:
-        """Take in the next event."""
-        if run_id != self._run_id or not self.runs:
-            self.cut_off()
-            self.runs.append((at_s, at_s))
-            self._run_id, self._ended = run_id, False
-        self.runs[-1] = self.runs[-1][0], max(at_s, self.runs[-1][1])
+    def _cut_off(self) -> None:
+        """Note that a run is over: what is still open was stopped with it."""
+        for span in self._spans.values() if self.runs else ():
+            span.stop_s = span.stop_s or self.runs[-1][1]
+        self._spans.clear()
+
+    def _apply(self, event: Event, at_s: float) -> None:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
             case of.RunEnded() | of.Halted():
-                self._ended = True
                 self.lines.append((at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}"))
             case of.Quarantined() if len(self.quarantined) < _MOST_ROWS:
                 self.quarantined[event.output, event.row] = event
-            case of.ChunkEvent():
-                self._of_chunk(event, at_s)
+            case of.AttemptEvent():
+                self._attempt(event, at_s)
+            case of.PartCommitted() | of.BatchesKept():
+                place = event.output, event.chunk
+                self._saved[place] = self._saved.get(place, 0) + event.texts
+                self.texts.append((self._began_s.get(place, at_s), at_s, event.texts))
+            case of.ChunkCommitted():
+                place = event.output, event.chunk
+                before = max(self._saved.pop(place, 0), event.texts_before)
+                self.texts.append((self._began_s.pop(place, at_s), at_s, max(0, event.texts - before)))
 
-    def _of_chunk(self, event: of.ChunkEvent, at_s: float) -> None:
-        place = event.output, event.chunk
-        key = AttemptKey(*place, event.attempt if isinstance(event, of.AttemptEvent) else 0)
-        span = self._span_of.get(key, Span(""))
+    def _attempt(self, event: of.AttemptEvent, at_s: float) -> None:
+        key = event.output, event.chunk, event.attempt
+        span = self._spans.get(key, Span(""))
         match event:
             case of.AttemptStarted():
-                self._span_of[key] = Span(str(event.device))
-                self.spans.append(self._span_of[key])
+                self._spans[key] = Span(str(event.device))
+                self.spans.append(self._spans[key])
             case of.Go():
-                span.start_s = span.stop_s = self._began_s[place] = at_s
-                span.words = f"{event.output} chunk {event.chunk}, attempt {event.attempt}"
-                span.words += f" in run {len(self.runs)}" if len(self.runs) > 1 else ""
+                span.start_s = self._began_s[key[:2]] = at_s
                 limit = event.tokens or event.rows
                 if not self.limits or self.limits[-1][1] != limit:
                     self.limits.append((at_s, limit))
@@ -152,30 +161,14 @@ class Story:
                 span.stop_s = at_s
                 span.outcome = Outcome.INTERRUPTED if event.returncode else Outcome.COMMITTED
             case of.FailureEvent():
-                span.outcome, span.words = event.outcome, f"{span.words}: {event.outcome}"
+                span.outcome = event.outcome
                 if not isinstance(event, of.AttemptInterrupted):
                     kind = event.outcome, event.rule
                     self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
-            case of.PartCommitted() | of.BatchesKept():
-                self._saved[place] = self._saved.get(place, 0) + event.texts
-                self.texts.append((self._began_s.get(place, at_s), at_s, event.texts))
-            case of.ChunkCommitted():
-                began_s = self._began_s.pop(place, at_s)
-                counted_before = max(self._saved.pop(place, 0), event.texts_before)
-                self.texts.append((began_s, at_s, max(0, event.texts - counted_before)))
-
-    def cut_off(self) -> None:
-        """Note that a run is over: what is still open was stopped with it."""
-        for span in self._span_of.values() if self.runs else ():
-            if span.stop_s == span.start_s:
-                span.stop_s = self.runs[-1][1]
-        self._span_of.clear()
-        if not self._ended:
-            self.lines.append((self.runs[-1][1], "the last that is known of this run"))
 
 
 class Axis:
-    """Running time from 0 to 1: the pauses between runs are cut out."""
+    """Running time in steps: the pauses between runs are cut out."""
 
     def __init__(self, runs: Sequence[tuple[float, float]]) -> None:
         self.starts, self.stops, self.before_s = list[float](), list[float](), [0.0]
@@ -185,22 +178,11 @@ class Axis:
             self.before_s.append(self.before_s[-1] + self.stops[-1] - self.starts[-1])
         self.running_s = self.before_s[-1]
 
-    def at(self, time_s: float) -> float:
-        """Return the place of a time; one in a pause or outside stands at the nearest edge."""
+    def step(self, time_s: float) -> int:
+        """Return the step in which a time lies; one in a pause or outside is in the nearest."""
         number = max(0, bisect_right(self.starts, time_s) - 1)
         passed_s = min(max(time_s, self.starts[number]), self.stops[number]) - self.starts[number]
-        return (self.before_s[number] + passed_s) / self.running_s
-
-    def step(self, time_s: float) -> int:
-        """Return the step in which a time lies."""
-        return min(_STEPS - 1, int(self.at(time_s) * _STEPS))
-
-
-Line = tuple[str, str, Sequence[tuple[float, float]]]
-"""(CSS class, words, points: place from 0 to 1 and value)."""
-Marks = Sequence[tuple[float, str]]
-"""(height from 0 to 1, words) of the upright axis."""
-Legend = Sequence[tuple[str, str]]
+        return min(_STEPS - 1, int((self.before_s[number] + passed_s) / self.running_s * _STEPS))
 
 
 def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
@@ -208,93 +190,109 @@ def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
     axis = Axis(story.runs)
     if not axis.running_s:
         return
-    step_s, rates = axis.running_s / _STEPS, [0.0] * _STEPS
+    rates = dict.fromkeys(range(_STEPS), 0.0)
     for start_s, stop_s, texts in story.texts:
-        first, last = (min(axis.at(at_s) * _STEPS, _STEPS - 1e-9) for at_s in (start_s, stop_s))
-        for step in range(int(first), int(last) + 1):
-            share = (min(last, step + 1) - max(first, step)) / (last - first) if last > first else 1.0
-            rates[step] += texts * share / step_s
-    if mean := sum(rates) / _STEPS:
-        points = [(at / _STEPS, rate) for step, rate in enumerate(rates) for at in (step, step + 1)]
-        lines: list[Line] = [("s1", "distinct texts a second", points)]
-        lines.append(("s2", f"mean: {mean:,.1f}", [(0.0, mean), (1.0, mean)]))
-        yield _curves("Throughput", axis, lines, "{:,.4g}".format)
+        steps = range(axis.step(start_s), axis.step(stop_s) + 1)
+        for step in steps:
+            rates[step] += texts / len(steps) / (axis.running_s / _STEPS)
+    if mean := sum(rates.values()) / _STEPS:
+        words = f"distinct texts a second; mean {mean:,.1f}"
+        yield _curves("Throughput", axis, {words: rates}, "{:,.4g}".format)
     if spans := [span for span in story.spans if span.start_s]:
         yield _lanes(axis, spans)
     if len(sensors) > 2:  # two readings make a straight line, which says nothing
         yield _memory(axis, sensors)
     if len(story.limits) > 1:
-        stairs = pairwise([*((axis.at(at_s), float(limit)) for at_s, limit in story.limits), (1.0, 0.0)])
-        points = [point for before, after in stairs for point in (before, (after[0], before[1]))]
+        stairs = dict[int, float]()
+        for (at_s, limit), (until_s, _) in pairwise([*story.limits, (story.runs[-1][1], 0.0)]):
+            stairs |= dict.fromkeys(range(axis.step(at_s), axis.step(until_s) + 1), limit)
         words = "tokens in a batch, at most (texts, if the encoder does not count tokens)"
-        yield _curves("Batch limit", axis, [("s1", words, points)], "{:,.0f}".format)
+        yield _curves("Batch limit", axis, {words: stairs}, "{:,.0f}".format)
 
 
 def _memory(axis: Axis, sensors: Sequence[SensorLine]) -> Markup:
-    """Draw the memory of the GPUs if they told it, else of the workers."""
-    most, total_bytes = dict[str, dict[int, float]](), 0.0
+    """Draw the memory of the GPUs if they are known, else of the workers."""
+    gpus, workers = dict[str, dict[int, float]](), dict[int, float]()
     for line in sensors:
-        gpus = [(f"GPU {gpu.device}", gpu.memory_used_bytes, gpu.memory_total_bytes) for gpu in line.gpus]
-        workers_bytes = sum(worker.rss_bytes for worker in line.workers)
-        for name, used_bytes, gpu_bytes in [*gpus, ("workers", workers_bytes, None)]:
-            steps, step = most.setdefault(name, {}), axis.step(line.t)
-            steps[step] = max(steps.get(step, 0.0), used_bytes or 0.0)
-            total_bytes = max(total_bytes, gpu_bytes or 0.0)
-    named = sorted(name for name in most if name != "workers" or not total_bytes)
-    lines: list[Line] = [("s2 limit", "installed", [(0.0, total_bytes), (1.0, total_bytes)])] * bool(total_bytes)
-    for place, name in enumerate(named):
-        points = [((step + 0.5) / _STEPS, value) for step, value in sorted(most[name].items())]
-        lines.append((f"s{place % 4 + 1}", name, points))
-    return _curves("GPU memory" if total_bytes else "Host memory", axis, lines, human_bytes)
+        step, held = axis.step(line.t), sum(each.get("rss_bytes", 0.0) for each in line.workers)
+        workers[step] = max(workers.get(step, 0.0), held)
+        for gpu in line.gpus:
+            used, steps = gpu.get("memory_used_bytes", 0.0), gpus.setdefault(f"GPU {gpu.get('device', 0):.0f}", {})
+            steps[step] = max(steps.get(step, 0.0), used)
+    installed = max((gpu.get("memory_total_bytes", 0.0) for line in sensors for gpu in line.gpus), default=0.0)
+    words = f"; {human_bytes(installed)} installed" * bool(installed)
+    title = "GPU memory" + words if gpus else "Host memory"
+    return _curves(title, axis, dict(sorted(gpus.items())) or {"workers": workers}, human_bytes)
 
 
 def _lanes(axis: Axis, spans: Sequence[Span]) -> Markup:
-    """Draw the attempts, a lane for each device; those that cannot be told apart become one."""
-    devices = sorted({span.device for span in spans}, key=lambda name: (len(name), name))[:64]
-    found: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
-    colors = list(_COLORS)
+    """Draw the attempts, a lane for each device; where several share a step, the worst is shown."""
+    devices, colors = sorted({span.device for span in spans}, key=lambda name: (len(name), name))[:64], list(_COLORS)
+    worst: dict[tuple[int, int], int] = {}
     for span in (span for span in spans if span.device in devices):
-        color = next((each for each in colors if span.outcome in _COLORS[each][1]), "fault")
-        left, right = round(axis.at(span.start_s) * _WIDTH), round(axis.at(span.stop_s) * _WIDTH)
-        drawn = found.setdefault((colors.index(color), devices.index(span.device)), [])
-        if drawn and left <= drawn[-1][1] and right - drawn[-1][0] < 4:
-            drawn[-1] = drawn[-1][0], max(right, drawn[-1][1]), "several attempts"
-        else:
-            drawn.append((left, right, span.words))
-    high, shapes = _HEIGHT / len(devices), list[Markup]()
-    for (color_number, lane), drawn in sorted(found.items()):  # faults last, above the others
-        css, y, height = f"k-{colors[color_number]}", round(high * (lane + 0.1)), round(high * 0.8)
-        for x, right, words in drawn:
-            title, width = tag("title", words), max(2, right - x)
-            shapes.append(tag("rect", title, class_=css, x=x, y=y, width=width, height=height))
-    legend = [(f"k-{colors[number]}", _COLORS[colors[number]][0]) for number in sorted({color for color, _ in found})]
+        color = next(
+            (number for number, each in enumerate(colors) if span.outcome in _COLORS[each][1]), len(colors) - 1
+        )
+        for step in range(axis.step(span.start_s), axis.step(span.stop_s) + 1):
+            place = devices.index(span.device), step
+            worst[place] = max(worst.get(place, 0), color)
+    high = _HEIGHT / len(devices)
+    shapes = [
+        tag(
+            "rect",
+            class_=f"k-{colors[color]}",
+            x=step,
+            y=f"{high * (lane + 0.1):.1f}",
+            width=1,
+            height=f"{high * 0.8:.1f}",
+        )
+        for (lane, step), color in sorted(worst.items())
+    ]
+    legend = {f"k-{colors[number]}": _COLORS[colors[number]][0] for number in sorted(set(worst.values()))}
     marks = [(1 - (lane + 0.5) / len(devices), f"device {name}") for lane, name in enumerate(devices)]
     return _figure("Attempts", axis, marks, shapes, legend, 22 * len(devices))
 
 
-def _curves(title: str, axis: Axis, lines: Sequence[Line], label: Callable[[float], str]) -> Markup:
-    """Draw lines over an upright axis that begins at 0 and ends a little above the highest value."""
-    most = max((value for *_, points in lines for _, value in points), default=0.0) or 1.0
+def _curves(title: str, axis: Axis, lines: dict[str, dict[int, float]], label: Callable[[float], str]) -> Markup:
+    """Draw lines, by their words, over an upright axis that begins at 0 and ends a little above the highest value."""
+    most = max((value for points in lines.values() for value in points.values()), default=0.0) or 1.0
     power = 10.0 ** math.floor(math.log10(most))
     top = most if label is human_bytes else next(power * n for n in (1, 2, 4, 6, 8, 10) if power * n >= most)
-    shapes = list[Markup]()
-    for css, _, points in lines:
-        path = "L".join(f"{at * _WIDTH:.1f} {_HEIGHT * (1 - value / top):.1f}" for at, value in points)
+    shapes, legend = list[Markup](), dict[str, str]()
+    for number, (words, points) in enumerate(lines.items()):
+        css = f"s{number % 4 + 1}"
+        legend[css] = f"{legend[css]}, {words}" if css in legend else words
+        path = "L".join(f"{step + 0.5} {_HEIGHT * (1 - value / top):.1f}" for step, value in sorted(points.items()))
         shapes.append(tag("path", class_=f"line {css}", d=f"M{path}"))
-    marks = [(share, label(top * share)) for share in (0.0, 0.5, 1.0)]
-    return _figure(title, axis, marks, shapes, [(css, words) for css, words, _ in lines])
+    return _figure(title, axis, [(share, label(top * share)) for share in (0.0, 0.5, 1.0)], shapes, legend)
 
 
-def _figure(title: str, axis: Axis, marks: Marks, shapes: list[Markup], legend: Legend, height_px: int = 110) -> Markup:
-    """Put a drawing, its axes and its legend together; the words are HTML, so that they are not stretched."""
-    pauses = "".join(f"M{before_s / axis.running_s * _WIDTH:.0f} 0v{_HEIGHT}" for before_s in axis.before_s[1:-1])
-    shapes = [tag("path", class_="pause", d=pauses or "M0 0"), *shapes]
-    drawing = tag("svg", *shapes, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", preserveAspectRatio="none", role="img")
+def _figure(
+    title: str,
+    axis: Axis,
+    marks: Sequence[tuple[float, str]],
+    shapes: Sequence[Markup],
+    legend: dict[str, str],
+    height_px: int = 110,
+) -> Markup:
+    """Put a drawing, its axes and its legend together; the words are HTML, so that they are not stretched.
+
+    `marks` are (height from 0 to 1, words) of the upright axis, `legend` has words by CSS class.
+    """
+    pauses = "".join(f"M{before_s / axis.running_s * _STEPS:.1f} 0v{_HEIGHT}" for before_s in axis.before_s[1:-1])
+    drawing = tag(
+        "svg",
+        tag("path", class_="pause", d=pauses or "M0 0"),
+        *shapes,
+        viewBox=f"0 0 {_STEPS} {_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+    )
     end = f"{human_time(axis.running_s)} of running time"
     times = (("first", 0, "0"), ("middle", 50, human_time(axis.running_s / 2)), ("last", 100, end))
     ticks = [tag("span", words, class_=f"tick {css}", style=f"left:{at}%") for css, at, words in times]
     values = [tag("span", words, class_="mark", style=f"bottom:{100 * at:.1f}%") for at, words in marks]
-    named = [tag("span", tag("i", class_=css), words) for css, words in legend]
+    named = [tag("span", tag("i", class_=css), words) for css, words in legend.items()]
     chart = tag("div", *values, drawing, *ticks, class_="chart", style=f"height:{height_px}px")
     return tag("figure", tag("figcaption", title), tag("p", *named, class_="legend soft"), chart)
 
@@ -354,10 +352,7 @@ def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
     layout = Layout(require_workdir(workdir).workdir.absolute())  # a refusal names the folder as it was given
     status, lines = screen_of(layout.workdir)
-    story = Story()
-    for entry in read_events(layout.events):
-        story.apply(entry.run, entry.t, entry.event)
-    story.cut_off()
+    story = Story(layout.events)
     invocations = [InvocationFiles(path) for path in sorted(layout.runs.glob("*/")) if not path.is_symlink()]
     lacking = any(output.quarantined for output in status.outputs.values())
     mood = {State.HALTED: "bad", State.STOPPED: "care"}.get(status.state, "care" if lacking else "good")
@@ -380,7 +375,7 @@ def render(workdir: Path, now_s: float) -> str:
 
 def _sensor_lines(files: InvocationFiles) -> Iterator[SensorLine]:
     with contextlib.suppress(OSError), open(files.sensors, "rb") as file:
-        yield from (line for line in map(read_line, file) if line is not None and 0 < line.t < 1e11)
+        yield from (line for each in file if (line := read_json(SensorLine, each)) is not None and 0 < line.t < 1e11)
 
 
 def write_report(workdir: Path, path: Path) -> None:

@@ -16,12 +16,12 @@ from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_m
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, NewsLine
-from chunkvisor.show.lines import chunks_in_words, figure, percent, rates, rows_in_words, stage, time_left
-from chunkvisor.show.snapshot import Readings, Snapshot, snapshot_of, take_readings
+from chunkvisor.show.lines import figure, percent, rates, rows_in_words, stage, time_left
+from chunkvisor.show.snapshot import Snapshot, look_at, snapshot_of
 from chunkvisor.store.identity import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Parts, committed_chunks
-from chunkvisor.store.lock import Holder, is_held, read_holder
+from chunkvisor.store.lock import is_held, read_holder
 from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import work_of
@@ -33,12 +33,10 @@ from chunkvisor_worker.contract.wire import read_message
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
-_BLOCK_BYTES = 1 << 20
 _FOREIGN_SILENCE_S = 900.0
 """A live run writes its journal every few minutes at the least; more is not known of one on another host."""
 _DONE = (0, 3)
 """Codes of a run that has come to the end of its work. After a 3 all was complete; `retry` makes rows pending again."""
-_NEED_A_PERSON = (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
 _STOPPED = {
     None: "its process was killed, the machine went down, or the disk was full",
     3: "the next run tries the rows without a vector again",
@@ -86,9 +84,13 @@ class OutputStatus:
     does not count tokens. `<output>.truncated.jsonl` lists them."""
 
     @property
-    def estimated(self) -> bool:
-        """Whether `rows_done` is an estimate."""
-        return not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
+    def far(self) -> str:
+        """`about 3 of 6 rows, 1 of 2 chunks`."""
+        if not self.rows:
+            return "its source has not been read yet"
+        about = not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
+        chunks = f", {self.chunks_done:,} of {counted(self.chunks, 'chunk')}" if self.chunks else ""
+        return rows_in_words(self.rows_done, self.rows, about=about) + chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +151,6 @@ class Status:
     told_at: float | None = None
     """When it last told of anything, like `began_at`."""
 
-    @property
-    def anything_done(self) -> bool:
-        """Whether there is work that the next run need not do."""
-        return any(output.rows_done for output in self.outputs.values())
-
     def to_json(self) -> dict[str, Any]:
         """Plain values, and `schema`."""
         return {"schema": SCHEMA, **asdict(self)}
@@ -166,14 +163,10 @@ class Follower:
         self.layout = layout
         self._tail = Tail(layout.events)
         self.state = self._tail.state
-        self.holder: Holder | None = None
-        """Of the lock: who is at work, or was last."""
-        self.alive = False
-        """Whether it is under way. One that has said its last word is over, though its process may take a moment."""
-        self.news: list[NewsLine] = []
-        """What has come with the last look; with the first one, the last few lines of that run."""
         self._read()
-        self._begun_with = list(self.state.last_lines)
+        self.news = list(self.state.last_lines)
+        """What has come with the last look; with the first one, the last few lines of that run."""
+        self._looked = False
 
     @property
     def code(self) -> int | None:
@@ -182,35 +175,32 @@ class Follower:
 
     def look(self) -> Snapshot:
         """Read what has come."""
-        self.news, self._begun_with = [*self._begun_with, *self._read()], []
-        if not self.alive:
-            return snapshot_of(self.state, self.state.told_s, Readings())
+        news = self._read()
+        self.news, self._looked = (news if self._looked else self.news + news), True
         # Not of the workdir that the journal names: it may be mounted elsewhere here.
-        return snapshot_of(self.state, time.time(), take_readings(self.layout, self.state))
+        now = look_at(self.state, self.layout) if self.alive else None
+        return now or snapshot_of(self.state, self.state.told_s)
 
     def begun_anew(self) -> dict[tuple[str, int], int]:
         """Return the texts saved of each (output, chunk) under way when the run ended without a word."""
         found = Counter[tuple[str, int]]()
-        for worker in self.state.workers.values() if self.code is None and not self.alive else ():
-            files = self.layout.output(worker.key.output).attempt(worker.key.chunk, worker.key.attempt)
-            found[worker.key.output, worker.key.chunk] += sum(
-                len(rows) for rows, _ in read_batch_log(files.batches).written
-            )
+        for key in (each.key for each in self.state.workers.values() if self.code is None and not self.alive):
+            files = self.layout.output(key.output).attempt(key.chunk, key.attempt)
+            found[key.output, key.chunk] += sum(len(rows) for rows, _ in read_batch_log(files.batches).written)
         return dict(sorted(found.items()))
 
     def _read(self) -> list[NewsLine]:
-        news = []
         self.holder = read_holder(self.layout.lock)
-        for entry in self._tail.read():
-            if words := entry.event.line:
-                news.append(NewsLine(entry.event.severity, entry.t, words))
+        entries = self._tail.read()
         alive = self.holder.alive() if self.holder is not None else False
-        if alive is False:
-            alive = is_held(self.layout.lock)  # after a step of the clock a process seems another one (proc(5), btime)
-        elif alive is None:  # on another host
+        self.elsewhere = alive is None  # on another host, where nothing can be asked
+        if self.elsewhere:
             alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
-        self.alive = self.code is None and alive
-        return news
+        # After a step of the clock a process seems another one (proc(5), btime), but it holds the lock. A run that has
+        # said its last word is over, though its process may take a moment.
+        self.alive = self.code is None and bool(alive or is_held(self.layout.lock))
+        told = ((each.event.severity, each.t, each.event.line) for each in entries)
+        return [NewsLine(*each) for each in told if each[2]]
 
 
 def read_output(layout: OutputLayout) -> OutputStatus:
@@ -255,94 +245,78 @@ def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int
     Batches become parts, and parts a chunk, while this reads: what is to become of them is read after them, so that
     nothing is missed, and the number never goes back, not even if the run is killed.
     """
-    written = _written_texts(layout, plan, fingerprint)
+    written: dict[int, set[int]] = {}  # texts by chunk, of attempts that are not judged yet: these are kept then
+    for files in (AttemptFiles(folder) for folder in layout.attempts.glob("*/*/")):
+        if files.folder.parent.name.isdecimal() and not files.verdict.exists():
+            spec, batches = read_message(Spec, files.spec), read_batch_log(files.batches).written
+            if batches and spec is not None and (spec.fingerprint, spec.chunk < plan.count) == (fingerprint, True):
+                texts = (spec.start + row for rows, _ in batches for row in rows)
+                written.setdefault(spec.chunk, set()).update(texts)
     names = (path.name for path in (layout.parts.iterdir() if layout.parts.is_dir() else ()))
     apart = {int(name) for name in names if name.isdecimal() and int(name) < plan.count}
     done = {}
     for chunk in apart.union(written):
         missing = Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing()
-        texts = written.get(chunk, set())
-        left = sum(text not in texts for start, stop in missing for text in range(start, stop))
-        done[chunk] = plan.size(chunk) - left
+        left = {text for start, stop in missing for text in range(start, stop)} - written.get(chunk, set())
+        done[chunk] = plan.size(chunk) - len(left)
     committed = committed_chunks(layout, plan)
     return plan.texts_in(committed) + sum(n for chunk, n in done.items() if not committed[chunk]), committed
 
 
-def _written_texts(layout: OutputLayout, plan: Plan, fingerprint: str) -> dict[int, set[int]]:
-    """Return the texts, by chunk, whose vectors are in attempts that nobody has judged yet; they are kept then."""
-    found: dict[int, set[int]] = {}
-    for folder in layout.attempts.glob("*/*/"):
-        files = AttemptFiles(folder)
-        if not folder.parent.name.isdecimal() or files.verdict.exists():
-            continue
-        spec, written = read_message(Spec, files.spec), read_batch_log(files.batches).written
-        if written and spec is not None and (spec.fingerprint, spec.chunk < plan.count) == (fingerprint, True):
-            found.setdefault(spec.chunk, set()).update(spec.start + row for rows, _ in written for row in rows)
-    return found
-
-
 def read_status(workdir: Path) -> Status:
     """Return the status. Raises Halt (78) if the folder is not a workdir."""
-    layout = require_workdir(workdir)
-    return status_of(layout, Follower(layout))
+    run = Follower(require_workdir(workdir))
+    return _status_of(run, run.look())
 
 
-def status_of(layout: Layout, run: Follower) -> Status:
-    """Return the status of a workdir whose run is followed."""
-    outputs = {path.name: read_output(layout.output(path.name)) for path in sorted(layout.outputs.glob("*/"))}
-    now, told, ending = run.look(), run.state, run.state.ending
+def _status_of(run: Follower, now: Snapshot) -> Status:
+    outputs = {path.name: read_output(run.layout.output(path.name)) for path in sorted(run.layout.outputs.glob("*/"))}
+    told, ending, holder = run.state, run.state.ending, run.holder
     halted = run.code is not None and run.code not in _STOPPED and run.code not in _DONE
     state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
     if not run.alive and outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
         state = State.COMPLETE
     for name, output in outputs.items():
-        if not output.complete:
+        if not output.complete and (found := told.outputs.get(name)) is not None and not found.complete:
             # A manifest lists rows without a vector only when its output is complete; the run counts them before.
-            found = told.outputs.get(name)
-            without = found.without if found is not None and not found.complete else 0
-            outputs[name] = replace(output, quarantined=without)
+            outputs[name] = replace(output, quarantined=found.without)
     rate, distinct = now.rows_per_s, sum(output.distinct_texts for output in outputs.values())
     if not run.alive:  # as its last commit told
         rows = sum(output.rows for output in outputs.values())
         rate = told.texts_per_s * rows / distinct if told.texts_per_s and distinct else None
     # Last words are worth showing after a halt, and after a stop amid troubles.
-    why = ending if ending is not None and (state is State.HALTED or (state is State.STOPPED and ending.why)) else None
-    unseen = run.alive and run.holder is not None and run.holder.alive() is None
+    worth = ending is not None and run.code not in _DONE and (state is State.HALTED or bool(ending.why))
+    message = ending.last_words if ending is not None and worth and state is not State.COMPLETE else []
+    devices = {}
+    for number in dict.fromkeys((*told.devices, *told.device_times)):
+        here = [each for each in told.workers.values() if run.alive and str(each.device) == number]
+        under_way = tuple(WorkerStatus(*each.key, each.pid, each.computing) for each in here)
+        times = told.device_times.get(number, DeviceTimes())
+        devices[number] = DeviceStatus(**asdict(times), workers=under_way)
     return Status(
         state,
-        run.holder.pid if run.holder else None,
+        holder.pid if holder else None,
         outputs,
         dict(Counter(told.attempts_before) + Counter(told.attempts)),
         round(rate, 3) if rate else None,
         round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
-        _devices(run),
+        devices,
         dict(told.devices),
-        why.last_words if why is not None and run.code not in _DONE else [],
+        message,
         told.command,
-        run.holder.host if run.holder else "",
-        round(max(0.0, time.time() - told.told_s), 1) if unseen else None,
+        holder.host if holder else "",
+        round(max(0.0, time.time() - told.told_s), 1) if run.alive and run.elsewhere else None,
         told.began_s or None,
         told.told_s or None,
     )
 
 
-def _devices(run: Follower) -> dict[str, DeviceStatus]:
-    """Return those that the run has, and those that it has lost since, by number."""
-    times, workers = run.state.device_times, run.state.workers.values() if run.alive else ()
-    found = {}
-    for number in dict.fromkeys((*run.state.devices, *times)):
-        at_work = [each for each in workers if str(each.device) == number]
-        under_way = tuple(WorkerStatus(*each.key, each.pid, each.computing) for each in at_work)
-        found[number] = DeviceStatus(**asdict(times.get(number, DeviceTimes())), workers=under_way)
-    return found
-
-
 def screen_of(workdir: Path) -> tuple[Status, list[str]]:
     """Return the status, and the lines that `chunkvisor status` prints. Raises Halt (78), as `read_status` does."""
-    layout = require_workdir(workdir)
-    run = Follower(layout)
-    status = status_of(layout, run)
-    return status, status_screen(status, run.look(), run.begun_anew(), run.code, workdir)
+    run = Follower(require_workdir(workdir))
+    now = run.look()
+    status = _status_of(run, now)
+    return status, status_screen(status, now, run.begun_anew(), run.code, workdir)
 
 
 def status_screen(
@@ -353,25 +327,31 @@ def status_screen(
     `begun` are the chunks under way when the run ended without a word, with the number of texts saved of each;
     `ending` is its exit code if it had one.
     """
-    lines = [str(status.state)]
-    running = status.state is State.RUNNING
+    head, lines, running = str(status.state), list[str](), status.state is State.RUNNING
+    for name, output in status.outputs.items():
+        parts = [percent(output.rows_done / output.rows)] * bool(output.rows) + [output.far]
+        parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
+        parts += [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated)
+        lines.append(f"{name}: {', '.join(parts)}")
     if running:
-        process = f"pid {status.pid}"
+        where = f"pid {status.pid}"
         if status.silent_s is not None:
-            process += f" on {status.host}, last sign of life {human_time(status.silent_s)} ago, "
-            process += "more cannot be seen from here"
-        lines[0] = f"running ({process}): {stage(now)}, {human_elapsed(now.elapsed_s)} so far"
-        lines[0] += f", {time_left(now)}" if now.eta_s is not None else ""
-    lines += [f"{name}: {_progress(output)}" for name, output in status.outputs.items()]
-    if running:
+            where += f" on {status.host}, last sign of life {human_time(status.silent_s)} ago, "
+            where += "more cannot be seen from here"
+        head += f" ({where}): {stage(now)}, "
+        head += f"{human_elapsed(now.elapsed_s)} so far" + f", {time_left(now)}" * (now.eta_s is not None)
         lines += [", ".join(rates(now))] * bool(rates(now))
-        for device in (device for device in now.devices if device.workers):
-            worker = device.workers[0]
+        for device, worker in ((each, each.workers[0]) for each in now.devices if each.workers):
             done = f", {worker.texts_done:,} of {counted(worker.texts, 'text')}" if worker.texts else ""
-            lines.append(f"{device.label}: {worker.output} chunk {worker.chunk}, {worker.phase}{done}")
+            lines.append(f"{device.label}: {worker.key.output} chunk {worker.key.chunk}, {worker.phase}{done}")
     else:
-        names = status.device_names
-        lines += [_device(names.get(key, f"device {key}"), each) for key, each in status.devices.items() if each.busy_s]
+        for number, each in ((number, each) for number, each in status.devices.items() if each.busy_s):
+            figures = [f"{figure(each.texts_per_s or 0)} texts/s"]
+            figures += [f"{each.tokens_per_s:,.0f} tokens/s"] if each.tokens_per_s else []
+            figures += [f"{100 * each.padding_share:.1f} % padding"] if each.padding_share is not None else []
+            idle = f"idle {100 * each.idle_s / (each.busy_s + each.idle_s):.1f} % between chunks"
+            name = status.device_names.get(number, f"device {number}")
+            lines.append(f"{name}: {', '.join(figures)} while computing, {idle}")
     if status.attempts:
         lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     if status.began_at and status.told_at:
@@ -380,69 +360,46 @@ def status_screen(
         lines.append(f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later")
     lines += status.message
     if running:
-        lines += [now.health.marked, f"to follow it: chunkvisor status --watch {workdir}"]
+        lines += [now.health, f"to follow it: chunkvisor status --watch {workdir}"]
     elif status.state is State.COMPLETE:
-        lines += _complete(lines, status, workdir)
+        bad = sum(output.quarantined for output in status.outputs.values())
+        head += f", but {counted(bad, 'row')} {'has' if bad == 1 else 'have'} no vector" * bool(bad)
+        lines += _complete(status, workdir, bad)
     else:
         lines += _again(status, begun, ending)
         if status.state is State.STOPPED:
-            why = _STOPPED.get(ending, f"the last run ended with code {ending}")
-            why += KEPT if ending is None and (status.anything_done or any(begun.values())) else ""
-            lines[0] += f": {why}"
-    return [lines[0], *(f"  {line}" for line in lines[1:])]
+            head += f": {_STOPPED.get(ending, f'the last run ended with code {ending}')}"
+            kept = any(output.rows_done for output in status.outputs.values()) or any(begun.values())
+            head += KEPT * (ending is None and kept)
+    return [head, *(f"  {line}" for line in lines)]
 
 
 def _again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | None) -> Iterator[str]:
     """Say what running again would do."""
     chunks = sum(output.chunks for output in status.outputs.values())
     kept = sum(output.chunks_done for output in status.outputs.values())
-    first = "do what is said above, then " if ending in _NEED_A_PERSON else ""
-    yield f"to go on: {first}run the same command again"
+    needs_a_person = ending in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
+    yield f"to go on: {'do what is said above, then ' * needs_a_person}run the same command again"
     if status.command:
         yield f"the command: {status.command}"
-    if chunks and chunks == kept:
-        each = "the chunk is done and only has" if chunks == 1 else f"all {chunks:,} chunks are done and only have"
-        yield f"{each} to be joined"
-    elif kept:
-        yield f"{kept:,} of {chunks:,} chunks are done and kept; {counted(chunks - kept, 'chunk')} to compute"
+    if kept:
+        rest = f"{counted(chunks - kept, 'chunk')} to compute" if kept < chunks else "they only have to be joined"
+        yield f"{kept:,} of {counted(chunks, 'chunk')} are done and kept; {rest}"
     if chunks and begun:
-        several = len({output for output, _ in begun}) > 1
-        names = listed([f"{output} chunk {chunk}" if several else f"chunk {chunk}" for output, chunk in begun], 10)
-        saved, them = sum(begun.values()), "it" if len(begun) == 1 else "them"
-        kept_texts = counted(saved, "text") if saved else "no text"
-        saved_of = f"{kept_texts} of {them} {'are' if saved > 1 else 'is'} saved"
-        yield f"{len(begun)} of these had begun ({names}; the first chunk is 0); {saved_of}"
+        names = listed([f"{output} chunk {chunk}" for output, chunk in begun], 10)
+        yield f"had begun: {names} (the first chunk is 0); {counted(sum(begun.values()), 'text')} of them saved"
 
 
-def _progress(output: OutputStatus) -> str:
-    if not output.rows:
-        return "its source has not been read yet"
-    parts = [percent(output.rows_done / output.rows), rows_in_words(output)]
-    parts += [chunks_in_words(output)] * bool(output.chunks)
-    parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
-    return ", ".join(parts + [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated))
-
-
-def _device(name: str, device: DeviceTimes) -> str:
-    tokens = f", {device.tokens_per_s:,.0f} tokens/s" if device.tokens_per_s else ""
-    if device.padding_share is not None:
-        tokens += f", {100 * device.padding_share:.1f} % padding"
-    idle = 100 * device.idle_s / (device.busy_s + device.idle_s)
-    rate = f"{figure(device.texts_per_s or 0)} texts/s{tokens}"
-    return f"{name}: {rate} while computing, idle {idle:.1f} % between chunks"
-
-
-def _complete(lines: list[str], status: Status, workdir: Path) -> Iterator[str]:
-    bad = {name: output.quarantined for name, output in status.outputs.items() if output.quarantined}
+def _complete(status: Status, workdir: Path, bad: int) -> Iterator[str]:
+    """Say where the files are, and which rows have no vector."""
     if not bad:
         moved = [output.file for output in status.outputs.values() if output.file]
         yield f"nothing to do; the {f'file is {moved[0]}' if moved else f'files are in {workdir}'}"
         return
-    count = sum(bad.values())
-    lines[0] += f", but {counted(count, 'row')} {'has' if count == 1 else 'have'} no vector"
-    for name in bad:
-        for words in reasons_in_words(status.outputs[name].reasons, bad[name]):
-            yield f"{f'{name}: ' * (len(bad) > 1)}{words}"
-    yield f"which rows: {listed([status.outputs[name].listed_in for name in bad], 3)}"
-    yield f"to try {'it' if count == 1 else 'them'} again: chunkvisor retry {workdir}, then run again"
+    lacking = {name: output for name, output in status.outputs.items() if output.quarantined}
+    for name, output in lacking.items():
+        for words in reasons_in_words(output.reasons, output.quarantined):
+            yield f"{name}: {words}"
+    yield f"which rows: {listed([output.listed_in for output in lacking.values()], 3)}"
+    yield f"to try {'it' if bad == 1 else 'them'} again: chunkvisor retry {workdir}, then run again"
     yield "see: chunkvisor explain quarantine"

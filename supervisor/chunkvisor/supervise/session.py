@@ -17,9 +17,8 @@ from chunkvisor.events.event import Emit, Event, Halted, Invoked, Note, RunEnded
 from chunkvisor.events.journal import Journal, speed_of_trials
 from chunkvisor.heart.loop import Run
 from chunkvisor.heart.signals import Signals
-from chunkvisor.show.metrics import is_textfile
-from chunkvisor.show.notices import not_understood
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
+from chunkvisor.show.outside import is_textfile, not_understood
 from chunkvisor.show.record import open_invocation
 from chunkvisor.store.disk import check_target, memory_halt, refusal, workdir_gone
 from chunkvisor.store.layout import Layout
