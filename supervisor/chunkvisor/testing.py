@@ -14,15 +14,9 @@ from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.provoked import (
-    TESTING_FAULTS,
-    ProvokedFault,
-    as_variable,
-    claim_file,
-    fault_file,
-    folders_in,
-)
+from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
+from chunkvisor_worker.contract.files import ProvokedFiles
+from chunkvisor_worker.contract.messages import ProvokedFault
 from chunkvisor_worker.contract.wire import write_message
 
 __all__ = ["FAULTS", "Provoked", "fault"]
@@ -108,7 +102,7 @@ class Provoked:
         """In how many attempts it has struck so far; for `poison-row` 1, however many meet it."""
         if self._struck is not None:
             return self._struck
-        return next(number for number in itertools.count() if not claim_file(self._folder, number).exists())
+        return next(number for number in itertools.count() if not ProvokedFiles(self._folder).claim(number).exists())
 
 
 @contextlib.contextmanager
@@ -130,13 +124,17 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
         raise Halt(ExitCode.USAGE, f"chunk={chunk}, times={times}: there is no such chunk, or nothing to do")
     with tempfile.TemporaryDirectory(prefix="chunkvisor-testing-") as place:
         folder = Path(place)
-        write_message(fault_file(folder), provoked, durable=False)
+        write_message(ProvokedFiles(folder).fault, provoked, durable=False)
         found = Provoked(provoked.name, chunk, output, folder)
-        _set([*folders_in(os.environ), folder])
+        before = os.environ.get(TESTING_FAULTS)
+        os.environ[TESTING_FAULTS] = f"{before}{os.pathsep}{folder}" if before else str(folder)
         try:
             yield found
         finally:
-            _set([each for each in folders_in(os.environ) if each != folder])
+            if before is None:
+                del os.environ[TESTING_FAULTS]
+            else:
+                os.environ[TESTING_FAULTS] = before
             found._struck = found.struck
     if not found.struck:
         of_output = f" of output {output}" if output else ""
@@ -144,13 +142,6 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
             f"the fault {provoked.name} never struck: in this block, no worker of this machine got so far with chunk "
             f"{chunk}{of_output}; chunks are counted from 0, and one that is done already is not done again"
         )
-
-
-def _set(folders: list[Path]) -> None:
-    if folders:
-        os.environ[TESTING_FAULTS] = as_variable(folders)
-    else:
-        os.environ.pop(TESTING_FAULTS, None)
 
 
 def _known(name: str) -> str:

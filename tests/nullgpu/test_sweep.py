@@ -16,9 +16,8 @@ from pathlib import Path
 from chunkvisor.store.attempt import Job, Place, write_attempt
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Fault, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, Fault, Limits, ModelSpec, TemplateSpec
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
-from chunkvisor_worker.contract.template import TemplateSpec
 from chunkvisor_worker.contract.wire import read_message, write_message
 from nullgpu import NullGpu, texts
 

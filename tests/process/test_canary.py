@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from chunkvisor.store.attempt import Job, Place, Salvage, look, write_attempt
-from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
+from chunkvisor_worker.contract.wire import read_batch_log
 from harness import ENCODERS, expected
 
 TEXTS = ["a long text", "short", "poison", "the last one"]

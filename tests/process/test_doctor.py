@@ -30,8 +30,7 @@ from chunkvisor.devices.gpu import Device, ProbeReading, ask_torch
 from chunkvisor.engine.trial import environment_of
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import PARENT_PID, Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import from_json
 from chunkvisor_worker.contract.wire import to_json as message_to_json
 from harness import Workplace, finish, wait_for

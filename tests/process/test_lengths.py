@@ -11,8 +11,18 @@ import numpy as np
 import pytest
 
 from chunkvisor_worker.batching import cut, padded_tokens
-from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
-from chunkvisor_worker.contract.messages import EncodeSpec, Fault, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.files import LengthsFiles
+from chunkvisor_worker.contract.messages import (
+    EncodeSpec,
+    Fault,
+    LengthsAnswer,
+    LengthsReport,
+    LengthsRequest,
+    LengthsTask,
+    Limits,
+    ModelSpec,
+    Phase,
+)
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.lengths import Counter, measure
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder

@@ -12,8 +12,7 @@ import pytest
 import chunkvisor
 from chunkvisor import testing
 from chunkvisor.testing import FAULTS
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.provoked import TESTING_FAULTS, as_variable
+from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
 from harness import ENCODERS, Workplace, expected, local_engine_only
 
 pytestmark = local_engine_only
@@ -206,7 +205,7 @@ def test_a_variable_that_was_left_over_does_nothing(
 ) -> None:
     """The variable without a block that is open, or with nonsense in it, provokes nothing."""
     told = prepared(workplace, chunk__size=30)
-    for value in (as_variable([tmp_path / "gone"]), "nonsense", "{}", "[3]"):
+    for value in (str(tmp_path / "gone"), "nonsense", "{}", "[3]"):
         monkeypatch.setenv(TESTING_FAULTS, value)
         chunkvisor.run(workplace.config_path, on_event=told, from_scratch=True)
     assert told.failed() == []

@@ -30,10 +30,8 @@ from chunkvisor.engine.ray.survey import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.judge import Verdict
 from chunkvisor.sources.child import SourceSize
-from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.messages import Cause, Fault, LinearKernel, Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rule import Rule
 from chunkvisor_worker.contract.rules import RULES
 

@@ -17,8 +17,7 @@ from chunkvisor.devices.gpu import (
     select_visible,
 )
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, ProbeReport
 
 LISTING = (
     "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 00000000:3B:00.0\n"

@@ -28,8 +28,8 @@ from chunkvisor.events.journal import Journal, Tail, read_events
 from chunkvisor.events.state import RunState
 from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
-from chunkvisor_worker.contract.batchlog import BatchLog
 from chunkvisor_worker.contract.messages import Facts
+from chunkvisor_worker.contract.wire import BatchLog
 from harness import SOAK_SEED
 
 COUNT = 60

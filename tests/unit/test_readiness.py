@@ -19,8 +19,7 @@ from chunkvisor.engine.ray.readiness import (
 )
 from chunkvisor.engine.ray.wire import Model, Terms
 from chunkvisor.errors import Halt
-from chunkvisor_worker.contract.messages import ModelSpec
-from chunkvisor_worker.contract.template import TemplateSpec
+from chunkvisor_worker.contract.messages import ModelSpec, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, to_json
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from chunkvisor_worker.contract.arithmetic import LinearKernel, most_lanes
-from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR, most_lanes
+from chunkvisor_worker.contract.messages import LinearKernel
 from chunkvisor_worker.encoder import Indices, Vectors
 
 TORCH, ONEDNN = "torch", "onednn"

@@ -19,9 +19,9 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Phase, Spec
-from chunkvisor_worker.contract.provoked import ProvokedFault, claim_file, fault_file, folders_in
+from chunkvisor_worker.contract.exits import TESTING_FAULTS
+from chunkvisor_worker.contract.files import AttemptFiles, ProvokedFiles
+from chunkvisor_worker.contract.messages import Phase, ProvokedFault, Spec
 from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.encoder import Indices
 from chunkvisor_worker.progress import BeatWriter
@@ -269,11 +269,11 @@ class Trap:
         return due
 
     def _claim(self) -> bool:
-        return any(_made(claim_file(self.folder, number)) for number in range(self.fault.times))
+        return any(_made(ProvokedFiles(self.folder).claim(number)) for number in range(self.fault.times))
 
     def _holds_the_poison(self, texts: frozenset[int]) -> bool:
         """The poison is the first text of the chunk; its number is laid down by the first attempt that gets there."""
-        place = claim_file(self.folder, 0)
+        place = ProvokedFiles(self.folder).claim(0)
         with contextlib.suppress(OSError):
             _made(place, str(self.spec.start))
             return int(place.read_text()) in texts
@@ -285,12 +285,12 @@ def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
 
     Of several faults the one that was asked for first strikes; the others wait for the next attempt.
     """
-    for folder in folders_in(os.environ):
-        fault = read_message(ProvokedFault, fault_file(folder))
+    for folder in map(Path, os.environ.get(TESTING_FAULTS, "").split(os.pathsep)):
+        fault = read_message(ProvokedFault, ProvokedFiles(folder).fault)
         if fault is None or fault.name not in SABOTAGES:  # its test is over
             continue
         here = fault.chunk == spec.chunk and fault.output in (None, spec.output)
-        if here and (fault.name == POISON_ROW or not claim_file(folder, fault.times - 1).exists()):
+        if here and (fault.name == POISON_ROW or not ProvokedFiles(folder).claim(fault.times - 1).exists()):
             return Tripwire(fault.name, Scene(files), spec, Trap(folder, fault, spec).is_due)
     return None
 

@@ -9,11 +9,10 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from chunkvisor_worker.contract.arithmetic import masked
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
-from chunkvisor_worker.contract.wire import write_message
+from chunkvisor_worker.contract.wire import masked, write_message
 
 CHAIN_LIMIT = 8
 """Exceptions of a chain that are recorded."""

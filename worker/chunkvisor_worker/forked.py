@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
-from chunkvisor_worker.contract.template import Fork
+from chunkvisor_worker.contract.messages import Fork, Spec
 from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.job import run_and_exit

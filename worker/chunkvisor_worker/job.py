@@ -13,10 +13,9 @@ from typing import NoReturn, TypeAlias
 
 import numpy as np
 
-from chunkvisor_worker.contract.exits import PARENT_PID, WorkerExit
+from chunkvisor_worker.contract.exits import PARENT_PID, TESTING_FAULTS, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase, Result, Spec
-from chunkvisor_worker.contract.provoked import TESTING_FAULTS
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import exit_code_of, fault_of

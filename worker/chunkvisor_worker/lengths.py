@@ -13,8 +13,16 @@ import numpy as np
 
 from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
-from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Phase
+from chunkvisor_worker.contract.files import LengthsFiles
+from chunkvisor_worker.contract.messages import (
+    EncodeSpec,
+    LengthsAnswer,
+    LengthsReport,
+    LengthsRequest,
+    LengthsTask,
+    ModelSpec,
+    Phase,
+)
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkvisor_worker.contract.arithmetic import masked
 from chunkvisor_worker.contract.messages import Loaded, ModelSpec
+from chunkvisor_worker.contract.wire import masked
 from chunkvisor_worker.tokenizer_check import no_threads
 
 _PROBE = "A short text."

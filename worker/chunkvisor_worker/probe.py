@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.messages import Phase
-from chunkvisor_worker.contract.probe import ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.messages import Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.faults import exit_code_of, fault_of
 from chunkvisor_worker.liveness import die_with_parent

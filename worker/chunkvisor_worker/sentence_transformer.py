@@ -13,8 +13,7 @@ import numpy as np
 
 from chunkvisor_worker import attention, cpu
 from chunkvisor_worker.batching import GpuMemory, computed_lengths, cut, cut_measured
-from chunkvisor_worker.contract.arithmetic import LinearKernel
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
 from chunkvisor_worker.cpu import Lanes, is_stateless, lanes_for, weights_of
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.loaded import Heard, check_attention, check_loaded, describe, hearing

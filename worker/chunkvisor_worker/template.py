@@ -23,9 +23,16 @@ import traceback
 
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec
+from chunkvisor_worker.contract.messages import (
+    MESSAGE_LIMIT_BYTES,
+    EncodeSpec,
+    Ended,
+    Fork,
+    Order,
+    Report,
+    TemplateSpec,
+)
 from chunkvisor_worker.contract.taxonomy import diagnose
-from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Ended, Fork, Order, Report, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import fault_of

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from chunkvisor_worker.contract.batchlog import BatchLog
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts
+from chunkvisor_worker.contract.wire import BatchLog
 from chunkvisor_worker.encoder import Indices, Vectors
 from chunkvisor_worker.plugin import BadOutputError
 

@@ -21,7 +21,7 @@ from chunkvisor.devices.dtypes import Card
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.leftovers import last_line, read_tail
 from chunkvisor_worker.contract.exits import PARENT_PID
-from chunkvisor_worker.contract.probe import ProbeReport
+from chunkvisor_worker.contract.messages import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 
 SMI_LOST = 15

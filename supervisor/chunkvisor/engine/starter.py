@@ -18,9 +18,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.messages import Spec, TemplateSpec
 from chunkvisor_worker.contract.taxonomy import diagnose
-from chunkvisor_worker.contract.template import TemplateSpec
 
 _WRONG_MODEL = "wrong-model"  # rule of the taxonomy
 TEMPLATES = 2

@@ -22,10 +22,9 @@ from chunkvisor.errors import Halt, config_error
 from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Patience, Pulse, Verdict, judge
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor.store.leftovers import last_line
-from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, LinearKernel, ModelSpec
 from chunkvisor_worker.contract.wire import read_beat, to_json
 
 MOST_TEXTS = 100

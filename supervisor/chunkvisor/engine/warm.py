@@ -21,8 +21,7 @@ from chunkvisor.engine.process import LocalWorker, end, readable, spawn
 from chunkvisor.judge import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Fault
-from chunkvisor_worker.contract.template import MESSAGE_LIMIT_BYTES, Fork, Order, Report, TemplateSpec
+from chunkvisor_worker.contract.messages import MESSAGE_LIMIT_BYTES, Fault, Fork, Order, Report, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 
 ANSWER_S = 5.0

@@ -20,11 +20,10 @@ from chunkvisor.judge import STATUS_LOST, Budget, judge
 from chunkvisor.store.attempt import Salvage, gather, look
 from chunkvisor.store.disk import with_room
 from chunkvisor.store.records import LessonFile
-from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Spec
-from chunkvisor_worker.contract.wire import read_message
+from chunkvisor_worker.contract.wire import read_batch_log, read_message
 
 
 def conclude(slot: Slot, returncode: int, output: OutputRun, siblings: Collection[int], emit: Emit) -> AttemptEnded:

@@ -31,11 +31,10 @@ from chunkvisor.store.attempt import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import human_bytes, which_rows
-from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Facts, Result, Spec
-from chunkvisor_worker.contract.wire import read_beat, read_message
+from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message
 
 
 class Keeper:

@@ -35,12 +35,11 @@ from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor.words import advice_on_row
-from chunkvisor_worker.contract.arithmetic import masked
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, write_atomic
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.rules import RULES
-from chunkvisor_worker.contract.wire import read_message
+from chunkvisor_worker.contract.wire import masked, read_message
 
 _MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES, _SENSED = 100, 40, 200, 14, 20
 _STEPS, _HEIGHT = 200, 100

@@ -26,10 +26,9 @@ from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import work_of
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
-from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
-from chunkvisor_worker.contract.wire import read_message
+from chunkvisor_worker.contract.wire import read_batch_log, read_message
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""

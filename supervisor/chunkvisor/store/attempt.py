@@ -17,7 +17,6 @@ from chunkvisor.store.artifact import BadVectorsError, Shape, bad_rows, inspect,
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.leftovers import read_tail
 from chunkvisor.store.pickrows import fill
-from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
 from chunkvisor_worker.contract.messages import (
     Beat,
@@ -30,7 +29,7 @@ from chunkvisor_worker.contract.messages import (
     Result,
     Spec,
 )
-from chunkvisor_worker.contract.wire import read_beat, read_message, write_message
+from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor_worker.contract.batchlog import read_batch_log
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded
 from chunkvisor_worker.contract.messages import Fault
-from chunkvisor_worker.contract.wire import read_message
+from chunkvisor_worker.contract.wire import read_batch_log, read_message
 
 LOG_TAIL_BYTES = 64 << 10
 _SEARCHED = 100

@@ -28,8 +28,7 @@ from chunkvisor.store.disk import DISK_ERRNOS, with_room
 from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import ModelSpec
-from chunkvisor_worker.contract.template import TemplateSpec
+from chunkvisor_worker.contract.messages import ModelSpec, TemplateSpec
 
 _PAUSE_S = 0.25
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor_worker.contract.arithmetic import masked
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Fault, Phase
-from chunkvisor_worker.contract.wire import from_json, to_json
+from chunkvisor_worker.contract.wire import from_json, masked, to_json
 from chunkvisor_worker.faults import CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS, exit_code_of, fault_of, recorded
 
 

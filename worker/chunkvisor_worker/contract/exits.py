@@ -1,4 +1,4 @@
-"""The outcomes that an attempt can have, and the exit codes of a worker."""
+"""The outcomes that an attempt can have, the exit codes of a worker, and the variables of its environment."""
 
 from enum import IntEnum, StrEnum
 
@@ -13,6 +13,18 @@ LINEAR = "CHUNKVISOR_LINEAR"
 
 BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
 """How many batches a worker on the CPU computes at a time, at most; not set: as many as it has threads."""
+
+TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
+"""The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`."""
+
+_BATCHES_A_LANE = 4
+"""At least: the last batches of a chunk leave cores without work."""
+
+
+def most_lanes(threads: int, batches: int, wanted: str) -> int:
+    """Say how many batches are computed at a time; `wanted` is what the variable BATCHES_AT_ONCE says, or empty."""
+    most = min(threads, int(wanted)) if wanted.isdigit() else threads
+    return max(1, min(most, batches // _BATCHES_A_LANE))
 
 
 class Outcome(StrEnum):

@@ -56,6 +56,40 @@ class AttemptFiles:
     """What the supervisor made of the attempt; its presence says that the attempt is judged."""
 
 
+@dataclass(frozen=True, slots=True)
+class LengthsFiles:
+    """Every path in the folder of one question about lengths, named once."""
+
+    folder: Path
+
+    request = FileIn("request.json")
+    """A LengthsRequest, written by the parent."""
+    answer = FileIn("answer.json")
+    """A LengthsAnswer, written last."""
+    fault = FileIn("fault.json")
+    """A Fault: why there is no answer."""
+    log = FileIn("lengths.log")
+    """Standard output and standard error of the child."""
+
+    def lengths(self, task: int) -> Path:
+        """Name the int32 array of shape (texts looked at,): tokens before any cut, special ones included."""
+        return self.folder / f"lengths{task}.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class ProvokedFiles:
+    """Every path in the folder of one fault that a test has asked for."""
+
+    folder: Path
+
+    fault = FileIn("fault.json")
+    """A ProvokedFault."""
+
+    def claim(self, number: int) -> Path:
+        """Name the file that a worker makes before the fault strikes for the `number`th time."""
+        return self.folder / f"struck-{number}"
+
+
 def sync_folder(folder: Path) -> None:
     """Make the folder's entries durable; fsync of a file does not cover its name (fsync(2), NOTES)."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

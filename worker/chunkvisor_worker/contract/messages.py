@@ -1,10 +1,8 @@
-"""What supervisor and worker say to each other, as frozen dataclasses; `wire` has their JSON form."""
+"""What the parent and its helpers say to each other, as frozen dataclasses; `wire` has their JSON form."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from chunkvisor_worker.contract.arithmetic import LinearKernel
 
 
 class Phase(StrEnum):
@@ -155,6 +153,16 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearKernel:
+    """What computes the linear layers of a model on a CPU; the vectors are equal to 1e-6 (see `cpu`)."""
+
+    name: str
+    """"torch" (its own products) or "onednn" (with packed weights)."""
+    time_ratio: float = 0.0
+    """Time that oneDNN takes, by that of torch's own, as the worker has measured; 0 = not measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """What a model of sentence-transformers was found to be once it was loaded.
 
@@ -243,3 +251,176 @@ class Fault:
     rows_done: int = 0
     provoked: bool = False
     """A drill or a test brought it about; on a CPU it may play a fault of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A line of an attempt's batch log: a batch begins."""
+
+    batch: int
+    rows: tuple[int, ...]
+    """Positions in the file of vectors; none for a canary that is not one of the attempt's texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A line of an attempt's batch log: the vectors of a batch are in the file."""
+
+    batch: int
+    digest: str
+    """xxh3-64 of them, in the order of the batch's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProvokedFault:
+    """A fault that an integration test has asked for (`chunkvisor.testing`), and where it is to strike."""
+
+    name: str
+    """As `chunkvisor_worker.drill` has it."""
+    chunk: int
+    output: str | None = None
+    """None = any."""
+    times: int = 1
+    """In how many attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedGpu:
+    """A GPU on which torch has computed."""
+
+    name: str
+    capability: tuple[int, ...]
+    """Compute capability, (major, minor)."""
+    total_bytes: int
+    free_bytes: int
+    """As CUDA tells it, with the context of the probe itself already taken off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What torch is here, and how far it comes with the GPU; rewritten after every step, in case the next one dies."""
+
+    phase: Phase
+    """The step under way: IMPORT, FORWARD (a product on the CPU), CUDA_INIT, or DONE. With a fault, the one that
+    failed."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the installed packages, by name."""
+    cuda: str | None = None
+    """CUDA version torch was built for; None = a build without."""
+    hip: str | None = None
+    """ROCm version torch was built for."""
+    arch_list: tuple[str, ...] = ()
+    """GPU generations that torch has code for: sm_90 is machine code, compute_90 is PTX."""
+    gpus: tuple[ProbedGpu, ...] = ()
+    fault: Fault | None = None
+
+
+MESSAGE_LIMIT_BYTES = 64 << 10
+"""No message of a template is longer; a socket's buffer holds several of them (socket(7), wmem_default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSpec:
+    """What a template process loads; parent and template say one JSON message a datagram."""
+
+    model: ModelSpec
+    device: str
+    """"cpu" or "cuda", for the workers to come; the template itself touches no device."""
+    import_path: tuple[str, ...] = ()
+    """Folders put on sys.path for a plug-in encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Start a worker; with it come two descriptors, for its standard input and for its log."""
+
+    folder: str
+    """Of the attempt."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that the worker has and the template has not, or has with another value."""
+    removed: tuple[str, ...] = ()
+    """Variables that only the template has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """From the parent; one of the two."""
+
+    fork: Fork | None = None
+    reap: int | None = None
+    """The pid of an ended worker: its group is dead, its number may be given away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker is a zombie; it stays one until it is to be reaped."""
+
+    pid: int
+    returncode: int
+    """As subprocess gives it: negative for a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """From the template; one of them."""
+
+    loaded_s: float | None = None
+    """How long it took to load; it forks from now on."""
+    unfit: str | None = None
+    """Why it cannot be forked from; fault.json in its folder may say more."""
+    forked: int | None = None
+    """The pid of the worker asked for; with it comes its pidfd."""
+    not_forked: str | None = None
+    """Why there is no worker."""
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsTask:
+    """Texts of one output, whose lengths in tokens are asked for before any run."""
+
+    texts: str
+    """File of the texts in UTF-8, one after the other."""
+    offsets: str
+    """File of uint64, little-endian, one more than there are texts: where each begins, and the end."""
+    count: int
+    """Texts in the files."""
+    chunk_size: int
+    """Texts in a chunk; batches never reach beyond one."""
+    every: int
+    """Of how many chunks one is looked at, beginning with the first; 1 = all."""
+    encode: EncodeSpec
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsRequest:
+    """Texts of several outputs, for one model."""
+
+    model: ModelSpec
+    """Without `path`, the tokenizer's files are looked up in the hub, and nothing else of the model."""
+    tasks: tuple[LengthsTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsReport:
+    """Of one task; the lengths themselves are in `LengthsFiles.lengths`."""
+
+    max_length: int | None
+    """Tokens the model reads of a text, None if it has no limit."""
+    estimated: bool
+    """Tokens could not be counted, and were estimated from bytes, as the encoder will do."""
+    tokens: int
+    """Of the texts looked at, as cut by `max_length`."""
+    padded_tokens: int
+    """Tokens of their batches, padding included."""
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class LengthsAnswer:
+    """The reports, in the order of the tasks."""
+
+    path: str
+    """Folder of the model, or of as much of it as is here."""
+    reports: tuple[LengthsReport, ...]

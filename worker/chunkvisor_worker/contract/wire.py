@@ -1,4 +1,4 @@
-"""The one JSON form of a message, which is a frozen dataclass.
+"""The one JSON form of a message, the file of the beat, and the batch log.
 
 A message that is missing, torn or of the wrong shape is None, not an exception.
 """
@@ -6,16 +6,19 @@ A message that is missing, torn or of the wrong shape is None, not an exception.
 import functools
 import json
 import os
+import re
 import types
 import typing
 import zlib
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
-from chunkvisor_worker.contract.messages import Beat
+from chunkvisor_worker.contract.messages import Beat, Begun, Facts, Written
 
 Message = TypeVar("Message")
 
@@ -119,3 +122,89 @@ def _overwritten(path: Path, data: bytes) -> bool:
         return os.fstat(fd).st_size == len(data) and os.pwrite(fd, data, 0) == len(data)
     finally:
         os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What a log says."""
+
+    facts: Facts | None = None
+    """None where no batch was written."""
+    written: tuple[tuple[tuple[int, ...], str], ...] = ()
+    """(rows, digest) of each batch whose vectors are in the file."""
+    under_way: tuple[int, ...] = ()
+    """Rows of the batches that had begun and were not written."""
+    canary: Facts | None = None
+    """As they were found when the spec's canary got its vector; None = it got none. Its batch has no rows, so that its
+    vector is taken for no text's."""
+
+
+class BatchLog:
+    """The worker's end of the log. Each method raises OSError."""
+
+    def __init__(self, file: FileIO) -> None:
+        """`file` is open for appending, and unbuffered."""
+        self._file = file
+        self._begun = 0
+        self._written = 0
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """A batch begins; batches are written in the order in which they began. The canary's has no rows."""
+        self._say(Begun(self._begun, tuple(rows)))
+        self._begun += 1
+
+    def opened(self, facts: Facts) -> None:
+        """The file of vectors is there, before its first batch is written; or the canary has its vector."""
+        self._say(facts)
+
+    def written(self, digest: str) -> None:
+        """The vectors of the oldest batch that is under way are in the file."""
+        self._say(Written(self._written, digest))
+        self._written += 1
+
+    def _say(self, line: Begun | Written | Facts) -> None:
+        self._file.write(json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n")
+
+
+def read_batch_log(path: Path) -> BatchRecord:
+    """What the log says; nothing at all where there is none."""
+    facts: Facts | None = None
+    begun: dict[int, tuple[int, ...]] = {}
+    written = []
+    canary: Facts | None = None
+    for line in (read_bounded(path) or b"").splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        if (batch := from_json(Begun, line)) is not None:
+            begun[batch.batch] = batch.rows
+        elif (done := from_json(Written, line)) is not None and facts is not None and done.batch in begun:
+            if rows := begun.pop(done.batch):
+                written.append((rows, done.digest))
+            else:
+                canary = facts
+        elif (found := from_json(Facts, line)) is not None:
+            facts = found
+        else:
+            break
+    return BatchRecord(facts, tuple(written), tuple(row for rows in begun.values() for row in rows), canary)
+
+
+_SECRETS = (
+    # Tokens of the hub, of services like OpenAI's, and of GitHub, wherever they stand.
+    r"\b(hf_|api_org_|sk-|gh[oprsu]_|github_pat_)[\w-]{6,}",
+    r"(?i)\b(authorization['\"]?\s{0,5}[:=]\s{0,5}b?['\"]?(?:\w{1,30}\s{1,5})?)[^\s'\",;]+",
+    r"(?i)\b(bearer\s{1,5})[\w.~+/=-]{6,}",
+    r"(?i)\b((?:(?:hf|hub|access|auth|api)[_-]?token|api[_-]?key|password|secret)['\"]?\s{0,5}[:=]\s{0,5}['\"]?)"
+    r"[^\s'\",;&)]+",
+    # A signed or authorised URL, and one with a password.
+    r"(?i)([?&](?:token|signature|x-amz-signature|sig|key)=)[^\s&'\"]+",
+    r"(://[^\s/:@]{0,200}:)[^\s/@]+(?=@)",
+)
+_SECRET_PATTERNS = tuple(re.compile(pattern) for pattern in _SECRETS)
+
+
+def masked(text: str) -> str:
+    """The text without passwords and tokens."""
+    for pattern in _SECRET_PATTERNS:
+        text = pattern.sub(r"\1***", text)
+    return text

@@ -11,8 +11,7 @@ from chunkvisor.devices.health import asks_for_recovery
 from chunkvisor.judge import describe_exit
 from chunkvisor.store.leftovers import last_line
 from chunkvisor.units import counted, human_bytes, listed
-from chunkvisor_worker.contract.messages import Phase
-from chunkvisor_worker.contract.probe import ProbeReport
+from chunkvisor_worker.contract.messages import Phase, ProbeReport
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 _GIVE_ACCESS = "in a container, start it with GPU access (docker run --gpus all); else ask the administrator"

@@ -13,8 +13,8 @@ from chunkvisor.engine.modelsource import NAME_REMEDY
 from chunkvisor.engine.trial import wrong_vectors
 from chunkvisor.errors import ExitCode
 from chunkvisor.units import counted, human_bytes
-from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import LinearKernel
 
 _ROUNDING = 1e-3
 """Two vectors of one text that differ by less, relative to their largest component, differ by rounding: half

@@ -35,9 +35,8 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.staging import request_of
-from chunkvisor_worker.contract.arithmetic import LinearKernel
 from chunkvisor_worker.contract.exits import RUN_ID, Outcome
-from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec
+from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec, LinearKernel
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Both work in torch 2.9 and later; the first wins where both are set (seen with 2.14)."""

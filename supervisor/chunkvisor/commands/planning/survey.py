@@ -46,10 +46,17 @@ from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.staging import propose, request_of, staged_before, worker_rate
-from chunkvisor_worker.contract.arithmetic import most_lanes
-from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE
-from chunkvisor_worker.contract.lengths import LengthsAnswer, LengthsFiles, LengthsReport, LengthsRequest, LengthsTask
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, most_lanes
+from chunkvisor_worker.contract.files import LengthsFiles
+from chunkvisor_worker.contract.messages import (
+    EncodeSpec,
+    LengthsAnswer,
+    LengthsReport,
+    LengthsRequest,
+    LengthsTask,
+    Limits,
+    ModelSpec,
+)
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 LIBRARIES_BYTES = 1 << 30

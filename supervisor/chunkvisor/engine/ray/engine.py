@@ -29,8 +29,7 @@ from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder
-from chunkvisor_worker.contract.messages import Limits, ModelSpec, Spec
-from chunkvisor_worker.contract.template import TemplateSpec
+from chunkvisor_worker.contract.messages import Limits, ModelSpec, Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, to_json
 
 

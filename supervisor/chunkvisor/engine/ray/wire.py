@@ -6,8 +6,7 @@ from typing import Any
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Reading
 from chunkvisor.errors import ExitCode
-from chunkvisor_worker.contract.messages import Beat, Limits
-from chunkvisor_worker.contract.template import TemplateSpec
+from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
 
 NO_WORKER = -1
 
