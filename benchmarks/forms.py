@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.assemble.finalwriter import FinalWriter
 from chunkvisor.assemble.finished import keep_finished
-from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.forms import Form
 from chunkvisor.assemble.join import describe_files
 from chunkvisor.assemble.manifest import publish_manifest
+from chunkvisor.assemble.writer import FinalWriter
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.layout import Layout, OutputLayout
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row, reasons_in_words, reasons_of, where_listed
-from chunkvisor.assemble.form import form_of, place_of, without_vectors
-from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.forms import FORMATS, form_of, place_of, without_vectors
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.config.choices import FinalFormat

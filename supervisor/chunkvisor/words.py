@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.badrows import count_of, reasons_in_words, reasons_of, where_listed
-from chunkvisor.assemble.form import without_vectors
+from chunkvisor.assemble.forms import without_vectors
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
 from chunkvisor.events.event import (

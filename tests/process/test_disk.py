@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.assemble.finalwriter import FinalWriter
+from chunkvisor.assemble.writer import FinalWriter
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.disk import RESERVE_BYTES, check_disk, need_bytes
 from chunkvisor.store.ledger import Ledger, Parts

@@ -273,7 +273,7 @@ def test_killed_while_made_into_another(tmp_path: Path) -> None:
     assert place.run_here().returncode == 0
     place.write_config("scripted:make", chunk__size=2, outputs__out__dtype="int8")
     calls = len(place.calls())
-    targets = ["finalwriter:sync_folder", "finalwriter:remove_final", "sides:write_atomic"]
+    targets = ["writer:sync_folder", "writer:remove_final", "sides:write_atomic"]
     targets = [f"{keep_finished.__module__.rpartition('.')[0]}.{target}" for target in targets]
     for when in ("after", "before") if SOAK_SEED else ("after",):
         lines = sweep("each", when, place.folder, tmp_path / when, *targets, share="1:" if SOAK_SEED else "2:a")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from chunkvisor.assemble.form import Form, parts_of
+from chunkvisor.assemble.forms import Form, parts_of
 from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
 from soaked import wide
@@ -236,8 +236,8 @@ def test_killed_while_cutting(tmp_path: Path, before: int | None, after: int | N
     place.write_config("scripted:make", chunk__size=2, outputs__out__shards=after)
     calls = len(place.calls())
     targets = [
-        "chunkvisor.assemble.finalwriter:set_aside",
-        "chunkvisor.assemble.finalwriter:sync_folder",
+        "chunkvisor.assemble.writer:set_aside",
+        "chunkvisor.assemble.writer:sync_folder",
         "chunkvisor.assemble.finished:set_aside",
         "chunkvisor.assemble.finished:remove_final",
     ]

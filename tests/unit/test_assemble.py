@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.assemble import chunkreader
 from chunkvisor.assemble import join as assemble
-from chunkvisor.assemble.chunkreader import ChunkDamagedError
-from chunkvisor.assemble.form import Form, all_partials
+from chunkvisor.assemble import reader
+from chunkvisor.assemble.forms import Form, all_partials
+from chunkvisor.assemble.reader import ChunkDamagedError
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
@@ -72,7 +72,7 @@ def assembled(
         mock.patch.object(assemble, "BLOCK_BYTES", block_bytes),
         mock.patch.object(artifact, "BLOCK_BYTES", block_bytes),
         mock.patch.object(assemble, "_BLOCKS_AT_ONCE", 2),
-        mock.patch.object(chunkreader, "_AHEAD_BYTES", 1),
+        mock.patch.object(reader, "_AHEAD_BYTES", 1),
         mock.patch("os.fsync"),  # the bytes are what counts here
     ):
         workdir = Path(folder)

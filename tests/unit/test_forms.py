@@ -10,8 +10,16 @@ import pytest
 
 from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble.finished import keep_finished
-from chunkvisor.assemble.form import FORM_KEYS, Form, all_partials, form_of, parts_of, place_of, without_vectors
-from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.forms import (
+    FORM_KEYS,
+    FORMATS,
+    Form,
+    all_partials,
+    form_of,
+    parts_of,
+    place_of,
+    without_vectors,
+)
 from chunkvisor.assemble.join import describe_files
 from chunkvisor.assemble.manifest import publish_manifest, read_finished
 from chunkvisor.assemble.numbers import Numbers, Ranges, TooLargeError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.forms import Form
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.show.lines import how_to_read
 

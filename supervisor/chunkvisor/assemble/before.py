@@ -6,7 +6,7 @@ It never removes a finished file while no other one is in its place.
 import os
 from pathlib import Path
 
-from chunkvisor.assemble.form import all_partials, all_places, form_of, is_ours, place_of, remove_final
+from chunkvisor.assemble.forms import all_partials, all_places, form_of, is_ours, place_of, remove_final
 from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.sides import remove_sides, side_files
 from chunkvisor.store.layout import OutputLayout

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.assemble.badrows import every_row, record
-from chunkvisor.assemble.finalwriter import FinalWriter, clear_partial
-from chunkvisor.assemble.form import Form, form_of, is_ours
+from chunkvisor.assemble.forms import Form, form_of, is_ours
 from chunkvisor.assemble.join import describe_files
 from chunkvisor.assemble.manifest import publish_manifest, read_finished, recorded_parts
 from chunkvisor.assemble.numbers import Numbers, Stored
-from chunkvisor.assemble.reform import Source, rows_of_parts
 from chunkvisor.assemble.sides import ranges_of, remove_sides, write_sides
+from chunkvisor.assemble.writer import FinalWriter, Source, clear_partial, rows_of_parts
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows

@@ -9,8 +9,7 @@ from typing import Any
 
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.before import drop_earlier_sides
-from chunkvisor.assemble.finalwriter import clear_partial, remove_replaced
-from chunkvisor.assemble.form import Form, all_places, form_of, is_ours, place_of, remove_final, strays
+from chunkvisor.assemble.forms import Form, all_places, form_of, is_ours, place_of, remove_final, strays
 from chunkvisor.assemble.join import FILE_KEYS, describe_files
 from chunkvisor.assemble.manifest import (
     publish_manifest,
@@ -19,8 +18,8 @@ from chunkvisor.assemble.manifest import (
     recorded_parts,
     replaces_another,
 )
-from chunkvisor.assemble.reform import Source, reform, rows_of_parts
 from chunkvisor.assemble.sides import damaged_sides, find_rows_table, ranges_of, remove_sides, side_files, write_sides
+from chunkvisor.assemble.writer import Source, clear_partial, reform, remove_replaced, rows_of_parts
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Note

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.assemble.chunkreader import ChunkDamagedError, Taken, TakenDamagedError, TextVectors
-from chunkvisor.assemble.finalwriter import FinalWriter, clear_partial
-from chunkvisor.assemble.form import Form, parts_of, place_of
+from chunkvisor.assemble.forms import Form, parts_of, place_of
 from chunkvisor.assemble.numbers import Positions, Ranges
-from chunkvisor.assemble.reform import Source, reform, rows_of
+from chunkvisor.assemble.reader import ChunkDamagedError, Taken, TakenDamagedError, TextVectors
 from chunkvisor.assemble.sides import describe_ranges
+from chunkvisor.assemble.writer import FinalWriter, Source, clear_partial, reform, rows_of
 from chunkvisor.config.choices import digested
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable

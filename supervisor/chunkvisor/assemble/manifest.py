@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor.assemble import badrows
-from chunkvisor.assemble.form import FinalPart, Form, form_of, parts_of, place_of
+from chunkvisor.assemble.forms import FinalPart, Form, form_of, parts_of, place_of
 from chunkvisor.assemble.sides import ranges_of
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.identity import read_fixed

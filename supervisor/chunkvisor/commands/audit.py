@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
-from chunkvisor.assemble.form import form_of
-from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.forms import FORMATS, form_of
 from chunkvisor.assemble.manifest import read_finished, recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.assemble.sides import ranges_of

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor import testing
-from chunkvisor.assemble.form import FORM_KEYS
+from chunkvisor.assemble.forms import FORM_KEYS
 from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.errors import ChunkvisorError, ExitCode, Halt, config_error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble import badrows
-from chunkvisor.assemble.form import FORM_KEYS, Form
+from chunkvisor.assemble.forms import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest, note_move
 from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.config.model import Config

@@ -14,8 +14,7 @@ import numpy as np
 import xxhash
 
 from chunkvisor.assemble import badrows
-from chunkvisor.assemble.form import FinalPart, form_of, strays
-from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.forms import FORMATS, FinalPart, form_of, strays
 from chunkvisor.assemble.manifest import is_manifest, read_left, read_manifest, read_moved, recorded_parts
 from chunkvisor.assemble.numbers import Numbers, Positions
 from chunkvisor.assemble.sides import damaged_sides

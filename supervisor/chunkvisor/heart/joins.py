@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from chunkvisor.assemble.chunkreader import ChunkDamagedError
+from chunkvisor.assemble.reader import ChunkDamagedError
 from chunkvisor.events.event import Assembling, Emit, OutputComplete, Warned
 from chunkvisor.heart.messages import Event, Lost
 from chunkvisor.heart.output import OutputRun

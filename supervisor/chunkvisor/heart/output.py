@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chunkvisor.assemble.form import Form
+from chunkvisor.assemble.forms import Form
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt

@@ -26,7 +26,7 @@ from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, printable, wrapped
 
 if TYPE_CHECKING:
-    from chunkvisor.assemble.form import Form
+    from chunkvisor.assemble.forms import Form
 
 LOGGER = logging.getLogger("chunkvisor")
 _LEVELS = {Severity.NEWS: logging.INFO, Severity.CARE: logging.WARNING, Severity.LOSS: logging.ERROR}
@@ -271,7 +271,7 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
     layout = Layout(loaded.config.workdir)
     if complete:
         # numpy comes with them, for which nothing waits any more
-        from chunkvisor.assemble.form import form_of, place_of
+        from chunkvisor.assemble.forms import form_of, place_of
         from chunkvisor.assemble.manifest import read_done_if_whole
 
         name, output = next(iter(loaded.config.outputs.items()))

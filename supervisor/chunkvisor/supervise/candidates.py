@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.chunkreader import CommittedRows, RowReader
-from chunkvisor.assemble.finalrows import FinalRows, Scratch
-from chunkvisor.assemble.form import asked_form, form_of, place_of
-from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.forms import FORMATS, asked_form, form_of, place_of
 from chunkvisor.assemble.manifest import read_moved, read_recorded
+from chunkvisor.assemble.reader import CommittedRows, FinalRows, RowReader, Scratch
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import TableFiles

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from chunkvisor.assemble import badrows, sides
 from chunkvisor.assemble.before import drop_before, drop_earlier_sides
-from chunkvisor.assemble.chunkreader import Taken, TakenDamagedError
-from chunkvisor.assemble.form import Form, asked_form, place_of
+from chunkvisor.assemble.forms import Form, asked_form, place_of
 from chunkvisor.assemble.join import Final, Origin, assemble, build_manifest, texts_without
 from chunkvisor.assemble.manifest import announce, publish_manifest, read_recorded
+from chunkvisor.assemble.reader import Taken, TakenDamagedError
 from chunkvisor.assemble.sides import write_sides
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from chunkvisor.assemble.badrows import mend_records
 from chunkvisor.assemble.before import begun, drop_before, finish_switch, keep_before
-from chunkvisor.assemble.finalwriter import clear_partial
 from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
-from chunkvisor.assemble.form import asked_form, place_of
+from chunkvisor.assemble.forms import asked_form, place_of
 from chunkvisor.assemble.manifest import finish_publishing
+from chunkvisor.assemble.writer import clear_partial
 from chunkvisor.config.load import Given, LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count

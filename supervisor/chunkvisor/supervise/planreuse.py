@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chunkvisor.assemble.chunkreader import copy_rows
+from chunkvisor.assemble.reader import copy_rows
 from chunkvisor.events.event import Emit, Warned
 from chunkvisor.sources.dedupe import WhereWriter, matches
 from chunkvisor.sources.table import StagedTable, TableFiles

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 
-from chunkvisor.assemble.formats import FORMATS
+from chunkvisor.assemble.forms import FORMATS
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.model import Config
 from chunkvisor.engine.process import end_orphans

@@ -6,9 +6,9 @@ A new plan over chunks that are committed already is a next generation: their ve
 from collections.abc import Iterator, Sequence
 
 from chunkvisor.assemble.before import switch
-from chunkvisor.assemble.finalrows import Scratch
-from chunkvisor.assemble.form import all_places, form_of
+from chunkvisor.assemble.forms import all_places, form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
+from chunkvisor.assemble.reader import Scratch
 from chunkvisor.events.event import Note
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.identity import read_fixed, write_facts

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from chunkvisor.assemble.badrows import every_row
-from chunkvisor.assemble.chunkreader import RowReader, Taken, TakenDamagedError, copied_rows
-from chunkvisor.assemble.finalrows import FinalRows, Scratch
-from chunkvisor.assemble.form import form_of
+from chunkvisor.assemble.forms import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
+from chunkvisor.assemble.reader import FinalRows, RowReader, Scratch, Taken, TakenDamagedError, copied_rows
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import Layout, OutputLayout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.combine import Member, combine, refuse_unequal
-from chunkvisor.assemble.form import asked_form, place_of
+from chunkvisor.assemble.forms import asked_form, place_of
 from chunkvisor.assemble.manifest import read_done_manifest, read_finished
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import encode_spec, model_spec

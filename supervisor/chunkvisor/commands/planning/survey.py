@@ -14,10 +14,10 @@ import numpy.typing as npt
 import psutil
 
 from chunkvisor.assemble.combine import refuse_unequal
-from chunkvisor.assemble.finalrows import Scratch
-from chunkvisor.assemble.form import asked_form
+from chunkvisor.assemble.forms import asked_form
 from chunkvisor.assemble.manifest import read_done_if_whole
 from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.assemble.reader import Scratch
 from chunkvisor.child import for_tokenizer, run_child
 from chunkvisor.commands.planning.histogram import Distribution, Lengths, distribution, longest_texts
 from chunkvisor.config.choices import Dtype, EngineKind

@@ -101,12 +101,12 @@ class ParquetWriter:
 
 
 def create(path: Path, rows: int, numbers: Numbers, first_row: int, rows_table: Path | None) -> ParquetWriter:  # noqa: ARG001 - no space is reserved
-    """See `formats.Format`."""
+    """See `forms.Format`."""
     return ParquetWriter(path, numbers, first_row, rows_table)
 
 
 def read(path: Path, rows: int, numbers: Numbers, digest: Hash | None) -> Iterator[tuple[Stored, Positions | None]]:
-    """See `formats.Format`; rows without a vector are NaN, or zero where the numbers have no NaN."""
+    """See `forms.Format`; rows without a vector are NaN, or zero where the numbers have no NaN."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,20 +1,28 @@
-"""Reads the vector of each text from where it is: chunk files, their parts, or rows of an earlier final file."""
+"""Reads vectors from where they are: committed chunks, copied rows of a plan, rows of a finished output."""
 
 import contextlib
 import errno
+import hashlib
 import io
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from tempfile import TemporaryFile
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from chunkvisor.assemble.badrows import every_row
+from chunkvisor.assemble.forms import FORMATS, FinalPart, form_of
+from chunkvisor.assemble.manifest import recorded_parts
+from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import (
     BLOCK_BYTES,
@@ -29,7 +37,7 @@ from chunkvisor.store.artifact import (
 )
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.pickrows import expect_rows, pick_rows
 from chunkvisor.store.reuse import ENCODED, WHERE, PlaceKind, Reuse, ReuseFiles, Where
 
 _AHEAD_BYTES = 256 << 20
@@ -79,13 +87,13 @@ class ChunkReader:
     def fill(self, room: Vectors) -> None:
         """The next vectors, as many as there is room for. Raises ChunkDamagedError, OSError."""
         while len(room):
-            part = self._read(room)
+            part = self._read_chunk(room)
             self._sum.update(part.data)
             room = room[len(part) :]
             if not self._left:
                 self._end()
 
-    def _read(self, room: Vectors) -> Vectors:
+    def _read_chunk(self, room: Vectors) -> Vectors:
         """The part of the room that was filled from one chunk."""
         try:
             if self._file is None:
@@ -205,10 +213,10 @@ class TextVectors:
                 room[encoded] = new
             for number in range(len(self._taken.readers)):
                 if (hits := where["place"] == number).any():
-                    room[hits] = self._read(number, where["row"][hits])
+                    room[hits] = self._read_taken(number, where["row"][hits])
         self._next += len(room)
 
-    def _read(self, number: int, rows: npt.NDArray[np.int64]) -> Vectors:
+    def _read_taken(self, number: int, rows: npt.NDArray[np.int64]) -> Vectors:
         assert self._taken is not None
         try:
             return self._taken.readers[number].read(rows)
@@ -250,7 +258,7 @@ def copy_rows(folder: Path, readers: Mapping[int, RowReader], on_block: Callable
     record says.
     """
     files, count = ReuseFiles(folder), 0
-    for where in _blocks(files.where):
+    for where in _where_blocks(files.where):
         count += int(np.isin(where["place"], list(readers)).sum())
     if not count:
         return
@@ -259,7 +267,7 @@ def copy_rows(folder: Path, readers: Mapping[int, RowReader], on_block: Callable
     pointed = files.where.with_name("where.tmp")
     with open(files.copied, "wb") as copied, open(pointed, "wb") as out:
         copied.write(npy_header(count, dimension))
-        for where in _blocks(files.where):
+        for where in _where_blocks(files.where):
             hits = np.flatnonzero(np.isin(where["place"], list(readers)))
             for first in range(0, len(hits), per_block):
                 some = hits[first : first + per_block]
@@ -285,7 +293,7 @@ def copied_rows(folder: Path) -> CopiedRows | None:
         return None
 
 
-def _blocks(path: Path) -> Iterator[Where]:
+def _where_blocks(path: Path) -> Iterator[Where]:
     with open(path, "rb") as file:
         while data := file.read(_TEXTS_AT_ONCE * WHERE.itemsize):
             yield np.frombuffer(data, dtype=WHERE).copy()
@@ -332,7 +340,7 @@ class CommittedRows:
         for chunk in np.unique(chunks).tolist():
             hits = chunks == chunk
             if chunk < 0:
-                path, first, rows = self._copied, self._plan.distinct, _rows_of(self._copied, self.dimension)
+                path, first, rows = self._copied, self._plan.distinct, _rows_in(self._copied, self.dimension)
             else:
                 path, first, rows = self._files[chunk], self._plan.bounds(chunk)[0], self._plan.size(chunk)
             header_bytes = len(npy_header(rows, self.dimension))
@@ -353,5 +361,96 @@ def _is_whole(path: Path, ledger: Ledger, chunk: int) -> bool:
     return path.name.endswith(f"-{key}.npy")
 
 
-def _rows_of(path: Path, dimension: int) -> int:
+def _rows_in(path: Path, dimension: int) -> int:
     return (path.stat().st_size - len(npy_header(1, dimension))) // (4 * dimension)
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Where tables are unpacked."""
+
+    folder: Path
+    """Of our own workdir: it takes the disk space of the vectors for as long as they are read."""
+    on_block: Callable[[], None] = lambda: None
+    """Called now and then; it may raise to stop."""
+
+
+class Unpacked:
+    """The parts of one final that were asked for."""
+
+    def __init__(self, dimension: int, scratch: Scratch) -> None:
+        self._numbers = Numbers(FinalDtype.FLOAT32, dimension)
+        self._scratch = scratch
+        self._descriptors: dict[Path, int] = {}
+
+    def path_of(self, part: FinalPart) -> Path:
+        """The .npy of a part, float32; it is there as long as this object is. Raises OSError, BadVectorsError."""
+        if part.path not in self._descriptors:
+            with TemporaryFile(dir=self._scratch.folder) as file:
+                file.write(npy_header(part.rows, self._numbers.width))
+                for block, _ in FORMATS[FinalFormat.PARQUET].read(part.path, part.rows, self._numbers, None):
+                    file.write(np.ascontiguousarray(block).data)
+                    self._scratch.on_block()
+                file.flush()
+                self._descriptors[part.path] = kept = os.dup(file.fileno())
+            weakref.finalize(self, os.close, kept)
+        return Path(f"/proc/self/fd/{self._descriptors[part.path]}")
+
+
+class FinalRows:
+    """The rows of the final that a manifest describes; it is float32."""
+
+    def __init__(self, layout: OutputLayout, manifest: dict[str, Any], scratch: Scratch) -> None:
+        """Raises DamagedError where it cannot be told which rows have no vector."""
+        self.dimension = int(manifest["dimension"])
+        self.without = np.array([each["row"] for each in every_row(layout, manifest)], dtype=np.int64)
+        """Rows without a vector."""
+        self._parts = recorded_parts(layout, manifest)
+        self._starts = np.array([part.start for part, _ in self._parts])
+        in_tables = form_of(manifest).format is FinalFormat.PARQUET
+        self._unpacked = Unpacked(self.dimension, scratch) if in_tables else None
+
+    def problem(self, on_block: Callable[[], None]) -> str | None:
+        """What is wrong with the files, in words; None where they have the digests of the manifest.
+
+        Reads them. Calls `on_block` now and then; it may raise to stop.
+        """
+        for part, recorded in self._parts:
+            try:
+                with open(part.path, "rb") as file:
+                    if self._unpacked is None:
+                        shape = read_shape(file)
+                        if (shape.rows, shape.dimension) != (part.rows, self.dimension):
+                            return f"{part.path} holds {shape.rows} x {shape.dimension}"
+                        file.seek(0)
+                    digest = hashlib.sha256()
+                    while block := file.read(BLOCK_BYTES):
+                        digest.update(block)
+                        on_block()
+            except (BadVectorsError, OSError) as error:
+                return f"{part.path}: {error}"
+            if digest.hexdigest() != recorded:
+                return f"{part.path} has another digest than its manifest says"
+        return None
+
+    def read(self, rows: Rows) -> Vectors:
+        """Rows by number, in that order; shape (len(rows), dimension). Raises OSError; ValueError for no such row."""
+        if len(self._parts) == 1:
+            return self._read_part(self._parts[0][0], rows)
+        found = np.empty((len(rows), self.dimension), dtype="<f4")
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for owner in np.unique(owners):
+            part, hits = self._parts[owner][0], owners == owner
+            found[hits] = self._read_part(part, rows[hits] - part.start)
+        return found
+
+    def _read_part(self, part: FinalPart, rows: Rows) -> Vectors:
+        """By their numbers in the part."""
+        try:
+            path = part.path if self._unpacked is None else self._unpacked.path_of(part)
+        except BadVectorsError as error:
+            raise ValueError(f"{part.path} {error}") from error
+        offset_bytes = len(npy_header(part.rows, self.dimension))
+        expect_rows(path, offset_bytes, 4 * self.dimension, rows)
+        found: Vectors = pick_rows(path, "<f4", offset_bytes, self.dimension, rows)
+        return found

@@ -1,19 +1,119 @@
-"""The form of a final file: its format, dtype and shards, and which files it consists of."""
+"""The forms of a final: its format (npy here, parquet next door), dtype and shards, and which files it consists of."""
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from chunkvisor.assemble.formats import FORMATS
+import numpy as np
+
+from chunkvisor.assemble import parquet
+from chunkvisor.assemble.checkedfile import CheckedFile
+from chunkvisor.assemble.numbers import Numbers, Positions, Stored
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
+from chunkvisor.store.artifact import BadVectorsError, Hash, bad_rows, blocks, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted
+
+
+class NpyWriter:
+    """One new file, as a context."""
+
+    def __init__(self, path: Path, rows: int, numbers: Numbers) -> None:
+        """Reserve the space of all rows. Raises OSError."""
+        header = npy_header(rows, numbers.width, numbers.numpy)
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(CheckedFile(path, len(header) + rows * numbers.row_bytes))
+            self._file.write(header)
+            self._open = stack.pop_all()
+
+    def __enter__(self) -> "NpyWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it, complete or not."""
+        self._open.close()
+
+    def write(self, rows: Stored, missing: Positions) -> None:  # noqa: ARG002 - they are NaN or zero already
+        """Append rows. Raises OSError."""
+        self._file.write(np.ascontiguousarray(rows).data)
+
+    def finish(self) -> str:
+        """The sha256 of the complete file, which has been read back. Raises OSError."""
+        return self._file.finish()
+
+
+def create_npy(path: Path, rows: int, numbers: Numbers, first_row: int, rows_table: Path | None) -> NpyWriter:  # noqa: ARG001 - a row is its place, and columns lie beside it
+    """See `forms.Format`."""
+    return NpyWriter(path, rows, numbers)
+
+
+def read_npy(path: Path, rows: int, numbers: Numbers, digest: Hash | None) -> Iterator[tuple[Stored, Positions | None]]:
+    """See `forms.Format`; of numbers that have no NaN it cannot be told which rows have no vector."""
+    with open(path, "rb") as file:
+        shape = read_shape(file, numbers.numpy)
+        if (shape.rows, shape.dimension) != (rows, numbers.width):
+            there, said = f"{shape.rows} x {shape.dimension}", f"{rows} x {numbers.width}"
+            raise BadVectorsError(f"has {there}, its manifest says {said}")
+        if digest is not None:
+            file.seek(0)
+            digest.update(memoryview(file.read(shape.offset_bytes)))
+        for block in blocks(file, shape, numbers.numpy):
+            if digest is not None:
+                digest.update(block.data.cast("B"))
+            yield block, bad_rows(block)[0] if numbers.is_float else None
+
+
+class PartWriter(Protocol):
+    """A new file of a final, as a context; it is synced and read back while it grows, see `checkedfile`."""
+
+    def __enter__(self) -> "PartWriter":
+        """Itself."""
+
+    def __exit__(self, *error: object) -> None:
+        """Close it, complete or not."""
+
+    def write(self, rows: Stored, missing: Positions) -> None:
+        """Append rows; `missing` are the positions of those without a vector. Raises OSError."""
+
+    def finish(self) -> str:
+        """Write what is left, and return the sha256 of the file, hex. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What is to be known of a format."""
+
+    suffix: str
+    """Of its files, without the dot."""
+    create: Callable[[Path, int, Numbers, int, Path | None], PartWriter]
+    """Begins a file for that number of rows; then the number of the first, and the rows table. Raises OSError."""
+    read: Callable[[Path, int, Numbers, Hash | None], Iterator[tuple[Stored, Positions | None]]]
+    """All rows in blocks, and which of each have no vector (None = cannot be told); the digest gets each byte.
+
+    Raises BadVectorsError where the file is not what it should be, OSError."""
+    package: str | None = None
+    """What it needs to be installed."""
+    extra: str = ""
+    """The extra of ours that has it."""
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether what it needs is installed."""
+        return self.package is None or find_spec(self.package) is not None
+
+
+FORMATS = {
+    FinalFormat.NPY: Format("npy", create_npy, read_npy),
+    FinalFormat.PARQUET: Format("parquet", parquet.create, parquet.read, "pyarrow", "parquet"),
+}
+
 
 FORM_KEYS = ("shards", "format", "dtype", "columns")
 """Keys of an output in the config that make its form."""
