@@ -25,32 +25,30 @@ def _texts_of(given: Any, column: str | None) -> Iterable[object]:
 
     To iterate a table gives other things than its texts: the names of its columns, or rows.
     """
-    kind = type(given).__name__
-    if isinstance(given, str | bytes | os.PathLike):
-        what = "a path" if isinstance(given, os.PathLike) else "a single string"
-        remedy = "give a list of strings, such as [text]; a file's texts want chunkvisor.run with a config"
-        raise config_error(f"texts is {what}", remedy=remedy)
-    if callable(getattr(given, "collect", None)):  # of polars and Spark; to ask it for its columns may take long
-        raise config_error(f"texts is {kind}, which has not been computed yet", remedy="give texts.collect()")
-    if isinstance(given, set | frozenset):
-        raise config_error(f"texts is {kind}, which has no order", remedy="give a list, such as sorted(texts)")
-    names = _columns_of(given)
+    kind, names = type(given).__name__, None if hasattr(given, "collect") else _columns_of(given)
+    cannot = names is None and not isinstance(given, Iterable)
+    for is_so, what, remedy in (
+        (isinstance(given, str | bytes), "a single string", "give a list of strings, such as [text]"),
+        (isinstance(given, os.PathLike), "a path", "a file's texts want chunkvisor.run with a config"),
+        # To ask polars or Spark for the columns may take long.
+        (hasattr(given, "collect"), f"{kind}, which has not been computed yet", "give texts.collect()"),
+        (isinstance(given, set | frozenset), f"{kind}, which has no order", "give a list, such as sorted(texts)"),
+        (cannot, f"{kind}, which cannot be iterated", "give a list of strings"),
+    ):
+        if is_so:
+            raise config_error(f"texts is {what}", remedy=remedy)
     if names is None:
-        if not isinstance(given, Iterable):
-            raise config_error(f"texts is {kind}, which cannot be iterated", remedy="give a list of strings")
         return given if column is None else _of_rows(given, column)
+    has = listed(names, _MOST_NAMES)
     if column is None:
-        raise config_error(
-            f"texts is {kind}, which would give the names of its columns, or rows: {listed(names, _MOST_NAMES)}",
-            remedy=f"give one column: texts[{(names or ['column'])[0]!r}], or name it by column=…",
-        )
+        what = f"texts is {kind}, which would give the names of its columns, or rows: {has}"
+        raise config_error(what, remedy=f"give one: texts[{(names or ['column'])[0]!r}], or name it by column=…")
     if names.count(column) != 1:  # of two columns of a name, pandas gives both, as a table
         count = f"{names.count(column)} columns" if column in names else "no column"
-        raise config_error(f"texts has {count} {column!r}", remedy=f"it has {listed(names, _MOST_NAMES)}")
+        raise config_error(f"texts has {count} {column!r}", remedy=f"it has {has}")
     if hasattr(given, "select_columns"):  # a Dataset decodes what it is asked for, images among them
         return _of_rows(given.with_format(None).select_columns([column]), column)  # in any other it gives tables
-    column_texts: Iterable[object] = given[column]
-    return column_texts
+    return given[column]  # type: ignore[no-any-return] # of whatever library
 
 
 def _columns_of(given: Any) -> list[str] | None:
@@ -67,12 +65,8 @@ def _columns_of(given: Any) -> list[str] | None:
 def _of_rows(rows: Iterable[object], column: str) -> Iterator[object]:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or column not in row:
-            why = (
-                f"it has {listed(list(row), _MOST_NAMES)}"
-                if isinstance(row, Mapping)
-                else f"it is {type(row).__name__}"
-            )
-            raise config_error(f"texts[{index}] has no column {column!r}", why=why)
+            has = f"it has {listed(list(row), _MOST_NAMES)}" if isinstance(row, Mapping) else f"it is {row!r:.60}"
+            raise config_error(f"texts[{index}] has no column {column!r}", why=has)
         yield row[column]
 
 
@@ -137,16 +131,14 @@ def _line(text: Any, place: Callable[[int], str], index: int) -> bytes:
     if text is not None and not isinstance(text, str):
         # What pandas has in the place of a missing text: its NA, or a number that does not equal itself.
         missing = type(text).__name__ in ("NAType", "NaTType") or (isinstance(text, Real) and math.isnan(text))
-        kind = "missing" if missing else "not a string"
+        what = f"{place(index)} is {'missing' if missing else 'not a string'}: {type(text).__name__} {text!r:.60}"
         remedy = "convert it, or give None for an empty text; in pandas: texts.fillna('')"
         if isinstance(text, Mapping):
             remedy = f"name one of its columns by column=…: {listed(list(text), _MOST_NAMES)}"
-        raise config_error(f"{place(index)} is {kind}: {type(text).__name__} {text!r:.60}", remedy=remedy)
+        raise config_error(what, remedy=remedy)
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
-        raise config_error(
-            f"{place(index)} has a lone surrogate, {error.object[error.start]!r}",
-            why="it is half of a character, which UTF-8 cannot hold",
-            remedy="correct it; it mostly comes from a text that was cut in the middle of an emoji",
-        ) from None
+        why = "it is half of a character, mostly of an emoji that was cut in two"
+        what = f"{place(index)} has a lone surrogate, {error.object[error.start]!r}"
+        raise config_error(what, why=why, remedy="correct it") from None

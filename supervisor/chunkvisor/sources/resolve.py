@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -241,10 +242,8 @@ def fetch(address: str, target: Path) -> None:
 
         def read_on() -> None:
             with files.open(files._strip_protocol(address), "rb", block_size=_BLOCK_BYTES) as source:
-                if file.tell():
-                    source.seek(file.tell())
-                while block := source.read(_BLOCK_BYTES):
-                    file.write(block)
+                source.seek(file.tell())
+                shutil.copyfileobj(source, file, _BLOCK_BYTES)
 
         _persistently(address, read_on, file.tell)
         if size_bytes not in (0, file.tell()):

@@ -164,7 +164,7 @@ class StagedTable:
     def texts(self, start: int, stop: int) -> list[str]:
         """Read the distinct texts start..stop, by number."""
         _check_range(start, stop, self.distinct)
-        return self.texts_of(np.arange(start, stop)) if stop > start else []
+        return self.texts_of(np.arange(start, stop))
 
     def texts_of(self, numbers: Numbers) -> list[str]:
         """Read the distinct texts of these numbers, which rise; each file is opened once."""
@@ -173,12 +173,11 @@ class StagedTable:
         runs = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
         with open(paths.texts, "rb") as file:
             for first, stop in itertools.pairwise([*runs, len(numbers)]):
-                base = int(begins[first])
-                data = bytearray(int(ends[stop - 1]) - base)
-                if not fill(file.fileno(), memoryview(data), base):
+                bounds = np.append(begins[first], ends[first:stop])
+                data = bytearray(int(bounds[-1] - bounds[0]))
+                if not fill(file.fileno(), memoryview(data), int(bounds[0])):
                     raise DamagedError(f"{paths.texts} is shorter than it was")
-                bounds = zip((begins[first:stop] - base).tolist(), (ends[first:stop] - base).tolist(), strict=True)
-                found += [data[begin:end].decode() for begin, end in bounds]
+                found += [data[begin:end].decode() for begin, end in itertools.pairwise((bounds - bounds[0]).tolist())]
         return found
 
     def each_text(self, start: int, stop: int) -> Iterator[str]:
@@ -249,16 +248,12 @@ def _pick(path: Path, numbers: Numbers, length: int) -> Numbers:
         raise DamagedError(f"{path} is shorter than it was") from error
 
 
-def peek(folder: Path, row: int, most_bytes: int) -> str | None:
+def peek(folder: Path, row: int, most_chars: int) -> str | None:
     """Return the start of a row's text; None if the table is gone or is not what it was."""
-    paths = TableFiles(folder)
     try:
-        number = pick_rows(paths.row_text, "<i8", 0, 1, np.array([row]))[0, 0]
-        begin, end = pick_rows(paths.offsets, "<i8", 0, 1, np.array([number, number + 1]))[:, 0].tolist()
-        with open(paths.texts, "rb") as file:
-            file.seek(begin)
-            return file.read(min(end - begin, most_bytes)).decode(errors="replace")
-    except (OSError, ValueError):
+        table = StagedTable.open(folder)
+        return table.texts_of(table.texts_of_rows(np.array([row])))[0][:most_chars]
+    except (DamagedError, IndexError, OSError):
         return None
 
 
