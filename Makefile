@@ -59,7 +59,7 @@ test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one workin
 
 test-remote: $(READY) ## run the tests of object storage against an S3 server and a small hub on this machine; installs 130 MB more into .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[remote]' --group remote
-	$(BIN)/pytest tests/process/test_s3.py tests/process/test_hf.py tests/unit/sources/test_remote.py $(PYTEST_ARGS)
+	$(BIN)/pytest tests/process/test_remote.py tests/unit/sources/test_resolve.py $(PYTEST_ARGS)
 
 # $(1): a torch, $(2): what to test; its environment lies outside the checkout, which is reached by PYTHONPATH.
 define ON_NULLGPU

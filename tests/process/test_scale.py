@@ -6,7 +6,6 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Job, Place, write_attempt
@@ -34,19 +33,6 @@ def test_texts_go_to_the_attempt_as_they_come(tmp_path: Path) -> None:
     assert spec.texts_digest == hashlib.sha256(data).hexdigest()
     assert (spec.start, spec.stop) == (700, 700 + count)
     assert read_message(Spec, files.spec) == spec
-
-
-@pytest.mark.parametrize(
-    ("distinct", "chosen", "texts"),
-    [(10, [], 0), (10, [0], 4), (10, [2], 2), (10, [0, 2], 6), (10, [0, 1, 2], 10), (8, [1], 4), (1, [0], 1)],
-)
-def test_texts_of_chunks(distinct: int, chosen: list[int], texts: int) -> None:
-    """The texts of any chunks are counted without going through them; the last chunk may be short."""
-    plan = Plan(distinct, 4)
-    mask = bytearray(plan.count)
-    for chunk in chosen:
-        mask[chunk] = 1
-    assert plan.texts_in(mask) == texts == sum(map(plan.size, chosen))
 
 
 def test_counts_follow_commits(tmp_path: Path) -> None:

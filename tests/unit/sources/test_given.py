@@ -4,6 +4,7 @@ import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,99 +13,36 @@ import pytest
 from chunkvisor.errors import Halt
 from chunkvisor.sources.given import write_texts
 
+pandas: Any = pytest.importorskip("pandas")
 TEXTS = ["one", None, "ümläut\n🙂"]
 ROWS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
+FRAME = pandas.DataFrame(ROWS).astype({"text": object}).replace({np.nan: None})
 
 
 class Dataset:
-    """As `datasets` has it: iterating gives rows, of the columns that were selected."""
+    """As `datasets` has it: iterating gives rows, of the columns that were selected, in the format that was asked."""
 
     column_names = ("id", "text")
 
-    def __init__(self, columns: tuple[str, ...] = ()) -> None:
-        self.columns_decoded = columns
+    def __init__(self, *decoded: str) -> None:
+        self.decoded = decoded
 
     def with_format(self, kind: None) -> "Dataset":
-        """The same in another format; with one of its own, rows would come as tables."""
-        assert kind is None
-        return Dataset(("unformatted",))
+        """Return the same in another format; with one of its own, rows would come as tables."""
+        return Dataset("unformatted")
 
     def select_columns(self, columns: list[str]) -> "Dataset":
-        """The same with fewer columns."""
-        assert self.columns_decoded == ("unformatted",)
-        return Dataset(tuple(columns))
+        """Return the same with fewer columns: to decode all of them takes long."""
+        return Dataset(*self.decoded, *columns)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Rows; to decode all columns is what takes long."""
-        assert self.columns_decoded == ("text",)
+        """Yield rows."""
+        assert self.decoded == ("unformatted", "text")
         return iter([{"text": row["text"]} for row in ROWS])
 
 
-class Frame:
-    """As pandas and polars have it: to iterate it gives no rows."""
-
-    columns = ("id", "text")
-
-    def __getitem__(self, column: str) -> list[Any]:
-        """A column."""
-        return [row[column] for row in ROWS]
-
-    def __iter__(self) -> Iterator[str]:
-        """Names."""
-        return iter(self.columns)
-
-
-class LazyFrame:
-    """As polars and Spark have it: what it holds is not there yet, and to ask for its columns is dear."""
-
-    @property
-    def columns(self) -> Any:
-        """They would have to be computed."""
-        raise AssertionError
-
-    def collect(self) -> Frame:
-        """What it holds."""
-        return Frame()
-
-
-NaT = type("NaTType", (), {})()
-"""What pandas has in the place of a date that is missing."""
-
-
-class Twins(Frame):
-    """One with two columns of a name: asked for it, pandas gives both, as a table."""
-
-    columns = ("text", "text")
-
-    def __getitem__(self, column: str) -> Any:
-        """Both."""
-        return self
-
-
-class Scalar:
-    """As pyarrow has it."""
-
-    def __init__(self, value: str | None) -> None:
-        self.value = value
-
-    def as_py(self) -> str | None:
-        """The value."""
-        return self.value
-
-
-class Table:
-    """As pyarrow has it."""
-
-    column_names = ("id", "text")
-    columns = (object(),)
-
-    def __getitem__(self, column: str) -> list[Scalar]:
-        """A column."""
-        return [Scalar(text) for text in TEXTS]
-
-
 def written(given: Any, column: str | None, folder: Path) -> list[Any]:
-    """The texts of the source that is made."""
+    """Return the texts of the source that is made."""
     lines = write_texts(given, column, folder).read_text().split("\n")[:-1]
     return [json.loads(line)["text"] for line in lines]
 
@@ -112,15 +50,9 @@ def written(given: Any, column: str | None, folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("given", "column"),
     [
-        (TEXTS, None),
-        (tuple(TEXTS), None),
-        ((text for text in TEXTS), None),
-        (ROWS, "text"),
-        ((row for row in ROWS), "text"),
-        ({"id": [0, 1, 2], "text": TEXTS}, "text"),
-        (Dataset(), "text"),
-        (Frame(), "text"),
-        (Table(), "text"),
+        *((TEXTS, None), (tuple(TEXTS), None), ((text for text in TEXTS), None), (FRAME["text"], None)),
+        *((ROWS, "text"), ((row for row in ROWS), "text"), ({"id": [0, 1, 2], "text": TEXTS}, "text")),
+        *((Dataset(), "text"), (FRAME, "text")),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -129,26 +61,31 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
     assert written(given, column, tmp_path) == [text or "" for text in TEXTS]
 
 
+def test_arrow(tmp_path: Path) -> None:
+    """The values of a table of pyarrow are Python's."""
+    table = pytest.importorskip("pyarrow").table({"id": [0, 1, 2], "text": TEXTS})
+    assert written(table, "text", tmp_path) == [text or "" for text in TEXTS]
+
+
 @pytest.mark.parametrize(
     ("given", "column", "words"),
     [
         ("a text", None, "a single string\ndo:  give a list of strings, such as"),
         (Path("articles.csv"), None, "texts is a path"),
-        (LazyFrame(), "text", r"LazyFrame, which has not been computed yet\ndo:  give texts\.collect\(\)"),
-        ([np.float32("nan")], None, r"texts\[0\] is missing: float32"),
-        ([NaT], None, r"texts\[0\] is missing: NaTType"),
+        (SimpleNamespace(collect=list), "text", r"which has not been computed yet\ndo:  give texts\.collect\(\)"),
+        ({"one", "two"}, None, "texts is set, which has no order"),
         (3, None, "texts is int, which cannot be iterated"),
         ([], None, "there are no texts"),
+        (["a", 3], None, r"texts\[1\] is not a string: int 3"),
+        ([np.float32("nan")], None, r"texts\[0\] is missing: float32"),
+        ([pandas.NaT], None, r"texts\[0\] is missing: NaTType"),
         (ROWS, None, r"texts\[0\] is not a string: dict .*\ndo:  name one of its columns by column=…: id, text"),
         (TEXTS, "text", r"texts\[0\] has no column 'text'\nwhy: it is 'one'"),
         (ROWS, "txt", r"texts\[0\] has no column 'txt'\nwhy: it has id, text"),
         (Dataset(), None, "texts is Dataset, .*: id, text"),
-        (Frame(), None, "texts is Frame, .*: id, text"),
-        ({"train": Dataset(), "test": Dataset()}, None, "texts is dict, .*: train, test"),
+        (FRAME, None, "texts is DataFrame, .*: id, text"),
         ({"train": Dataset(), "test": Dataset()}, "text", r"no column 'text'\ndo:  it has train, test"),
-        (Twins(), "text", r"texts has 2 columns 'text'"),
-        ({"one", "two"}, None, "texts is set, which has no order"),
-        (Dataset(), "txt", r"texts has no column 'txt'\ndo:  it has id, text"),
+        (FRAME[["text", "text"]], "text", r"texts has 2 columns 'text'"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: Any, column: str | None, words: str) -> None:
@@ -159,21 +96,8 @@ def test_what_is_refused(tmp_path: Path, given: Any, column: str | None, words: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("call", ["fsync", "mkstemp"])
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """A disk that is full while the texts are written is told in words, with 74, and no file is left."""
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync" if call == "fsync" else "tempfile.mkstemp", full)
-    with pytest.raises(Halt, match=rf"the disk of {tmp_path} is full or failing") as raised:
-        write_texts(["one"], None, tmp_path)
-    assert (raised.value.code, list(tmp_path.iterdir())) == (74, [])
-
-
-def test_an_iterator_that_fails(tmp_path: Path) -> None:
-    """What the iterator itself raises is raised, and no file is left."""
+def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is named, with 74; what the iterator itself raises is raised; no file is left."""
 
     def texts() -> Iterator[str]:
         yield "one"
@@ -181,4 +105,11 @@ def test_an_iterator_that_fails(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="the line is dead"):
         written(texts(), None, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(Halt, match=rf"the disk of {tmp_path} is full or failing") as raised:
+        write_texts(["one"], None, tmp_path)
+    assert (raised.value.code, list(tmp_path.iterdir())) == (74, [])
