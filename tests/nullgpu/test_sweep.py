@@ -26,7 +26,7 @@ _PROGRAM = """
 import json, os, sys
 from pathlib import Path
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.template import Fork
+from chunkvisor_worker.contract.messages import Fork
 from chunkvisor_worker.forked import be_worker
 from chunkvisor_worker.template import load
 encoder, unfit = load(AttemptFiles(Path(sys.argv[1])))

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.engine.warm import Template, TemplateState
+from chunkvisor.engine.local import Template
 from chunkvisor.heart.policy import History, decide
 from chunkvisor.judge import Budget, EndedBy, judge
 from chunkvisor.store.artifact import inspect
@@ -230,7 +230,7 @@ def deaf_template(ours: socket.socket) -> Template:
     """The supervisor's end of a template, without the process."""
     template = object.__new__(Template)
     values: dict[str, Any] = {"_socket": ours, "_process": _Process(), "_statuses": {}, "_forked": None}
-    values |= {"_not_forked": "", "state": TemplateState.LOADING, "failure": "", "hopeless": False, "loaded_s": 0.0}
+    values |= {"_not_forked": "", "ready": False, "failure": "", "hopeless": False, "loaded_s": 0.0}
     values |= {"_started_s": 0.0, "_startup_s": float("inf")}
     for name, value in values.items():
         setattr(template, name, value)

@@ -155,7 +155,8 @@ def test_written_to_while_somebody_loads_it(
 ) -> None:
     """At whatever file the reading is, and be it put back at once: nobody could say what was loaded."""
     os.utime(folder / POOLING, ns=(1, 1))  # or the clock may not have moved on since it was made
-    stamps, calls = read(folder).by_path() if known else {}, list[int]()
+    stamps = {str(folder / name): stamp for name, stamp in read(folder).stamps.items()} if known else {}
+    calls = list[int]()
 
     def call() -> None:
         if len(calls) == before:

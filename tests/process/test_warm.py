@@ -15,7 +15,7 @@ import pytest
 
 from chunkvisor.cli import main
 from chunkvisor.devices.gpu import CPU
-from chunkvisor.engine import warm
+from chunkvisor.engine import local
 from chunkvisor.engine.environment import thread_count, worker_environment
 from chunkvisor.judge import STATUS_LOST, Evidence, judge
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
@@ -37,7 +37,7 @@ def run_here(place: Workplace) -> tuple[int, str]:
     stderr = io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["chunkvisor", "run", str(place.config_path)]),
-        mock.patch.object(warm, "ANSWER_S", 0.5),
+        mock.patch.object(local, "ANSWER_S", 0.5),
         redirect_stderr(stderr),
     ):
         try:

@@ -26,7 +26,7 @@ from chunkvisor.commands.doctor.readings import (
 )
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.devices.gpu import ProbeReading
-from chunkvisor.engine.ray.survey import Survey
+from chunkvisor.engine.ray.wire import Survey
 from chunkvisor.errors import ExitCode
 from chunkvisor.judge import Verdict
 from chunkvisor.sources.child import SourceSize

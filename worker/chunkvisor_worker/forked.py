@@ -24,11 +24,11 @@ def be_worker(fork: Fork, stdin: int, log: int, not_ours: Iterable[int], encoder
     """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
 
     There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
-    supervisor is gone, the lifeline ends this process; if that fails (a library that never lets go of the GIL),
-    the template does.
+    parent is gone, the lifeline ends this process; if that fails (a library that never lets go of the GIL), the
+    template does.
 
-    `not_ours` are the template's own descriptors. Others stay open: an import may have opened them, and to close a
-    descriptor under its Python object has that close somebody else's, later.
+    `not_ours` are the template's own descriptors. Others stay open: an import may have opened them, and a Python object
+    whose descriptor was closed would close another one later.
     """
     try:
         os.setsid()
@@ -59,9 +59,13 @@ def _begin_anew(files: AttemptFiles) -> None:
     """Undo what the template had to do otherwise than a fresh worker."""
     spec = read_message(Spec, files.spec)
     if spec is not None:
-        use_threads(spec.threads)
-        if spec.device != "cpu":
-            _forget_missing_gpu()
+        _use_threads(spec.threads)
+        module = sys.modules.get("transformers.utils.import_utils") if spec.device != "cpu" else None
+        for value in list(vars(module).values()) if module else ():
+            # Have transformers look again (lru_cache): there was no GPU in the template.
+            clear: Any = getattr(value, "cache_clear", None)
+            if callable(clear):
+                clear()
     # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
     if generators := sys.modules.get("numpy.random"):
         generators.seed()
@@ -69,7 +73,7 @@ def _begin_anew(files: AttemptFiles) -> None:
 
 @functools.cache
 def find_pools() -> Any:
-    """A ThreadpoolController of threadpoolctl over the OpenMP and BLAS libraries loaded so far, None without it.
+    """Return a ThreadpoolController of threadpoolctl over the OpenMP and BLAS libraries loaded so far, or None.
 
     The template asks first, so that its workers need not look for the libraries again.
     """
@@ -79,10 +83,10 @@ def find_pools() -> Any:
         return None
 
 
-def use_threads(count: int) -> None:
+def _use_threads(count: int) -> None:
     """Let torch, OpenMP and BLAS use as many threads as a fresh worker's would; 0 leaves them as they are.
 
-    What the person's own code has chosen stays, as far as that can be told: one thread is what the template had.
+    What the user's own code has chosen stays, as far as that is known: one thread is what the template had.
     Libraries that are loaded later read it from OMP_NUM_THREADS.
     """
     if not count:
@@ -94,12 +98,3 @@ def use_threads(count: int) -> None:
         pools.limit(limits=count)
     if torch is not None and untouched:
         torch.set_num_threads(count)
-
-
-def _forget_missing_gpu() -> None:
-    """Have transformers look again (lru_cache): there was no GPU in the template."""
-    module = sys.modules.get("transformers.utils.import_utils")
-    for value in list(vars(module).values()) if module else ():
-        clear: Any = getattr(value, "cache_clear", None)
-        if callable(clear):
-            clear()

@@ -1,4 +1,4 @@
-"""Tells whether this process is a clean one to fork workers from.
+"""Finds out whether this process is a clean one to fork workers from.
 
 CUDA and NVML themselves are not asked: to ask them is to start them.
 """
@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 """Threads that their own library mends after a fork. jemalloc, which pyarrow brings (and transformers imports pyarrow
-where it is installed), takes its locks before a fork and begins without the thread in the child: pthread_atfork, and
+if it is installed), takes its locks before a fork and begins without the thread in the child: pthread_atfork, and
 background_thread_postfork_child in its background_thread.c."""
 
 _GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
@@ -27,16 +27,13 @@ _LIBRARIES = frozenset(
 )
 """They ask in their own interest, in a forked worker once more (see `forked`)."""
 
-_CACHED = "transformers.utils.import_utils"
-"""Its functions keep their answers, so that a later question never gets to torch."""
-
 
 def find_gpu_use() -> str:
-    """By what this process has begun to use a GPU, in words; empty where it has not.
+    """Say in words by what this process has begun to use a GPU; empty if it has not.
 
     No CUDA context survives a fork (CUDA C++ Programming Guide, "CUDA initialization and fork"). That the driver's
     library is mapped says nothing: libcublasLt opens libcuda.so.1 as it is loaded, so that every `import torch` of a
-    CUDA build maps it; PyTorch's own data loaders fork in that state. What is initialised, CUDA or NVML, by whatever
+    CUDA build maps it; PyTorch's own data loaders fork in that state. What is initialized, CUDA or NVML, by whatever
     framework, holds a file of the driver open.
     """
     for entry in Path("/proc/self/fd").iterdir():
@@ -50,45 +47,39 @@ def find_gpu_use() -> str:
     if torch is None or not hasattr(torch, "cuda"):
         return ""
     if torch.cuda.is_initialized():
-        return "torch has initialised CUDA"
+        return "torch has initialized CUDA"
     # In a forked process: torch marks every fork that comes after it has asked the driver for anything.
-    if torch.cuda._is_in_bad_fork():
-        return "torch had asked CUDA before the fork"
-    return ""
-
-
-def find_threads() -> list[str]:
-    """Names of the threads beside this one that a fork leaves behind, with whatever locks they hold."""
-    names, own = [], Path("/proc/thread-self").readlink().name
-    for task in Path("/proc/self/task").iterdir():
-        if task.name == own:  # not the lowest number: those of threads begin anew at pid_max
-            continue
-        try:
-            names.append((task / "comm").read_text().strip() or "?")
-        except OSError:  # it has just ended
-            continue
-    return [name for name in names if name not in FORK_SAFE_THREADS]
+    return "torch had asked CUDA before the fork" if torch.cuda._is_in_bad_fork() else ""
 
 
 def find_taint() -> str:
-    """Why no worker may be forked from this process, in words; empty where all is well."""
+    """Say in words why no worker may be forked from this process; empty if all is well."""
     if use := find_gpu_use():
         return f"loading the model, or importing the plug-in, has begun to use the GPU ({use})"
-    if threads := find_threads():
+    # A fork leaves other threads behind, with whatever locks they hold.
+    threads, own = list[str](), Path("/proc/thread-self").readlink().name
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name = (task / "comm").read_text().strip() or "?"
+        except OSError:  # it has just ended
+            continue
+        if task.name != own and name not in FORK_SAFE_THREADS:
+            threads.append(name)
+    if threads:
         return f"loading the model, or importing the plug-in, has started threads ({', '.join(threads[:5])})"
     return ""
 
 
 class GpuQuestions(importlib.abc.MetaPathFinder):
-    """A context within which it is noted when code of a model or a plug-in asks for a GPU; the answer is not changed.
+    """A context that notes when code of a model or a plug-in asks for a GPU; the answer is not changed.
 
-    A template shows it none. Whoever builds on that answer would build something else in a forked worker than in a
+    A template shows it none. Code that builds on that answer would build something else in a forked worker than in a
     fresh one: `DEVICE = "cuda" if torch.cuda.is_available() else "cpu"` in a plug-in's module computes on the CPU, say.
     """
 
     def __init__(self) -> None:
         self.asked = ""
-        """Who asked first, and what; empty = nobody."""
+        """Who asked first, and what; empty = nothing did."""
         self._replaced: dict[str, Callable[..., Any]] = {}
 
     def __enter__(self) -> "GpuQuestions":
@@ -96,21 +87,19 @@ class GpuQuestions(importlib.abc.MetaPathFinder):
         self.find_spec("")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.meta_path.remove(self)
         for name, original in self._replaced.items():
             setattr(sys.modules["torch.cuda"], name, original)
-        if not self.asked:
-            self.asked = next(filter(None, map(_cached_question, list(sys.modules.items()))), "")
+        self.asked = self.asked or next(filter(None, map(_cached_question, list(sys.modules.items()))), "")
 
     def find_spec(self, _fullname: str, _path: Any = None, _target: Any = None) -> None:
         """Find nothing; but listen to torch.cuda once it is there: torch imports much after it, which comes by here."""
         cuda: Any = sys.modules.get("torch.cuda")
-        if self._replaced or not all(hasattr(cuda, name) for name in _QUESTIONS):
-            return
-        for name in _QUESTIONS:
-            self._replaced[name] = getattr(cuda, name)
-            setattr(cuda, name, self._listening(name))
+        if not self._replaced and all(hasattr(cuda, name) for name in _QUESTIONS):
+            for name in _QUESTIONS:
+                self._replaced[name] = getattr(cuda, name)
+                setattr(cuda, name, self._listening(name))
 
     def _listening(self, name: str) -> Callable[..., Any]:
         original = self._replaced[name]
@@ -124,7 +113,7 @@ class GpuQuestions(importlib.abc.MetaPathFinder):
 
 
 def _asker(frame: FrameType | None) -> str:
-    """Module and line of the code that asks; empty where a library does, or is being imported itself."""
+    """Name module and line of the code that asks; empty if a library does, or is being imported itself."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         top = module.partition(".")[0]
@@ -137,11 +126,11 @@ def _asker(frame: FrameType | None) -> str:
 
 
 def _cached_question(item: tuple[str, Any]) -> str:
+    """Find a function of transformers that keeps its answer, so that a later question never gets to torch."""
     name, module = item
-    if not name.startswith("transformers_modules."):
-        return ""
-    for value in list(vars(module).values()):
+    for value in list(vars(module).values()) if name.startswith("transformers_modules.") else ():
         function = getattr(value, "__name__", "")
-        if getattr(value, "__module__", "") == _CACHED and ("flash_attn" in function or "cuda" in function):
+        of_transformers = getattr(value, "__module__", "") == "transformers.utils.import_utils"
+        if of_transformers and ("flash_attn" in function or "cuda" in function):
             return f"{name} can ask transformers' {function}()"
     return ""

@@ -1,16 +1,13 @@
 """`python -m chunkvisor_worker.template FOLDER`: loads a model once, then forks a worker for each chunk that asks.
 
-It starts neither CUDA nor NVML nor a second thread: none of them survives a fork.
+It starts neither CUDA nor NVML nor a second thread: none of them survives a fork. Standard input is the socket to the
+parent; its end is the parent's.
 
-The standard library's forkserver does not fit: it imports modules but runs no code of ours that loads weights, runs the
-supervisor's `__main__` again in every child, gives a child no standard input, log or process group of its own, reaps at
-once (so that the number of a group that is still to be killed can be given away), and its life is tied to
-multiprocessing's resource tracker.
-
-Standard input is the socket to the supervisor; its end is the supervisor's.
+The standard library's forkserver does not fit: it loads no weights, runs the parent's `__main__` again in every child,
+gives a child no standard input, log or process group, and reaps at once, so that the number of a group that is still to
+be killed can be given away.
 """
 
-import array
 import contextlib
 import faulthandler
 import gc
@@ -42,15 +39,15 @@ from chunkvisor_worker.liveness import be_first_victim, die_with_parent, leave, 
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.taint import GpuQuestions, find_taint
 
-HIDDEN_GPU = "no-gpu-visible"
-"""What code falls under that uses a GPU without asking, where it is shown none."""
+_HIDDEN_GPU = "no-gpu-visible"
+"""The rule for code that uses a GPU without asking, and is shown none."""
 
 _GRACE_S = 5.0
-"""How long workers may outlive their supervisor before they are killed."""
+"""How long workers may outlive their parent before they are killed."""
 
 
 class Template:
-    """Forks workers and tells how they end."""
+    """Forks workers and reports how they end."""
 
     def __init__(self, orders: socket.socket, encoder: Encoder) -> None:
         self._orders = orders
@@ -59,7 +56,7 @@ class Template:
         """Pid of each worker that has not ended, by its pidfd."""
 
     def serve(self) -> None:
-        """Obey until the supervisor is gone."""
+        """Obey until the parent is gone."""
         poll = select.poll()
         poll.register(self._orders, select.POLLIN)
         while True:
@@ -83,7 +80,7 @@ class Template:
                     os.close(received)
 
     def end_stragglers(self) -> None:
-        """The supervisor is gone: give the workers time to see it themselves, then kill their groups."""
+        """Give the workers time to see that the parent is gone, then kill their groups."""
         deadline_s = time.monotonic() + _GRACE_S
         while self._alive and (left_s := deadline_s - time.monotonic()) > 0:
             for pidfd in select.select(list(self._alive), [], [], left_s)[0]:
@@ -93,7 +90,7 @@ class Template:
                 os.killpg(pid, signal.SIGKILL)
 
     def _fork(self, fork: Fork, fds: list[int]) -> int | None:
-        """Start a worker, and tell; returns its pidfd, None where there is none."""
+        """Start a worker, and report it; returns its pidfd, None if there is none."""
         try:
             pid = os.fork()
         except OSError as error:
@@ -103,14 +100,13 @@ class Template:
             be_worker(fork, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)
         pidfd = os.pidfd_open(pid)
         self._alive[pidfd] = pid
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))]
-        self._orders.sendmsg([to_json(Report(forked=pid))], beside)
+        socket.send_fds(self._orders, [to_json(Report(forked=pid))], [pidfd])
         return pidfd
 
     def _tell_end(self, pidfd: int) -> None:
         pid = self._alive.pop(pidfd)
         os.close(pidfd)
-        # Not reaped: the supervisor kills its group first, by a number that nobody else can have meanwhile.
+        # Not reaped: the parent kills its group first, by a number that no other group can have meanwhile.
         status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert status is not None
         returncode = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
@@ -118,7 +114,7 @@ class Template:
 
 
 def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
-    """(the loaded encoder, "") or (None, why no worker can be forked from this process)."""
+    """Return (the loaded encoder, "") or (None, why no worker can be forked from this process)."""
     spec = read_message(TemplateSpec, files.spec)
     if spec is None:
         return None, f"{files.spec} is missing or is no spec"
@@ -127,15 +123,15 @@ def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
     try:
         encoder = make_encoder(spec.model, EncodeSpec(), spec.device, spec.import_path)
         # On the CPU a fresh worker is shown no GPU either.
-        with questions if spec.device != "cpu" else contextlib.nullcontext():
+        with contextlib.nullcontext() if spec.device == "cpu" else questions:
             encoder.load(progress)
     except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and needs its record, too
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
         first = fault.chain[0]
         words = first.message if first.name.startswith("chunkvisor_worker.") else f"{first.name}: {first.message}"
-        if spec.device != "cpu" and diagnose(fault).rule.name == HIDDEN_GPU:
-            return None, _asks(words)  # no fault of the machine's, which the record would tell of
+        if spec.device != "cpu" and diagnose(fault).rule.name == _HIDDEN_GPU:
+            return None, _asks(words)  # not a fault of the machine, so there is no record of it
         write_message(files.fault, fault, durable=False)
         return None, f"it cannot be loaded: {words}" + (f"; {_asks(questions.asked)}" if questions.asked else "")
     find_pools()
@@ -166,10 +162,10 @@ def main() -> None:
     # What is here now stays: the collector must not write to its pages, which all workers share.
     gc.collect()
     gc.freeze()
-    # From now on it is the second line for its workers: it must outlive the supervisor for a moment to end them.
+    # From now on it is the second line for its workers: it must outlive the parent for a moment to end them.
     outlive_parent()
     template = Template(orders, encoder)
-    with contextlib.suppress(ConnectionError):  # the supervisor is gone
+    with contextlib.suppress(ConnectionError):  # the parent is gone
         orders.send(to_json(Report(loaded_s=round(time.monotonic() - started_s, 3))))
         template.serve()
     template.end_stragglers()

@@ -16,45 +16,45 @@ _FIXED = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # CUDA's own order is fastest first; in this one, its indices are nvidia-smi's.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # With expandable segments, torch asks NVML for fabric handles and asserts where NVML is broken; nothing here
+    # With expandable segments, torch asks NVML for fabric handles and asserts if NVML is broken; nothing here
     # shares memory between processes, which is all that it is needed for.
     "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
 }
 
-_SHORT_SPIN = {
+_DEFAULTS = {
     # An idle thread of numpy's OpenBLAS spins for 2^28 clock cycles before it sleeps (THREAD_TIMEOUT in OpenBLAS's
-    # Makefile.rule): 45 ms of CPU time in every forked worker, taken from the workers beside it. 2^18 are 0.1 ms.
+    # Makefile.rule): 45 ms of CPU time in every forked worker, taken from the workers next to it. 2^18 are 0.1 ms.
     "OPENBLAS_THREAD_TIMEOUT": "18",
 }
 
-_THREADS_BESIDE_GPU = 8
+_CPU_DEFAULTS = {
+    # Threads that spin at every barrier starve the worker next to them: on 2 cores that others use as well, a batch
+    # takes more than twice as long as with threads that sleep (docs/explanation/performance.md).
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+_THREADS_NEXT_TO_GPU = 8
 
 SERVICE_MANAGERS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-"""Whoever has them speaks to the service manager in the name of the supervisor (sd_notify(3)): for no child."""
+"""A process that has them speaks to the service manager in the name of the parent (sd_notify(3)): not for a child."""
 
-_REMOVED = SERVICE_MANAGERS | frozenset(
-    {
-        # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
-        "PYTORCH_NO_CUDA_MEMORY_CACHING",
-        # Masks the switch above when it is 0 (huggingface_hub reads both as one).
-        "TRANSFORMERS_OFFLINE",
-        # Set by terminals and schedulers for the parent; a worker has no terminal.
-        "PYTHONINSPECT",
-        "PYTHONSTARTUP",
-    }
-)
+_REMOVED = SERVICE_MANAGERS | {
+    # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    # Masks HF_HUB_OFFLINE when it is 0 (huggingface_hub reads both as one).
+    "TRANSFORMERS_OFFLINE",
+    # Set by terminals and schedulers for the parent; a worker has no terminal.
+    "PYTHONINSPECT",
+    "PYTHONSTARTUP",
+}
 
-
-_ONE_THREAD = {
+_TEMPLATE = {
     # A pool of threads does not survive a fork, so there must be none.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # transformers 5 loads weights in threads of its own.
+    # transformers 5 loads weights in threads.
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
-}
-
-_NO_DEVICE = {
     # With this check and no visible device, torch.cuda.is_available() says no without starting CUDA or NVML
     # (torch/cuda/__init__.py, _device_count_nvml); without it, it calls cuInit, and forks are poisoned.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -63,14 +63,14 @@ _NO_DEVICE = {
 
 
 def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
-    """Threads of a worker: what OMP_NUM_THREADS (`wanted`) says, else the usable cores; a GPU keeps few of them busy.
+    """Choose the threads of a worker: what OMP_NUM_THREADS (`wanted`) says, else the usable cores, for a GPU a few.
 
     It is laid down, not left to the libraries, so that a forked worker adds up in the same order as a fresh one.
     """
     first = (wanted or "").partition(",")[0].strip()  # one number for each level of nesting (OpenMP 5.2, 21.2.3)
     if first.isascii() and first.isdigit() and int(first):
         return int(first)
-    return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_BESIDE_GPU))
+    return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_NEXT_TO_GPU))
 
 
 def worker_environment(
@@ -83,26 +83,20 @@ def worker_environment(
     threads: int,
     blocking_launches: bool = False,
 ) -> dict[str, str]:
-    """The environment of a worker on `device`: the supervisor's, what we need, and the config's `env` over both.
+    """Make the environment of a worker on `device`: the parent's, what we need, and the config's `env` over both.
 
-    The worker sees one GPU, by its UUID: indices are not consistent between reboots (nvidia-smi's manual); a worker
-    on the CPU sees none.
+    The worker sees one GPU, by its UUID: indices are not consistent between reboots (nvidia-smi's manual).
     """
-    environment = {name: value for name, value in base.items() if name not in _REMOVED}
-    environment["OMP_NUM_THREADS"] = str(threads)
-    environment = _SHORT_SPIN | environment | _FIXED
-    if device == CPU:
-        # Threads that spin at every barrier starve the worker beside them: on 2 cores that others use as well, a batch
-        # takes more than twice as long as with threads that sleep (docs/explanation/performance.md).
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    environment["CUDA_VISIBLE_DEVICES"] = "" if device == CPU else device.uuid
-    environment |= extra
-    environment |= {RUN_ID: run_id, PARENT_PID: str(parent_pid)}
+    on_cpu = device == CPU
+    kept = {name: value for name, value in base.items() if name not in _REMOVED}
+    environment = _DEFAULTS | (_CPU_DEFAULTS if on_cpu else {}) | kept | _FIXED
+    environment |= {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "" if on_cpu else device.uuid}
+    environment |= {**extra, RUN_ID: run_id, PARENT_PID: str(parent_pid)}
     if blocking_launches:
         environment["CUDA_LAUNCH_BLOCKING"] = "1"
     return environment
 
 
 def template_environment(workers: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the template process from which workers with the environment `workers` are forked."""
-    return {**workers, **_ONE_THREAD, **_NO_DEVICE}
+    """Make the environment of the template process from which workers with the environment `workers` are forked."""
+    return {**workers, **_TEMPLATE}

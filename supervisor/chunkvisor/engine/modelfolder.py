@@ -1,9 +1,8 @@
-"""What the files of a model folder tell without loading it: dimension, dtype, shape, size of its weights.
+"""What the files of a model folder say without loading it: dimension, dtype, shape, size of its weights.
 
 No machine-learning library is imported. What the files do not say is None, not a guess.
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,27 +14,20 @@ from chunkvisor_worker.contract.files import read_bounded
 
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
 """Names of weight files, of the best kind first; a folder may have the same weights under several of them."""
-
 _CONTEXT_BYTES = 256 << 20
 """A CUDA context with its libraries takes at least about as much."""
-
 _PLACING = ("backend", "device_map", "quantization_config")
 """Keys of `model.kwargs` under which the weights in memory have little to do with those on disk."""
-
 _TYPING = ("dtype", "torch_dtype")
 """Keys that say in which dtype the weights are loaded, whatever `model.dtype` says."""
-
 _TENSOR_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Of floating point, as a header of safetensors names them."""
-
 _HEADER_LIMIT_BYTES = 100_000_000
 """Of a header of safetensors, as that library has it (its tensor.rs, MAX_HEADER_SIZE)."""
-
 _SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 PLAIN = frozenset({"bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta"})
 """Model types whose feed-forward part has two layers."""
-
 GATED = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"})
 """Model types with a gated one: three layers, and rotary positions."""
 
@@ -49,7 +41,7 @@ class ModelShape:
     queries: int
     """Attention heads times their width."""
     keys: int
-    """Key heads times their width; fewer than the queries where they are grouped."""
+    """Key heads times their width; fewer than the queries if they are grouped."""
     gated: bool
     heads: int
 
@@ -69,38 +61,36 @@ class ModelFolder:
     """As config.json has it."""
 
     def loaded_bytes(self, dtype: str) -> int | None:
-        """Size of the weights in memory: as they are stored, unless another dtype is asked for and that one is known.
-
-        `dtype` is the config's, auto included. None where the files do not tell.
-        """
+        """Size the weights in memory: as they are stored, unless the config's `dtype` is another, known one."""
         if self.weights_bytes is None or dtype == "auto" or self.dtype not in _SIZES_BYTES:
             return self.weights_bytes
         return self.weights_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[self.dtype]
 
     def element_bytes(self, dtype: str) -> int:
-        """Size of one number as it flows through the model; 4 where not known."""
-        flows = self.dtype if dtype == "auto" else dtype
-        return _SIZES_BYTES.get(flows or "", 4)
+        """Size one number as it flows through the model; 4 if not known."""
+        return _SIZES_BYTES.get((self.dtype if dtype == "auto" else dtype) or "", 4)
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
     """Read the JSON files; what is missing or strange is None. Raises nothing."""
-    modules = _read(folder / "modules.json")
-    first = folder / _path(modules[0]) if isinstance(modules, list) and modules else folder
+    found = _read(folder / "modules.json")
+    modules = [_mapping(module) for module in found] if isinstance(found, list) else []
+    first = folder / str(modules[0].get("path", "")) if modules else folder
     config = _mapping(_read(first / "config.json"))
     dtype = config.get("dtype", config.get("torch_dtype"))  # renamed in transformers 5
+    kind = config.get("model_type")
     return ModelFolder(
-        _dimension(folder, config, modules if isinstance(modules, list) else []),
+        _dimension(folder, config, modules[1:]),
         dtype if isinstance(dtype, str) else _stored_dtype(first),
         _weights_bytes(folder),
         shape_of(_mapping(config.get("text_config")) or config),
         config.get("quantization_config") is not None,
-        kind if isinstance(kind := config.get("model_type"), str) else None,
+        kind if isinstance(kind, str) else None,
     )
 
 
 def gpu_need_bytes(model: ModelConfig, path: str | None) -> int:
-    """GPU memory that a worker needs at least before its first batch: context and weights; 0 = not known.
+    """Say what GPU memory a worker needs at least before its first batch: context and weights; 0 = not known.
 
     `path` is the folder of the model's files; None for a plug-in. Raises nothing.
     """
@@ -112,7 +102,7 @@ def gpu_need_bytes(model: ModelConfig, path: str | None) -> int:
 
 
 def computed_dtype(model: ModelConfig, path: str | None) -> str | None:
-    """The dtype in which a worker computes; None where the files do not tell, and for a plug-in. Raises nothing."""
+    """Say in which dtype a worker computes; None if the files do not say, and for a plug-in. Raises nothing."""
     if path is None or _has(model, (*_PLACING, *_TYPING)):
         return None
     found = read_model_folder(Path(path))
@@ -120,30 +110,33 @@ def computed_dtype(model: ModelConfig, path: str | None) -> str | None:
     return None if found.quantized else stored
 
 
+def _has(model: ModelConfig, keys: Iterable[str]) -> bool:
+    kwargs = {**model.kwargs, **_mapping(model.kwargs.get("model_kwargs"))}
+    return any(kwargs.get(key) is not None for key in keys)
+
+
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a transformers config.json tells; None for a model type whose layers are not known here."""
+    """Read the shape from a transformers config.json; None for a model type whose layers are not known here."""
     kind = config.get("model_type")
-    hidden, intermediate = config.get("hidden_size"), config.get("intermediate_size")
-    heads = config.get("num_attention_heads")
-    sizes = (hidden, intermediate, heads)
-    if kind not in PLAIN | GATED or not all(isinstance(size, int) and size > 0 for size in sizes):
+    hidden, intermediate, heads = (
+        size if isinstance(size := config.get(key), int) and size > 0 else 0
+        for key in ("hidden_size", "intermediate_size", "num_attention_heads")
+    )
+    if kind not in PLAIN | GATED or not (hidden and intermediate and heads):
         return None
-    assert isinstance(hidden, int)
-    assert isinstance(intermediate, int)
-    assert isinstance(heads, int)
-    width = config.get("head_dim")
+    width, key_heads = config.get("head_dim"), config.get("num_key_value_heads")
     width = width if isinstance(width, int) else hidden // heads
-    key_heads = config.get("num_key_value_heads")
     key_heads = key_heads if isinstance(key_heads, int) else heads
     return ModelShape(hidden, intermediate, heads * width, key_heads * width, kind in GATED, heads)
 
 
-def _dimension(folder: Path, config: dict[str, Any], modules: list[Any]) -> int | None:
+def _dimension(folder: Path, config: Mapping[str, Any], further: Iterable[Mapping[str, Any]]) -> int | None:
+    """Find the width of a vector behind the transformer and the `further` modules."""
     text = _mapping(config.get("text_config")) or config
     dimension = next((text[key] for key in ("hidden_size", "d_model", "dim") if isinstance(text.get(key), int)), None)
-    for module in modules[1:]:
-        kind = str(_mapping(module).get("type", "")).rpartition(".")[2]
-        settings = _mapping(_read(folder / _path(module) / "config.json"))
+    for module in further:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        settings = _mapping(_read(folder / str(module.get("path", "")) / "config.json"))
         if kind == "Pooling":
             width = settings.get("embedding_dimension", settings.get("word_embedding_dimension", dimension))
             dimension = width * _pooling_modes(settings) if isinstance(width, int) else None
@@ -155,18 +148,18 @@ def _dimension(folder: Path, config: dict[str, Any], modules: list[Any]) -> int 
     return dimension
 
 
-def _pooling_modes(settings: dict[str, Any]) -> int:
-    """How many there are: each gives a vector of its own, one behind the other."""
+def _pooling_modes(settings: Mapping[str, Any]) -> int:
+    """Count them: each gives a vector, one behind the other."""
     modes = settings.get("pooling_mode")  # since sentence-transformers 6; before, a flag for each
     flags = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
     return len(modes) if isinstance(modes, list) else 1 if modes else max(1, len(flags))
 
 
 def _stored_dtype(folder: Path) -> str | None:
-    """That of all the weights, where they are in files of safetensors and have the same one."""
+    """Find the dtype of all the weights, if they are in files of safetensors and have the same one."""
     found = set[str]()
     try:
-        for path in next(filter(None, (_matches(folder.glob, patterns) for patterns in _WEIGHTS[:2])), []):
+        for path in _weight_files(folder.glob, _WEIGHTS[:2]):
             with open(path, "rb") as file:
                 size_bytes = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(size_bytes) if size_bytes <= _HEADER_LIMIT_BYTES else b"")
@@ -177,26 +170,17 @@ def _stored_dtype(folder: Path) -> str | None:
     return floating[0] if len(floating) == 1 else None
 
 
-def _has(model: ModelConfig, keys: Iterable[str]) -> bool:
-    nested = model.kwargs.get("model_kwargs")
-    kwargs = {**model.kwargs, **(nested if isinstance(nested, dict) else {})}
-    return any(kwargs.get(key) is not None for key in keys)
-
-
 def _weights_bytes(folder: Path) -> int | None:
-    for patterns in _WEIGHTS:
-        with contextlib.suppress(OSError):
-            if files := _matches(folder.rglob, patterns):
-                return sum(path.stat().st_size for path in files)
-    return None
+    try:
+        return sum(path.stat().st_size for path in _weight_files(folder.rglob, _WEIGHTS)) or None
+    except OSError:
+        return None
 
 
-def _matches(glob: Callable[[str], Iterable[Path]], patterns: Iterable[str]) -> list[Path]:
-    return [path for pattern in patterns for path in glob(pattern)]
-
-
-def _path(module: Any) -> str:
-    return str(_mapping(module).get("path", ""))
+def _weight_files(glob: Callable[[str], Iterable[Path]], kinds: Iterable[Iterable[str]]) -> list[Path]:
+    """Find those of the best kind that is there."""
+    found = ([path for pattern in patterns for path in glob(pattern)] for patterns in kinds)
+    return next(filter(None, found), [])
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -39,38 +39,19 @@ NAME_REMEDY = (
     "write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
     "from the current one), or as its hub id, owner/name"
 )
-
+_TELLING = frozenset({"config.json", "modules.json"})
+"""Files that say what a folder's model is."""
 _HUB_ID = re.compile(r"(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
 _PAGE = re.compile(r"https?://[^/]+/(?P<id>[^/?#]+/[^/?#]+)")
 _IS_PATH = re.compile(r"[/.~\\]|[A-Za-z]:\\")
 """How only a path begins, here or on Windows."""
-
-
-def name_problem(name: str) -> str | None:
-    """Why no hub can have a model of that name, which is no folder here; None where one may have it."""
-    if (page := _PAGE.match(name)) is not None and not _unfit(page["id"]):
-        return f"model.name is the address of a page; the model's name there is {page['id']}"
-    if _IS_PATH.match(name) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
-        return f"there is no model folder {name}"
-    if _unfit(name):
-        return (
-            f"{name!r} is neither a folder here nor a hub id, which is owner/name, of letters without accents, digits "
-            "and single - _ . between them"
-        )
-    return None
-
-
-def _unfit(name: str) -> bool:
-    return not _HUB_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git")
-
-
-_TELLING = frozenset({"config.json", "modules.json"})
-"""Files that tell what a folder's model is."""
+_ASKED_S = 30.0
+"""So much of a try counts as waiting; one that takes longer was a download, and the next goes on with it."""
 
 
 @dataclass(slots=True)
 class LocalModel:
-    """The folder as it was when the run began."""
+    """A model folder as it was when the run began."""
 
     folder: Path
     stamps: dict[str, Stamp]
@@ -80,14 +61,14 @@ class LocalModel:
     def read(
         cls,
         folder: Path,
-        known: dict[str, Stamp],
+        known: Mapping[str, Stamp],
         on_wait: Callable[[], None] = lambda: None,
         begin: Callable[[], None] | None = None,
     ) -> Self:
         """Stamp all files; those that are untouched since `known`, by full path, are not read again.
 
-        Calls `begin` once, so that somebody may load the model meanwhile, and `on_wait` before each file. Raises Halt
-        (78) where the folder holds no model, or where a file is touched between `begin` and the end; OSError.
+        Calls `begin` once, so that the model can be loaded meanwhile, and `on_wait` before each file. Raises Halt
+        (78) if the folder holds no model, or if a file is touched between `begin` and the end; OSError.
         """
         files = model_files(folder)
         require_model(folder, {path.name for path in files})
@@ -101,10 +82,14 @@ class LocalModel:
             fresh = old if old is not None and old.untouched(path) else stamp_file(path)
             stamps[path.relative_to(folder).as_posix()] = fresh
         if begin is not None:
-            # Whoever loads it may have read another content than the digest is of, even if that was put back.
+            # What has loaded it may have read another content than the digest is of, even if that was put back.
             after = {path: state_of(path) for path in model_files(folder)}
             if touched := [path for path in states | after if states.get(path) != after.get(path)]:
-                raise _touched(folder, touched[0])
+                raise config_error(
+                    f"the model folder {folder} was changed while the run began",
+                    why=f"{touched[0].relative_to(folder)} was written to: it is not known which model was loaded",
+                    remedy="wait until nothing writes to that folder, and run the same command again",
+                )
         return cls(folder, stamps)
 
     @property
@@ -113,30 +98,10 @@ class LocalModel:
         content = json.dumps([[name, stamp.digest] for name, stamp in self.stamps.items()])
         return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
-    def by_path(self) -> dict[str, Stamp]:
-        """The stamps, by full path."""
-        return {str(self.folder / name): stamp for name, stamp in self.stamps.items()}
-
-    def changed(self) -> str | None:
-        """A file that is not what it was, has come or has gone; None where there is none. Raises OSError.
-
-        A file that was touched and holds the same is read once more, and stamped anew.
-        """
-        names = {path.relative_to(self.folder).as_posix(): path for path in model_files(self.folder)}
-        for name, stamp in self.stamps.items():
-            if name not in names:
-                return name
-            if not stamp.untouched(names[name]):
-                fresh = stamp_file(names[name])
-                if fresh.digest != stamp.digest:
-                    return name
-                self.stamps[name] = fresh
-        return next((name for name in names if name not in self.stamps), None)
-
     def check(self) -> None:
-        """Raises Halt (78) where the folder has changed since the run began."""
+        """Raise Halt (78) if the folder has changed since the run began."""
         try:
-            name = self.changed()
+            name = self._changed()
         except OSError as error:
             name = f"{error.filename}: {error.strerror}"
         if name is not None:
@@ -147,10 +112,24 @@ class LocalModel:
                 "change stays; or choose another workdir for the changed model",
             )
 
+    def _changed(self) -> str | None:
+        """Find a file that is not what it was, has come or has gone. Raises OSError."""
+        names = {path.relative_to(self.folder).as_posix(): path for path in model_files(self.folder)}
+        for name, stamp in self.stamps.items():
+            if name not in names:
+                return name
+            if not stamp.untouched(names[name]):
+                # It was touched: if it holds the same, its new stamp spares the next look from reading it again.
+                fresh = stamp_file(names[name])
+                if fresh.digest != stamp.digest:
+                    return name
+                self.stamps[name] = fresh
+        return next((name for name in names if name not in self.stamps), None)
+
     def settled_since(self, time_ns: int) -> bool:
         """Whether everything in the folder has been in place, as it is, since before that time. Raises OSError.
 
-        By the change times, which no call can set back (inode(7)); those of links and folders tell of a switch.
+        By the change times, which no call can set back (inode(7)); those of links and folders show a switch.
         """
         found = [self.folder.lstat(), self.folder.stat()]
         for path in model_files(self.folder):
@@ -158,8 +137,55 @@ class LocalModel:
         return all(state.st_ctime_ns < time_ns for state in found)
 
 
+def model_files(folder: Path) -> list[Path]:
+    """List the files of a model, sorted by their paths: all but hidden ones and compiled code. Raises OSError."""
+    return sorted(_files(folder, frozenset()))
+
+
+def _files(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    state = folder.stat()
+    here = (state.st_dev, state.st_ino)
+    if here in above:
+        return  # a link that leads back up
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            yield from _files(path, above | {here})
+        elif path.is_file():
+            yield path
+
+
+def require_model(folder: Path | str, names: Set[str]) -> None:
+    """Raise Halt (78) if no file by these names says what the folder's model is."""
+    if names.isdisjoint(_TELLING):
+        raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
+
+
+# --- names
+
+
+def name_problem(name: str) -> str | None:
+    """Say why no hub can have a model of that name, if there is no such folder here; None if one may have it."""
+    if (page := _PAGE.match(name)) is not None and _is_hub_id(page["id"]):
+        return f"model.name is the address of a page; the model's name there is {page['id']}"
+    if _IS_PATH.match(name) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
+        return f"there is no model folder {name}"
+    if not _is_hub_id(name):
+        return (
+            f"{name!r} is neither a folder here nor a hub id, which is owner/name, of letters without accents, digits "
+            "and single - _ . between them"
+        )
+    return None
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether it is what huggingface_hub.utils.validate_repo_id accepts; to import that takes a third of a second."""
+    return bool(_HUB_ID.fullmatch(name)) and "--" not in name and ".." not in name and not name.endswith(".git")
+
+
 def folder_like(name: str, beside: Path) -> Path | None:
-    """The model folder that may have been meant by a name that is none, as written from `beside`. Raises nothing."""
+    """Find the model folder that may have been meant by a name, as written from `beside`. Raises nothing."""
     wanted = beside / name
     try:
         models = [path for path in wanted.parent.iterdir() if any((path / each).is_file() for each in _TELLING)]
@@ -169,48 +195,7 @@ def folder_like(name: str, beside: Path) -> Path | None:
     return next((path for path in models if path.name.lower() in near), None)
 
 
-def require_model(folder: Path | str, names: Set[str]) -> None:
-    """Raises Halt (78) where no file by these names tells what the folder's model is."""
-    if names.isdisjoint(_TELLING):
-        raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
-
-
-def _touched(folder: Path, path: Path) -> Halt:
-    return config_error(
-        f"the model folder {folder} was changed while the run began",
-        why=f"{path.relative_to(folder)} was written to meanwhile: nobody could say which model had been loaded",
-        remedy="wait until nothing writes to that folder, and run the same command again",
-    )
-
-
-def model_files(folder: Path) -> list[Path]:
-    """The files of a model, sorted by their paths: all but hidden ones and compiled code. Raises OSError."""
-    return sorted(_files(folder, frozenset()))
-
-
-def _files(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    state = folder.stat()
-    here = (state.st_dev, state.st_ino)
-    if here in above:
-        return  # a link that leads back up
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name == "__pycache__":
-                continue
-            path = folder / entry.name
-            if path.is_dir():
-                yield from _files(path, above | {here})
-            elif path.is_file():
-                yield path
-
-
-_ASKED_S = 30.0
-"""So much of a try counts as waiting; one that takes longer was a download, and the next goes on with it."""
-_INSTEAD = "A model folder on this machine needs no hub: give its path in place of the name"
-_WITHOUT_HUB = (
-    "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy the model to "
-    "this machine, and write its folder as model.name."
-)
+# --- resolving
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +218,14 @@ def resolve_local(
 ) -> ModelSource:
     """Resolve a local folder by the digest of its files; those that are untouched since `cache` are not read again.
 
-    Calls `begin` with what is known before, see `LocalModel.read`, and `on_wait` before each file. Raises Halt (78)
-    where the folder holds no model, or is changed meanwhile; OSError where it cannot be read.
+    Calls `begin` with what is known before, and `on_wait` before each file, see `LocalModel.read`. Raises Halt (78)
+    if the folder holds no model, or is changed meanwhile; OSError if it cannot be read.
     """
     folder = Path(model.name)
     tell = partial(begin, ModelSource(str(folder), None)) if begin is not None else None
     found = LocalModel.read(folder, read_stamps(cache), on_wait, tell)
-    write_stamps(cache, found.by_path())
-    return ModelSource(str(found.folder), found.revision, found)
+    write_stamps(cache, {str(folder / name): stamp for name, stamp in found.stamps.items()})
+    return ModelSource(str(folder), found.revision, found)
 
 
 def resolve_hub(
@@ -258,7 +243,7 @@ def resolve_hub(
     With `anew` the hub is asked in any case, and what is fixed stays as it is: the caller fixes the answer later.
 
     `pause(seconds, waited_s, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a
-    second meanwhile; what they raise ends the download. Raises Halt: 75 when the hub stays out of reach, 78 when the
+    second meanwhile; what they raise ends the download. Raises Halt: 75 if the hub stays out of reach, 78 if the
     model is not to be had.
     """
     pinned = None if anew else pinned_source(cache, model)
@@ -278,16 +263,21 @@ def resolve_hub(
         # The next try may take as long as this one, and is to end within the time as well.
         over = waited_s + asked_s >= budget.wait_timeout_s
         if over or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
+            offline = (
+                "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy "
+                "the model to this machine, and write its folder as model.name."
+            )
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"the model {model.name} cannot be downloaded",
                 why=found.reason,
-                remedy=_WITHOUT_HUB if found.outcome is Outcome.HUB else found.remedy,
+                remedy=offline if found.outcome is Outcome.HUB else found.remedy,
                 log=AttemptFiles(scratch).log,
                 see=found.see,
             )
         delay_s = pause_s(waited_s + asked_s, budget.wait_timeout_s)
-        pause(delay_s, waited_s, f"{found.reason.rstrip('.')}. {_INSTEAD}")
+        instead = "A model folder on this machine needs no hub: give its path in place of the name"
+        pause(delay_s, waited_s, f"{found.reason.rstrip('.')}. {instead}")
 
 
 def fetch_model(
@@ -299,7 +289,7 @@ def fetch_model(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = math.inf,
 ) -> ModelSource | Verdict:
-    """The snapshot, or why the child that asks the hub has none.
+    """Give the snapshot, or say why the child that asks the hub has none.
 
     `scratch` is the folder of that child's result, fault and log. Raises OSError, TimeoutError, and what `on_wait`
     raises.
@@ -318,15 +308,21 @@ def fetch_model(
 
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
-    """The commit of the hub that this workdir has fixed for the model, or None."""
+    """Give the commit of the hub that this workdir has fixed for the model, or None."""
     pin = read_pin(cache, model.name, model.revision)
     return ModelSource(pin.path, pin.revision) if pin is not None else None
 
 
-def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
-    """Where the model's files are, if that can be told without asking the hub or reading them; else None.
+def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
+    """Fix a commit of the hub for this workdir. Raises OSError."""
+    if source.path is not None and source.revision is not None:
+        write_pin(cache, Snapshot(model.name, model.revision, source.path, source.revision))
 
-    Raises Halt (78) where `model.name` is a path without a model, or nothing that a hub could have.
+
+def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
+    """Say where the model's files are, if that is known without asking the hub or reading them.
+
+    Raises Halt (78) if `model.name` is a path without a model, or nothing that a hub could have.
     """
     if model.is_folder:
         try:
@@ -344,18 +340,12 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
 
 
 def revision_at_hand(model: ModelConfig, cache: Path, *, read: bool = False) -> str:
-    """The revision that a run would resolve, if that can be told without asking the hub; else "". Raises Halt, OSError.
+    """Say which revision a run would resolve, if that is known without asking the hub; else "". Raises Halt, OSError.
 
-    A folder of which no run here has noted the files is read only where that is asked for.
+    A folder of which no run here has noted the files is read only if `read` asks for that.
     """
     if not model.is_folder:
         source = None if model.is_plugin else source_at_hand(model, cache)
         return (source.revision if source is not None else model.revision) or ""
     stamps = read_stamps(cache)
     return LocalModel.read(Path(model.name), stamps).revision if stamps or read else ""
-
-
-def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
-    """Fix a commit of the hub for this workdir. Raises OSError."""
-    if source.path is not None and source.revision is not None:
-        write_pin(cache, Snapshot(model.name, model.revision, source.path, source.revision))

@@ -1,4 +1,4 @@
-"""Child processes whose standard input is a socket of ours, above all workers: their start, end and log."""
+"""Child processes whose standard input is a socket of ours, above all workers: their start, end, log and memory."""
 
 import contextlib
 import os
@@ -7,13 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Go, Leave, Limits
@@ -25,28 +23,22 @@ LOG_KEPT_BYTES = 1 << 20
 """Of a log's end, after its process has ended."""
 DEATH_S = 5.0
 """The longest wait for a killed process: in uninterruptible sleep it survives the kill."""
+_ORPHANS_S = 10.0
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def spawn(
     command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; what it prints is appended to the log. Closes `stdin` here.
-
-    Raises OSError.
-    """
+    """Start a process in a new session; what it prints is appended to the log. Closes `stdin` here. Raises OSError."""
     with stdin, open(log, "ab") as stream:
         return subprocess.Popen(
-            command,
-            stdin=stdin.fileno(),
-            stdout=stream,
-            stderr=stream,
-            env=dict(environment),
-            start_new_session=True,
+            command, stdin=stdin.fileno(), stdout=stream, stderr=stream, env=dict(environment), start_new_session=True
         )
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send it to the leader's whole group; no error where that has ended."""
+    """Send it to the leader's whole group, if that has not ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
@@ -60,6 +52,33 @@ def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
         signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(DEATH_S)
+
+
+def end_orphans(*run_ids: str) -> list[int]:
+    """Kill every process on this machine that one of these finished runs has started, and return their pids.
+
+    Workers end themselves when their parent dies; what is left is what they have started, or one that hangs in the
+    kernel.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            run_id = process.environ().get(RUN_ID)
+            if run_id and run_id in run_ids and process.pid != os.getpid():
+                process.kill()
+                found.append(process)
+    psutil.wait_procs(found, timeout=_ORPHANS_S)
+    return [process.pid for process in found]
+
+
+def readable(fd: int, wait_s: float = 0.0) -> bool:
+    """Whether the descriptor is readable, or gets so in time; by poll(2), since select(2) ends at number 1023."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
+
+
+# --- logs
 
 
 def keep_log_end(path: Path) -> None:
@@ -78,21 +97,53 @@ def trim_log(path: Path) -> None:
     """Empty a log that has grown beyond LOG_LIMIT_BYTES: a chatty library must not fill the disk overnight."""
     with contextlib.suppress(OSError):
         if path.stat().st_size > LOG_LIMIT_BYTES:
-            with open(path, "r+b") as file:
-                file.truncate(0)
+            os.truncate(path, 0)
 
 
-def readable(fd: int, wait_s: float = 0.0) -> bool:
-    """Whether the descriptor is readable, or gets so in time; poll(2) and not select(2), which ends at number 1023."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(wait_s * 1000))
+# --- host memory
+
+
+def room_for_one_more(pids: Iterable[int]) -> bool:
+    """Whether this machine has memory for one more process like the largest of these."""
+    largest = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error, OSError):  # OSError: no descriptor is left to read it with
+            largest = max(largest, psutil.Process(pid).memory_info().rss)
+    return bool(psutil.virtual_memory().available > 1.5 * largest)
+
+
+def oom_kills() -> int:
+    """Count the processes of our cgroup that the kernel has killed for lack of memory; 0 if there is no counter.
+
+    Only a rise of this count is evidence; a SIGKILL alone is not. cgroup v2: `oom_kill` of memory.events, which counts
+    global kills too; v1: of memory.oom_control (kernel documentation, admin-guide/cgroup-v2 and cgroup-v1/memory).
+    """
+    paths = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            inside = group.lstrip("/")
+            if not controllers:
+                paths += [_CGROUP / inside / "memory.events", _CGROUP / "memory.events"]
+            elif "memory" in controllers.split(","):
+                root = _CGROUP / "memory"
+                paths += [root / inside / "memory.oom_control", root / "memory.oom_control"]
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    return 0
+
+
+# --- workers
 
 
 class LocalWorker:
-    """What the workers of this machine have in common, see `engine.Worker`.
+    """A worker of this machine, see `engine.Worker`.
 
-    A socket is the worker's standard input: it opens the gate, hears the worker call, and ends it by closing.
+    A socket is its standard input: it opens the gate, hears the worker call, and ends it by closing.
     """
 
     tells_beats = False
@@ -103,10 +154,10 @@ class LocalWorker:
         self._ours.setblocking(False)
         self._quiet = True
         self._pidfd = -1
-        self._kills = KillCount()
+        self._kills_before = oom_kills()
 
     def runs(self, pid: int, pidfd: int) -> None:
-        """It was started."""
+        """Note that it was started."""
         self.pid, self._pidfd = pid, pidfd
         self.theirs.close()
 
@@ -133,24 +184,26 @@ class LocalWorker:
     def go(self, limits: Limits) -> None:
         """See Worker; it may call once more then."""
         self._quiet = True
-        with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
-            self._ours.sendall(to_json(Go(limits)))
+        self._send(Go(limits))
 
     def leave(self) -> None:
         """See Worker."""
-        with contextlib.suppress(OSError):  # it has just died; its end is seen anyway
-            self._ours.sendall(to_json(Leave(leave=True)))
+        self._send(Leave(leave=True))
+
+    def _send(self, message: Go | Leave) -> None:
+        with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
+            self._ours.sendall(to_json(message))
 
     def oom_kills(self) -> int:
         """See Worker."""
-        return self._kills.rise()
+        return oom_kills() - self._kills_before
 
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""
         signal_group(self.pid, number)
 
     def close(self) -> None:
-        """It has ended, or was not started."""
+        """Let go of it: it has ended, or was not started."""
         self._quiet = False
         self._ours.close()
         self.theirs.close()
@@ -159,7 +212,7 @@ class LocalWorker:
 
 
 def worker_command(files: AttemptFiles) -> list[str]:
-    """The command line of a worker; anyone can type it.
+    """Give the command line of a worker; anyone can type it.
 
     `-P` keeps the current folder off sys.path: a stray numpy.py there must not be imported.
     """
@@ -167,15 +220,15 @@ def worker_command(files: AttemptFiles) -> list[str]:
 
 
 class FreshWorker(LocalWorker):
-    """A Worker that is a new interpreter."""
+    """A worker that is a new interpreter."""
 
     warm = False
 
-    def __init__(self, command: Sequence[str], files: AttemptFiles, environment: Mapping[str, str]) -> None:
-        """Start it. Raises OSError where no process can be started."""
+    def __init__(self, files: AttemptFiles, environment: Mapping[str, str]) -> None:
+        """Start it. Raises OSError if no process can be started."""
         super().__init__()
         try:
-            self._process = spawn(command, self.theirs, files.log, environment)
+            self._process = spawn(worker_command(files), self.theirs, files.log, environment)
         except OSError:
             self.close()
             raise
@@ -194,31 +247,3 @@ class FreshWorker(LocalWorker):
         self.signal(signal.SIGKILL)
         self.close()
         return self._process.wait()
-
-
-_PATIENCE_S = 10.0
-
-
-def end_orphans(*run_ids: str) -> list[int]:
-    """Kill every process on this machine that one of these finished runs has started; returns their pids.
-
-    Workers end themselves when their supervisor dies; what is left is what they have started, or one that hangs in
-    the kernel. Waits for their end, 10 s at most.
-    """
-    wanted = set(run_ids) - {""}  # no run yet, only a `clean`
-    if not wanted:
-        return []
-    found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, wanted)]
-    for process in found:
-        with contextlib.suppress(psutil.Error):
-            process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + _PATIENCE_S
-    psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
-    return [process.pid for process in found]
-
-
-def _bears(process: psutil.Process, run_ids: Set[str]) -> bool:
-    try:
-        return process.environ().get(RUN_ID) in run_ids
-    except (psutil.Error, OSError):
-        return False

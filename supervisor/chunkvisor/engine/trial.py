@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from chunkvisor.child import run_child
 from chunkvisor.devices.gpu import CPU, Device
-from chunkvisor.devices.hostmemory import KillCount
 from chunkvisor.engine.environment import worker_environment
-from chunkvisor.engine.process import worker_command
+from chunkvisor.engine.process import oom_kills, worker_command
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Patience, Pulse, Verdict, judge
+from chunkvisor.judge import ONE_ROW, EndedBy, Patience, Pulse, Verdict, judge
 from chunkvisor.store.attempt import Job, Place, gather, write_attempt
 from chunkvisor.store.leftovers import last_line
 from chunkvisor_worker.contract.exits import Outcome
@@ -27,9 +26,8 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, LinearKernel, ModelSpec
 from chunkvisor_worker.contract.wire import read_beat, to_json
 
-MOST_TEXTS = 100
+_MOST_TEXTS = 100
 _MOST_BYTES = 16 << 20
-_MOST = 1e38  # of float32, about
 
 _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
 """How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
@@ -97,7 +95,7 @@ def wrong_vectors(problem: str, model: str) -> Halt:
 
 
 def read_expected(path: Path) -> Expected:
-    """What the file holds. Raises Halt (78) that names the line that is wrong."""
+    """Read such a file. Raises Halt (78) that names the line that is wrong."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -107,54 +105,46 @@ def read_expected(path: Path) -> Expected:
             remedy="correct the path; `chunkvisor audit WORKDIR --write-expect FILE` writes such a file",
         ) from None
     lines = data.splitlines()
-    if len(data) > _MOST_BYTES or len(lines) > MOST_TEXTS:
+    if len(data) > _MOST_BYTES or len(lines) > _MOST_TEXTS:
         raise config_error(
-            f"model.expect: {path} has more than {MOST_TEXTS} lines, or than {_MOST_BYTES >> 20} MiB",
+            f"model.expect: {path} has more than {_MOST_TEXTS} lines, or than {_MOST_BYTES >> 20} MiB",
             remedy="keep a few of its lines: they are encoded anew by each run",
         )
     texts, vectors = list[str](), list[list[float]]()
-    for number, line in enumerate(lines, 1):
-        text, vector = _parsed(line, path, number)
-        if vectors and len(vector) != len(vectors[0]):
-            raise _wrong(path, number, f"its vector has {len(vector)} numbers, that of line 1 has {len(vectors[0])}")
+    for number, line in enumerate(lines or [b""], 1):
+        try:
+            text, vector = _parsed(line)
+            if vectors and len(vector) != len(vectors[0]):
+                raise ValueError(f"its vector has {len(vector)} numbers, that of line 1 has {len(vectors[0])}")
+        except (ValueError, RecursionError) as error:
+            raise config_error(
+                f"model.expect: line {number} of {path} is not what is expected: {error}",
+                remedy='each line is like {"text": "some words", "vector": [0.25, -0.5]}; correct it',
+            ) from None
         texts.append(text)
         vectors.append(vector)
-    if not texts:
-        raise _wrong(path, 1, "the file is empty")
     return Expected(path, tuple(texts), np.array(vectors, dtype=np.float32))
 
 
-def write_line(text: str, vector: npt.NDArray[np.float32]) -> bytes:
-    """A line of such a file; each number has as many digits as float32 needs."""
-    numbers = ", ".join(str(number) for number in vector.astype(np.float32))
-    return f'{{"text": {json.dumps(text)}, "vector": [{numbers}]}}\n'.encode()
-
-
-def _parsed(line: bytes, path: Path, number: int) -> tuple[str, list[float]]:
+def _parsed(line: bytes) -> tuple[str, list[float]]:
     try:
         found: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        raise _wrong(path, number, "it is not JSON") from None
+    except ValueError:
+        raise ValueError("it is not JSON") from None
     if not isinstance(found, dict) or not isinstance(found.get("text"), str):
-        raise _wrong(path, number, "it has no text under the key text")
+        raise ValueError("it has no text under the key text")
     vector = found.get("vector")
-    if not isinstance(vector, list) or not _is_vector(vector):
-        raise _wrong(path, number, "under the key vector there must be a list of finite numbers, not all of them 0")
-    return found["text"], [float(each) for each in vector]
+    numbers = vector if isinstance(vector, list) else []
+    # 1e38 is about the largest float32; NaN is less than nothing.
+    if not any(numbers) or not all(type(each) in (int, float) and abs(each) < 1e38 for each in numbers):
+        raise ValueError("under the key vector there must be a list of finite numbers, not all of them 0")
+    return found["text"], [float(each) for each in numbers]
 
 
-def _is_vector(numbers: list[Any]) -> bool:
-    return all(type(each) in (int, float) and abs(each) < _MOST for each in numbers) and any(numbers)
-
-
-def _wrong(path: Path, number: int, why: str) -> Halt:
-    return config_error(
-        f"model.expect: line {number} of {path} is not what is expected: {why}",
-        remedy='each line is like {"text": "some words", "vector": [0.25, -0.5]}; correct it',
-    )
-
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+def write_line(text: str, vector: npt.NDArray[np.float32]) -> bytes:
+    """Write a line of such a file; each number has as many digits as float32 needs."""
+    numbers = ", ".join(str(number) for number in vector.astype(np.float32))
+    return f'{{"text": {json.dumps(text)}, "vector": [{numbers}]}}\n'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +166,7 @@ class Trial:
 
     verdict: Verdict
     vectors: npt.NDArray[np.float32] | None
-    """Of shape (texts, dimension); None where it failed."""
+    """Of shape (texts, dimension); None if it failed."""
     log_line: str
     """The last of its log."""
     phase_s: Mapping[str, float] = field(default_factory=dict)
@@ -198,14 +188,14 @@ def try_texts(
     on_wait: Callable[[], None] = lambda: None,
     limits: Limits = ONE_ROW,
 ) -> Trial:
-    """Run the worker in the existing empty folder; without `limits`, each text is a batch of its own.
+    """Run a worker in the existing empty folder; without `limits`, each text is a batch.
 
     Raises OSError, and what `on_wait` raises.
     """
     files = AttemptFiles(folder)
     job = Job("trial", "trial", "trial", model, encode, conditions.import_path)
     spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, limits)
-    command, kills, ended_why, returncode = worker_command(files), KillCount(), "", None
+    kills_before, ended_why, returncode = oom_kills(), "", None
     pulse = Pulse.begin(time.monotonic())
 
     def look() -> None:
@@ -219,8 +209,9 @@ def try_texts(
     ours, theirs = socket.socketpair()  # the worker ends when this process does
     with ours, theirs:
         ours.sendall(to_json(Go(limits)))
+        command, stdin = worker_command(files), theirs.fileno()
         try:
-            returncode = run_child(command, files.log, look, conditions.environment, stdin=theirs.fileno(), stack=True)
+            returncode = run_child(command, files.log, look, conditions.environment, stdin=stdin, stack=True)
         except TimeoutError as error:
             ended_why = str(error)
     evidence = gather(
@@ -231,36 +222,31 @@ def try_texts(
         returncode=returncode,
         ended_by=EndedBy.HANG if ended_why else EndedBy.ITSELF,
         ended_why=ended_why,
-        oom_kills=kills.rise(),
+        oom_kills=oom_kills() - kills_before,
         limits=limits,
     )
-    return _trial_of(evidence, files)
-
-
-def _trial_of(evidence: Evidence, files: AttemptFiles) -> Trial:
-    """What it says. Raises OSError."""
-    verdict = judge(evidence)
+    verdict, result = judge(evidence), evidence.result
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
-    last = last_line(evidence.log_tail)
-    if evidence.result is None:
-        return Trial(verdict, vectors, last[:300])
-    facts = evidence.result.facts
+    trial = Trial(verdict, vectors, last_line(evidence.log_tail)[:300])
+    if result is None:
+        return trial
+    facts = result.facts
     notes = facts.loaded.notes if facts.loaded else ()
-    return Trial(verdict, vectors, last[:300], evidence.result.phase_s, facts.dtype, facts.linear, notes)
+    return replace(trial, phase_s=result.phase_s, dtype=facts.dtype, linear=facts.linear, notes=notes)
 
 
 def environment_of(
     base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str], *, workers: int = 1
 ) -> dict[str, str]:
-    """What workers on the devices get.
+    """Make the environment of a worker on the devices.
 
-    Without a device (no config, or one whose GPU is not there), the child sees the GPUs that this command sees.
+    Without a device (no config, or a GPU that is not there), it sees the GPUs that this command sees.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     environment = worker_environment(base, CPU, secrets.token_hex(8), os.getpid(), extra, threads=threads)
-    del environment[_VISIBLE]
+    del environment["CUDA_VISIBLE_DEVICES"]
     if devices:
-        environment[_VISIBLE] = ",".join(device.uuid for device in devices)
-    elif _VISIBLE in base:
-        environment[_VISIBLE] = base[_VISIBLE]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in devices)
+    elif "CUDA_VISIBLE_DEVICES" in base:
+        environment["CUDA_VISIBLE_DEVICES"] = base["CUDA_VISIBLE_DEVICES"]
     return environment

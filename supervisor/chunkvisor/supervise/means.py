@@ -13,9 +13,9 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import model_spec
 from chunkvisor.devices.gpu import find_devices, is_guessed
 from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelchecks import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
-from chunkvisor.engine.starter import LocalEngine, WorkerSettings
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import Alarmed, Doing, GpusGuessed, Note, Resolving, RunStarted
 from chunkvisor.heart.loop import Run
@@ -229,7 +229,6 @@ class Means:
             self._run.run_id,
             os.environ,
             config.env,
-            device,
             TemplateSpec(model, device.kind, (str(self._request.loaded.folder),)),
             self._run.layout.template,
             config.recovery.startup_timeout,

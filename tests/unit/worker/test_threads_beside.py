@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from chunkvisor_worker.taint import find_threads
+from chunkvisor_worker.taint import find_taint
 
 
 def test_the_asking_thread_is_none_of_them_whatever_its_number() -> None:
@@ -12,10 +12,10 @@ def test_the_asking_thread_is_none_of_them_whatever_its_number() -> None:
 
     def ask() -> None:
         Path("/proc/thread-self/comm").write_text("asks")
-        found.extend(find_threads())
+        found.append(find_taint())
 
     younger = threading.Thread(target=ask)  # asks with the higher number, as if numbers had begun anew
     younger.start()
     younger.join()
-    assert found
-    assert "asks" not in found
+    assert "has started threads" in found[0]
+    assert "asks" not in found[0]

@@ -22,7 +22,7 @@ from chunkvisor.devices.gpu import Device, ProbeReading, ask_smi, ask_torch, fin
 from chunkvisor.engine.modelchecks import ModelFindings, check_model_files
 from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
-from chunkvisor.engine.ray.survey import Survey, survey
+from chunkvisor.engine.ray.wire import Survey, survey
 from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import plain

@@ -1,10 +1,12 @@
-"""`python -m chunkvisor.engine.ray.bridge`: Ray's driver, which passes on what supervisor and agents say.
+"""`python -m chunkvisor.engine.ray.bridge`: Ray's driver, which passes on what parent and agents say.
 
-Standard input is a socket to the supervisor, whose end is the bridge's end.
+Standard input is a socket to the parent, whose end is the bridge's end. With an address as its argument it prints what
+that cluster has, as one JSON object.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
-from chunkvisor.engine.ray.wire import Begin, Cluster, Ended, NodeAside, Order, Report, Terms
+from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, Order, Report, Survey, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
@@ -28,31 +30,38 @@ from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
 _TRAVELLING = asyncio.Semaphore(4)
 """Held while the files of a worker travel: few at a time, over the whole cluster."""
 _CLOSE_S = 8.0
+_LOOK_S = 1.0
+"""Between two questions to the cluster for its nodes."""
+_DEATHS = 3
+"""After this number of deaths in a row, each soon after its start, an agent is not started again on the node."""
+_SERVICE_S = 120.0
+_WORDS = 120
+_ANSWER_S = 10.0
+_END_S = 10.0
 
 
 class AgentProxy:
     """One agent, from its start to its end."""
 
-    def __init__(self, node: str, terms: Terms, gpus: float, cores: float, say: Callable[[Report], None]) -> None:
-        self._node = node
-        self._terms = terms
-        self._say = say
+    def __init__(self, node: str, terms: Terms, resources: dict[str, Any], say: Callable[[Report], None]) -> None:
+        self._node, self._terms, self._say = node, terms, say
         self._folders: dict[int, Path] = {}
         self._errands: dict[int, asyncio.Task[None]] = {}
         """The last thing under way for each worker, and for the node itself: the next begins after it."""
         self._tasks: set[asyncio.Task[None]] = set()
         place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        gpus = 0.0 if "cpu" in terms.device else float(resources["GPU"])
         actor: Any = ray.remote(Agent).options(
             num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=16, scheduling_strategy=place
         )
-        self._agent = actor.remote(to_json(terms), node, cores)
+        self._agent = actor.remote(to_json(terms), node, float(resources.get("CPU", 0)))
         self.preparing = self.ready = False
         """How far it is: placed on its node, able to work."""
         self.closed = False
         """Whether it is to end."""
 
     async def serve(self, on_change: Callable[[], None]) -> None:
-        """Pass on the agent's news until it is closed or set aside. Raises RayError where it is lost."""
+        """Pass on the agent's news until it is closed or set aside. Raises RayError if it is lost."""
         await self._agent.here.remote()
         self.preparing = True
         on_change()
@@ -83,21 +92,35 @@ class AgentProxy:
         ray.kill(self._agent)
 
     def cancel(self) -> None:
-        """The agent has ended: nothing is fetched from it any more."""
+        """Note that the agent has ended: nothing is fetched from it any more."""
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._agent)
 
     def _pass_on(self, report: Report) -> None:
-        if report.ended is not None:
-            self._errand(report.worker, self._bring_home(report.worker, report.ended))
+        if report.returncode is not None:
+            self._errand(report.worker, self._bring_home(report))
             return
         folder = self._folders.get(report.worker)
         if folder is not None and report.beat is not None and not self._terms.shared:
             with contextlib.suppress(OSError):  # the next one may fit on the disk
                 write_beat(AttemptFiles(folder).beat, report.beat)
         self._say(replace(report, beat=None))
+
+    def _errand(self, worker: int, work: Coroutine[Any, Any, None]) -> None:
+        before = self._errands.get(worker)
+
+        async def after() -> None:
+            if before is not None:
+                await asyncio.wait([before])
+            # If the agent is lost, the one that waits for its news hears of it.
+            with contextlib.suppress(ray.exceptions.RayError):
+                await work
+
+        self._errands[worker] = task = asyncio.get_running_loop().create_task(after())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _hand_on(self, order: Order) -> None:
         if order.launch is not None and not self._terms.shared:
@@ -107,7 +130,7 @@ class AgentProxy:
                     for path in (files.texts, files.spec):
                         await self._put(order.worker, path)
             except OSError:  # here or there: Ray raises what was raised there
-                self._say(Report(self._node, order.worker, ended=Ended(WorkerExit.DISK_FULL)))
+                self._say(Report(self._node, order.worker, returncode=WorkerExit.DISK_FULL))
                 return
         await self._agent.order.remote(to_json(order))
 
@@ -118,9 +141,9 @@ class AgentProxy:
                 await self._agent.put.remote(worker, path.name, piece, first=first)
                 first = False
 
-    async def _bring_home(self, worker: int, ended: Ended) -> None:
-        files = AttemptFiles(self._folders.pop(worker))
-        self._errands.pop(worker, None)
+    async def _bring_home(self, ended: Report) -> None:
+        files = AttemptFiles(self._folders.pop(ended.worker))
+        self._errands.pop(ended.worker, None)
         if not self._terms.shared:
             try:
                 async with _TRAVELLING:
@@ -128,12 +151,12 @@ class AgentProxy:
                     of_batches = (files.batches, files.partial) if ended.returncode else ()
                     of_texts = (*of_batches, files.cut, files.vectors)
                     for path in (files.log, files.beat, files.fault, *of_texts, files.result):
-                        await self._fetch(worker, path)
+                        await self._fetch(ended.worker, path)
             except OSError:
-                # The disk here cannot take it; the supervisor knows what that means.
+                # The disk here cannot take it; the parent knows what that means.
                 ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))
-        self._say(Report(self._node, worker, ended=ended))
-        await self._agent.order.remote(to_json(Order(self._node, worker, discard=True)))
+        self._say(ended)
+        await self._agent.order.remote(to_json(Order(self._node, ended.worker, discard=True)))
 
     async def _fetch(self, worker: int, path: Path) -> None:
         """Bring a file of an ended worker, if there is one."""
@@ -147,52 +170,23 @@ class AgentProxy:
                 piece = await self._agent.read.remote(worker, path.name, file.tell())
         partial.replace(path)
 
-    def _errand(self, worker: int, work: Coroutine[Any, Any, None]) -> None:
-        before = self._errands.get(worker)
-
-        async def after() -> None:
-            if before is not None:
-                await asyncio.wait([before])
-            # Of a lost agent hears whoever waits for its news.
-            with contextlib.suppress(ray.exceptions.RayError):
-                await work
-
-        task = asyncio.get_running_loop().create_task(after())
-        self._errands[worker] = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-_LOOK_S = 1.0
-"""Between two questions to the cluster for its nodes."""
-_DEATHS = 3
-"""After this number of deaths in a row, each soon after its start, an agent is not started again on the node."""
-_SERVICE_S = 120.0
-_WORDS = 120
-_ANSWER_S = 10.0
-_END_S = 10.0
-
 
 class Bridge:
     """One connection to a cluster; everything but the reading of the socket happens in one thread's event loop."""
 
-    def __init__(self, supervisor: socket.socket, orders: Iterable[bytes], begin: Begin) -> None:
-        self._socket = supervisor
-        self._orders = orders
-        self._address = begin.address
-        self._terms = begin.terms
+    def __init__(self, parent: socket.socket, orders: Iterable[bytes], begin: Begin) -> None:
+        self._socket, self._orders, self._address, self._terms = parent, orders, begin.address, begin.terms
         self._wanted = "CPU" if "cpu" in begin.terms.device else "GPU"
         self._loop = asyncio.new_event_loop()
         self._proxies: dict[str, AgentProxy] = {}
         self._alive: dict[str, dict[str, Any]] = {}
         self._known: set[str] = set()
-        self._without: set[str] = set()
         self._told: Cluster | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self) -> None:
-        """Serve until the supervisor has ended, or says so."""
-        threading.Thread(target=self._read, name="supervisor", daemon=True).start()
+        """Serve until the parent has ended, or says so."""
+        threading.Thread(target=self._read, name="parent", daemon=True).start()
         self._loop.run_until_complete(self._serve())
 
     def _read(self) -> None:
@@ -201,22 +195,20 @@ class Bridge:
                 if (order := from_json(Order, line)) is not None:
                     self._loop.call_soon_threadsafe(self._obey, order)
         asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
-        # Where Ray holds up the event loop.
+        # If Ray holds up the event loop.
         threading.Event().wait(_END_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def say(self, report: Report) -> None:
-        """Tell the supervisor."""
-        with contextlib.suppress(OSError):  # it is gone; the reader sees that, too
+    def _say(self, report: Report) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone; the reader sees that, too
             self._socket.sendall(to_json(report))
 
     def _obey(self, order: Order) -> None:
         if order.close:
             self._start(self._leave())
-            return
-        if (proxy := self._proxies.get(order.node)) is None:
-            return  # it has ended, which the supervisor has been told
-        if order.release:
+        elif (proxy := self._proxies.get(order.node)) is None:
+            return  # it has ended, which the parent has been told
+        elif order.release:
             self._start(proxy.close())
         else:
             proxy.obey(order)
@@ -225,37 +217,32 @@ class Bridge:
         try:
             await asyncio.to_thread(connect, self._address)
         except (OSError, ValueError) as error:
-            self.say(Report(cluster=Cluster(down=first_line(error))))
+            self._say(Report(cluster=Cluster(down=first_line(error))))
             return
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
-            self.say(Report(cluster=Cluster(refused=first_line(error))))
+            self._say(Report(cluster=Cluster(refused=first_line(error))))
             return
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
             self._alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
-            for number, node in self._alive.items():
-                if number in self._known:
-                    continue
-                self._known.add(number)
-                if node["Resources"].get(self._wanted):
-                    self._start(self._keep_agent(number, node))
-                else:
-                    self._without.add(number)
+            for number in self._alive.keys() - self._known:
+                if self._has_device(number):
+                    self._start(self._keep_agent(number, self._alive[number]))
+            self._known = set(self._alive)
             await asyncio.sleep(0)  # those that were just met are counted as starting
-            self._known &= self._alive.keys()
-            self._without &= self._alive.keys()
             self._tell_cluster()
             await asyncio.sleep(_LOOK_S)
 
+    def _has_device(self, number: str) -> bool:
+        return bool(self._alive[number]["Resources"].get(self._wanted))
+
     async def _keep_agent(self, number: str, node: dict[str, Any]) -> None:
         """Have an agent on the node while it lives, and another one if that dies alone."""
-        name, resources = f"{node['NodeManagerHostname']} ({number[:6]})", node["Resources"]
-        gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
+        name = f"{node['NodeManagerHostname']} ({number[:6]})"
         why, deaths = "", 0
         while number in self._alive and deaths < _DEATHS:
             began_s = self._loop.time()
-            proxy = AgentProxy(number, self._terms, gpus, float(resources.get("CPU", 0)), self.say)
-            self._proxies[number] = proxy
+            self._proxies[number] = proxy = AgentProxy(number, self._terms, node["Resources"], self._say)
             try:
                 await proxy.serve(self._tell_cluster)
                 return  # it was let go
@@ -268,14 +255,14 @@ class Bridge:
             finally:
                 del self._proxies[number]
                 proxy.cancel()
-                self.say(Report(number, gone=why))
+                self._say(Report(number, gone=why))
                 self._tell_cluster()
             # After long service it may have been the network; a node that is dead is soon known to be.
             deaths = 1 if self._loop.time() - began_s > _SERVICE_S else deaths + 1
             await asyncio.sleep(2.0 * deaths)
         if number in self._alive:
             remedy = f"look into Ray's logs on {name}; memory may be short there"
-            self.say(Report(number, aside=NodeAside(name, f"its agent ended {_DEATHS} times: {why}", remedy)))
+            self._say(Report(number, aside=NodeAside(name, f"its agent ended {_DEATHS} times: {why}", remedy)))
 
     async def _leave(self) -> None:
         """End all agents in good order, then this process."""
@@ -292,36 +279,51 @@ class Bridge:
         proxies = self._proxies.values()
         preparing = sum(each.preparing for each in proxies)
         starting = sum(not each.preparing and not each.ready for each in proxies)
-        cluster = Cluster(starting, preparing, len(self._without))
+        cluster = Cluster(starting, preparing, sum(not self._has_device(number) for number in self._alive))
         if cluster != self._told:
             self._told = cluster
-            self.say(Report(cluster=cluster))
+            self._say(Report(cluster=cluster))
 
 
 def connect(address: str) -> None:
     """Make this process a driver. Raises OSError, and whatever Ray finds wrong."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
-        # Ray would try for minutes where nobody listens.
+        # Ray would try for minutes if nothing listens.
         socket.create_connection((host, int(port)), _ANSWER_S).close()
     ray.init(address=address, namespace="chunkvisor", log_to_driver=False, configure_logging=False)
 
 
 def first_line(error: BaseException) -> str:
-    """An error in a line for people."""
+    """Put an error into a line for people."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return words if len(words) <= _WORDS else f"{words[:_WORDS]}…"
 
 
+def survey_of(address: str) -> Survey:
+    """Count what the cluster has."""
+    try:
+        connect(address)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        return Survey(problem=first_line(error))
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    processors, gpus = (int(sum(each.get(name, 0) for each in alive)) for name in ("CPU", "GPU"))
+    return Survey(len(alive), processors, gpus)
+
+
 def main() -> None:
-    """Serve the supervisor at standard input."""
-    supervisor = socket.socket(fileno=os.dup(0))
+    """Serve the parent at standard input, or print a survey."""
+    if len(sys.argv) > 1:
+        sys.stdout.write(json.dumps(asdict(survey_of(sys.argv[1]))) + "\n")
+        sys.stdout.flush()
+        os._exit(0)
+    parent = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    with supervisor.makefile("rb") as orders:
+    with parent.makefile("rb") as orders:
         if (begin := from_json(Begin, orders.readline())) is not None:
-            Bridge(supervisor, orders, begin).run()
+            Bridge(parent, orders, begin).run()
     sys.stderr.flush()
     os._exit(0)
 

@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,8 +19,20 @@ from chunkvisor.devices.stations import Site, Station, Stations
 from chunkvisor.engine.engine import Demand, Worker
 from chunkvisor.engine.environment import SERVICE_MANAGERS
 from chunkvisor.engine.process import end, keep_log_end, readable, spawn
-from chunkvisor.engine.ray.readiness import this_machine, this_version
-from chunkvisor.engine.ray.wire import Begin, Cluster, Demanded, Launch, Model, NodeState, NodeUp, Order, Report, Terms
+from chunkvisor.engine.ray.wire import (
+    BRIDGE,
+    RAY_ENVIRONMENT,
+    Begin,
+    Cluster,
+    Launch,
+    NodeState,
+    NodeUp,
+    Order,
+    Report,
+    Terms,
+    this_machine,
+    this_version,
+)
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting, event_of
 from chunkvisor.judge import NODE_LOST, backoff_s
@@ -32,89 +43,39 @@ from chunkvisor_worker.contract.files import AttemptFiles, make_folder
 from chunkvisor_worker.contract.messages import Limits, ModelSpec, Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, to_json
 
-
-class Node:
-    """A node that can work."""
-
-    def __init__(self, number: str, up: NodeUp, send: Callable[[Order], None]) -> None:
-        self.number = number
-        self.up = up
-        self.state: NodeState | None = None
-        """None before it is known whether a template gets ready."""
-        self.released = False
-        self._send = send
-        self._workers: dict[int, RayWorker] = {}
-        self._looks: dict[int, Future[Reading]] = {}
-
-    def start(self, number: int, folder: str, device: Device, *, fresh: bool, blocking_launches: bool) -> "RayWorker":
-        """Start a worker; what goes wrong is heard of later."""
-        warm = not fresh and self.state is not None and self.state.warm
-        self._workers[number] = worker = RayWorker(self._send, self.number, number, warm)
-        launch = Launch(folder, self.up.devices.index(device), fresh, blocking_launches)
-        self._send(Order(self.number, number, launch=launch))
-        return worker
-
-    def look_of(self, device: Device) -> Look:
-        """Have nvidia-smi of the node look at one of its GPUs; it has done so once, before its first worker."""
-        position = self.up.devices.index(device)
-        watched = [each for each in self.up.devices if is_watched(each)]
-        first = [self.up.readings[watched.index(device)]] if device in watched else []
-
-        def look() -> Future[Reading]:
-            if first:
-                known: Future[Reading] = Future()
-                known.set_result(first.pop())
-                return known
-            self._send(Order(self.number, look=position))
-            return self._looks.setdefault(position, Future())
-
-        return look
-
-    def hear(self, report: Report) -> None:
-        """Take in what the node says of itself, or of a worker."""
-        if report.state is not None:
-            self.state = report.state
-        elif report.looked is not None and (look := self._looks.pop(report.looked.device, None)) is not None:
-            look.set_result(report.looked.reading)
-        elif (worker := self._workers.get(report.worker)) is not None:
-            worker.hear(report)
-            if report.ended is not None:
-                del self._workers[report.worker]
-
-    def lose(self) -> None:
-        """Nothing more will be heard of it, nor of its workers."""
-        for worker in self._workers.values():
-            worker.lose()
-        for look in self._looks.values():
-            look.cancel()
+_SEND_S = 5.0
+"""A bridge that takes no message within this time is stuck."""
+_GRACE_S = 12.0
+_LINE_BYTES = 64 << 20
+_START_S = 30.0
+"""What an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
+_PATIENCE_S = 10.0
+"""To be without a node for less is not worth a word."""
 
 
 class RayWorker:
-    """A Worker on a node."""
+    """A worker on a node, see `engine.Worker`."""
 
     tells_beats = True
 
     def __init__(self, send: Callable[[Order], None], node: str, number: int, warm: bool) -> None:
         """`warm` is what is expected of its start."""
-        self.pid = 0
-        self.warm = warm
-        self._send = send
-        self._node = node
-        self._number = number
+        self._send, self._node, self._number = send, node, number
+        self.pid, self.warm = 0, warm
         self._called = False
         self._returncode: int | None = None
         self._kills = 0
 
     def hear(self, report: Report) -> None:
         """Take in what is said of it; when it has ended its files are here, the last beat among them."""
-        if report.started is not None:
-            self.pid, self.warm = report.started.pid, report.started.warm
-        if report.ended is not None:
-            self._kills, self._returncode = report.ended.oom_kills, report.ended.returncode
-        self._called |= report.heard or report.ended is not None
+        if report.pid is not None:
+            self.pid, self.warm = report.pid, report.warm
+        if report.returncode is not None:
+            self._kills, self._returncode = report.oom_kills, report.returncode
+        self._called |= report.heard or report.returncode is not None
 
     def lose(self) -> None:
-        """Nothing more will be heard of it."""
+        """Note that nothing more will be heard of it."""
         self._returncode = NODE_LOST
 
     def watched(self) -> list[int]:
@@ -148,10 +109,56 @@ class RayWorker:
             self._send(Order(self._node, self._number, signal=int(number)))
 
 
-_SEND_S = 5.0
-"""A bridge that takes no message within this time is stuck."""
-_GRACE_S = 12.0
-_LINE_BYTES = 64 << 20
+class Node:
+    """A node that can work."""
+
+    def __init__(self, number: str, up: NodeUp, send: Callable[[Order], None]) -> None:
+        self._number, self._up, self._send = number, up, send
+        self.state: NodeState | None = None
+        """None before it is known whether a template gets ready."""
+        self.released = False
+        self._workers: dict[int, RayWorker] = {}
+        self._looks: dict[int, Future[Reading]] = {}
+
+    def start(self, number: int, folder: str, device: Device, *, fresh: bool, blocking_launches: bool) -> RayWorker:
+        """Start a worker; what goes wrong is heard of later."""
+        warm = not fresh and self.state is not None and self.state.warm
+        self._workers[number] = worker = RayWorker(self._send, self._number, number, warm)
+        launch = Launch(folder, self._up.devices.index(device), fresh, blocking_launches)
+        self._send(Order(self._number, number, launch=launch))
+        return worker
+
+    def look_of(self, device: Device) -> Look:
+        """Have nvidia-smi of the node look at one of its GPUs; it has done so once, before its first worker."""
+        position = self._up.devices.index(device)
+        watched = [each for each in self._up.devices if is_watched(each)]
+        first = [self._up.readings[watched.index(device)]] if device in watched else []
+
+        def look() -> Future[Reading]:
+            if first:
+                known: Future[Reading] = Future()
+                known.set_result(first.pop())
+                return known
+            self._send(Order(self._number, look=position))
+            return self._looks.setdefault(position, Future())
+
+        return look
+
+    def hear(self, report: Report) -> None:
+        """Take in what the node says of itself, or of a worker."""
+        if report.state is not None:
+            self.state = report.state
+        elif report.looked in self._looks and report.reading is not None:
+            self._looks.pop(report.looked).set_result(report.reading)
+        elif (worker := self._workers.get(report.worker)) is not None:
+            worker.hear(report)
+            if report.returncode is not None:
+                del self._workers[report.worker]
+
+    def lose(self) -> None:
+        """Note that nothing more will be heard of it, nor of its workers."""
+        for worker in self._workers.values():
+            worker.lose()
 
 
 class Link:
@@ -165,19 +172,16 @@ class Link:
         self.alive = True
         """Whether anything can be said or heard."""
         environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
-        # No figures about this cluster go to Ray's makers; the run id, so that a later run can end it.
-        environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: begin.terms.run_id}
+        environment |= {**RAY_ENVIRONMENT, RUN_ID: begin.terms.run_id}  # so that a later run can end it
         try:
-            self._process = spawn(
-                [sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge"], theirs, log, environment
-            )
+            self._process = spawn(BRIDGE, theirs, log, environment)
         except OSError:
             self._socket.close()
             raise
         self.send(begin)
 
     def watched(self) -> list[int]:
-        """A descriptor that becomes readable when there is something to hear, its end included."""
+        """Give a descriptor that becomes readable when there is something to hear, its end included."""
         return [self._socket.fileno()] if self.alive else []
 
     def send(self, message: Begin | Order) -> None:
@@ -189,7 +193,7 @@ class Link:
             self._end(0.0)
 
     def hear(self) -> list[Report]:
-        """What has been said meanwhile."""
+        """Give what has been said meanwhile."""
         found: list[Report] = []
         while self.alive and readable(self._socket.fileno()):
             try:
@@ -214,22 +218,12 @@ class Link:
             self._socket.close()
 
 
-_START_S = 30.0
-"""What an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
-
-_PATIENCE_S = 10.0
-"""To be without a node for less is not worth a word."""
-
-
 class RayEngine:
-    """See Engine."""
+    """The engine of a cluster, see `engine.Engine`; its nodes come when there is work."""
 
     def __init__(self, begin: Begin, bridge_log: Path, wait_timeout_s: float, emit: Emit) -> None:
         """`begin` is told to the bridge, whose log is `bridge_log`."""
-        self._begin = begin
-        self._log = bridge_log
-        self._wait_timeout_s = wait_timeout_s
-        self._emit = emit
+        self._begin, self._log, self._wait_timeout_s, self._emit = begin, bridge_log, wait_timeout_s, emit
         self._stations: Stations | None = None
         self._demand: Demand | None = None
         self._link: Link | None = None
@@ -244,7 +238,7 @@ class RayEngine:
         self._numbers = itertools.count()
 
     def open(self, stations: Stations) -> None:
-        """See Engine; nodes come when there is work."""
+        """See Engine."""
         self._stations = stations
 
     def prepare(self, demand: Demand) -> None:
@@ -261,7 +255,12 @@ class RayEngine:
             self._take_in(report, self._stations, self._demand)
         if self._link is not None and not self._link.alive:
             self._lose_bridge(self._stations)
-        self._release_unused(self._stations)
+        # A node none of whose devices is used any more need not be held.
+        used = {station.site.node for station in self._stations.alive}
+        for number, node in self._nodes.items():
+            if number not in used and not node.released:
+                node.released = True
+                self._send(Order(number, release=True))
         if not self._demand.pending():
             return  # what is left to do needs no node
         now_s = time.monotonic()
@@ -291,9 +290,8 @@ class RayEngine:
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
         node = self._nodes[station.site.node]  # `holding` is true of the stations of any other
-        return node.start(
-            next(self._numbers), str(files.folder), station.device, fresh=fresh, blocking_launches=blocking_launches
-        )
+        number, folder = next(self._numbers), str(files.folder)
+        return node.start(number, folder, station.device, fresh=fresh, blocking_launches=blocking_launches)
 
     def mistrust(self, worker: Worker) -> None:
         """See Engine; the node's agent has seen it before."""
@@ -310,61 +308,49 @@ class RayEngine:
         if self._link is not None:
             self._link.close()
 
+    # --- what the bridge says
+
     def _send(self, order: Order) -> None:
         if self._link is not None:
             self._link.send(order)
 
     def _take_in(self, report: Report, stations: Stations, demand: Demand) -> None:
         if report.cluster is not None:
-            self._hear_of(report.cluster)
+            self._cluster = report.cluster
+            self._why = report.cluster.down or self._why
+            if report.cluster.refused:
+                raise Halt(
+                    ExitCode.MACHINE,
+                    f"the Ray cluster at {self._begin.address} cannot be used",
+                    why=report.cluster.refused,
+                    remedy="the supervisor and all nodes need the same versions of Python and Ray",
+                    log=self._log,
+                )
         elif report.up is not None:
-            self._welcome(report.node, report.up, stations, demand)
+            number, up = report.node, report.up
+            self._nodes[number] = node = Node(number, up, self._send)
+            self._bridges = 0
+            stations.add(up.devices, Site(number, up.name, up.threads, up.model_path), node.look_of)
+            self._send(Order(number, demanded=(demand.pending(), len(stations.alive) * demand.places)))
         elif report.gone is not None:
             stations.lose(report.node, report.gone)
             self._forget(report.node)
         elif report.aside is not None:
-            aside = report.aside
-            halt = Halt(
-                ExitCode(aside.code), f"node {aside.name} cannot do this job", why=aside.why, remedy=aside.remedy
-            )
-            stations.drop_node(report.node, halt, aside.name)
+            code, name = ExitCode(report.aside.code), report.aside.name
+            what = f"node {name} cannot do this job"
+            stations.drop_node(report.node, Halt(code, what, why=report.aside.why, remedy=report.aside.remedy), name)
             self._forget(report.node)
-        elif report.told is not None:
-            if (event := event_of(report.told.event, report.told.details)) is not None:
+        elif report.event:
+            if (event := event_of(report.event, report.details)) is not None:
                 self._emit(event)
         elif report.node in self._nodes:
             self._nodes[report.node].hear(report)
-
-    def _hear_of(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        if cluster.refused:
-            raise Halt(
-                ExitCode.MACHINE,
-                f"the Ray cluster at {self._begin.address} cannot be used",
-                why=cluster.refused,
-                remedy="the supervisor and all nodes need the same versions of Python and Ray",
-                log=self._log,
-            )
-        self._why = cluster.down or self._why
-
-    def _welcome(self, number: str, up: NodeUp, stations: Stations, demand: Demand) -> None:
-        self._nodes[number] = node = Node(number, up, self._send)
-        self._bridges = 0
-        stations.add(up.devices, Site(number, up.name, up.threads, up.model_path), node.look_of)
-        at_once = len(stations.alive) * demand.places
-        self._send(Order(number, demanded=Demanded(demand.pending(), at_once)))
 
     def _forget(self, number: str) -> None:
         if (node := self._nodes.pop(number, None)) is not None:
             node.lose()
 
-    def _release_unused(self, stations: Stations) -> None:
-        """A node none of whose devices is used any more need not be held."""
-        used = {station.site.node for station in stations.alive}
-        for number, node in self._nodes.items():
-            if number not in used and not node.released:
-                node.released = True
-                self._send(Order(number, release=True))
+    # --- the bridge
 
     def _build_bridge(self) -> None:
         self._bridges += 1
@@ -381,13 +367,12 @@ class RayEngine:
             self._forget(number)
 
     def _wait(self, stations: Stations, now_s: float) -> None:
-        """There is nothing to work on: wait for a node. Raises Halt where that is in vain, or has lasted too long."""
-        self._without_s = self._without_s or now_s
-        waited_s = now_s - self._without_s
-        if self._cluster.preparing:
+        """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
+        if self._cluster.preparing or self._without_s is None:
             self._without_s = now_s
+        if self._cluster.preparing:
             return
-        starting = self._cluster.starting
+        waited_s, starting = now_s - self._without_s, self._cluster.starting
         if self._link is not None and not starting and stations.last_halt is not None:
             raise stations.last_halt
         limit_s = max(self._wait_timeout_s, _START_S if starting else 0.0)
@@ -408,19 +393,18 @@ class RayEngine:
 
 
 def cluster_devices(config: Config) -> tuple[Device, ...]:
-    """What stands for the devices of a cluster until its nodes have told theirs."""
-    kind = "cpu" if "cpu" in config.device else "cuda"
-    return (Device(kind, name="the Ray cluster"),)
+    """Give what stands for the devices of a cluster until its nodes have told theirs."""
+    return (Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),)
 
 
 def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emit: Emit) -> RayEngine:
-    """The engine, not connected yet; `job` is any of the run's: all have the same model. None: nothing is to be done.
+    """Make the engine, not connected yet; `job` is any of the run's: all have the same model. None: nothing is to do.
 
-    Raises OSError where the engine's folder cannot be made.
+    Raises OSError if the engine's folder cannot be made.
     """
     make_folder(layout.ray, durable=False)
-    model = job.model if job else ModelSpec(config.model.name)
     (device,) = cluster_devices(config)
+    model, path = (job.model, job.import_path) if job else (ModelSpec(config.model.name), ())
     terms = Terms(
         run_id=run_id,
         version=this_version(),
@@ -432,8 +416,6 @@ def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emi
         env=dict(config.env),
         start=str(config.workers.start),
         startup_s=config.recovery.startup_timeout,
-        model=Model(model.name, model.path, model.revision, str(model.kwargs.get("backend", "torch"))),
-        template=TemplateSpec(model, device.kind, job.import_path if job else ()),
+        template=TemplateSpec(model, device.kind, path),
     )
-    begin = Begin(config.engine.address, terms)
-    return RayEngine(begin, layout.ray / "bridge.log", config.recovery.wait_timeout, emit)
+    return RayEngine(Begin(config.engine.address, terms), layout.ray / "bridge.log", config.recovery.wait_timeout, emit)

@@ -1,27 +1,24 @@
-"""What supervisor, bridge and agents say to each other, one JSON message a line."""
+"""What parent, bridge and agents say to each other, one JSON message a line; and a survey of a cluster."""
 
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Reading
-from chunkvisor.errors import ExitCode
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
+from chunkvisor_worker.contract.wire import from_json
 
 NO_WORKER = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Which model's files a node must have."""
-
-    name: str
-    """Hub id, or local folder."""
-    path: str | None
-    """Where they are on the supervisor's machine; None for a plug-in, which needs none."""
-    revision: str | None
-    """Commit hash of the hub, or `sha256:…` of a local folder."""
-    backend: str = "torch"
+BRIDGE = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
+"""No figures about a cluster go to Ray's makers."""
+_SURVEY_S = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +27,12 @@ class Terms:
 
     run_id: str
     version: str
-    """Of chunkvisor."""
+    """`this_version` of the parent."""
     machine: str
-    """The supervisor's, as `readiness.this_machine` names it."""
+    """`this_machine` of the parent."""
     workdir: str
     shared: bool
-    """Whether the nodes see the supervisor's folders."""
+    """Whether the nodes see the parent's folders."""
     device: tuple[str, ...]
     """As in the config."""
     per_device: int
@@ -43,8 +40,8 @@ class Terms:
     start: str
     """A config.Start."""
     startup_s: float
-    model: Model
     template: TemplateSpec
+    """The model, with its path on the parent's machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class Launch:
     """Start a worker; what it needs lies in `folder`."""
 
     folder: str
-    """Of the attempt, on the supervisor's machine."""
+    """Of the attempt, on the parent's machine."""
     device: int
     """Position among the node's devices."""
     fresh: bool
@@ -68,21 +65,13 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Demanded:
-    """How much work there is for a template, see Starter.expect."""
-
-    pending: int
-    at_once: int
-
-
-@dataclass(frozen=True, slots=True)
 class Order:
     """Towards the workers: to the bridge, to a node, or to one of its workers. It says one thing."""
 
     node: str = ""
-    """By Ray's number; empty = the bridge itself, which knows but `close`."""
+    """By Ray's number; empty = the bridge itself, which knows only `close`."""
     worker: int = NO_WORKER
-    """By the supervisor's number."""
+    """By the parent's number."""
     launch: Launch | None = None
     gate: Limits | None = None
     """Open the worker's gate."""
@@ -92,7 +81,8 @@ class Order:
     """Send it to the worker and to all that it has started."""
     look: int | None = None
     """Ask nvidia-smi about the GPU at this position among the node's devices."""
-    demanded: Demanded | None = None
+    demanded: tuple[int, ...] = ()
+    """How much work there is for a template: (pending, at_once), see LocalEngine.expect."""
     discard: bool = False
     """From the bridge: the worker's files are no longer needed."""
     release: bool = False
@@ -120,7 +110,7 @@ class NodeAside:
     name: str
     why: str
     remedy: str
-    code: int = int(ExitCode.MACHINE)
+    code: int = 69
     """With which the run ends if no node is left."""
 
 
@@ -137,39 +127,6 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A worker has been started."""
-
-    pid: int
-    """On its node."""
-    warm: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A worker has ended, and its files are where they belong."""
-
-    returncode: int
-    oom_kills: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """The answer to a look."""
-
-    device: int
-    reading: Reading
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """An event for the journal."""
-
-    event: str
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """How the bridge gets on with the cluster."""
 
@@ -182,7 +139,7 @@ class Cluster:
     down: str = ""
     """Why the cluster cannot be reached now."""
     refused: str = ""
-    """Why it will not be, whatever one waits for."""
+    """Why it will not be, however long one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +153,64 @@ class Report:
     """The node is lost with all its workers, and why."""
     aside: NodeAside | None = None
     state: NodeState | None = None
-    started: Started | None = None
+    pid: int | None = None
+    """The worker has been started, as this process of its node."""
+    warm: bool = False
+    """How that worker was started."""
     heard: bool = False
     """The worker has called, or its beat has changed."""
     beat: Beat | None = None
-    ended: Ended | None = None
-    looked: Looked | None = None
-    told: Told | None = None
+    returncode: int | None = None
+    """The worker has ended, and its files are where they belong."""
+    oom_kills: int = 0
+    """On its node, while it ran."""
+    looked: int | None = None
+    """The GPU at this position among the node's devices was looked at."""
+    reading: Reading | None = None
+    """What the look has shown."""
+    event: str = ""
+    """An event for the journal."""
+    details: dict[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
+
+
+def this_version() -> str:
+    """Name chunkvisor and Python, as far as two machines must agree on them."""
+    try:
+        own = version("chunkvisor")
+    except PackageNotFoundError:  # run from a source folder
+        own = "not installed"
+    return f"chunkvisor {own} under Python {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def this_machine() -> str:
+    """Make a name that no other machine has, nor a container with another file system."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{boot}/{socket.gethostname()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A cluster as it is now."""
+
+    nodes: int = 0
+    processors: int = 0
+    gpus: int = 0
+    problem: str = ""
+    """Why nothing is known of it."""
+
+
+def survey(address: str) -> Survey:
+    """Ask the cluster, in a child with a time limit, since Ray ends the process that cannot go on."""
+    environment = {**os.environ, **RAY_ENVIRONMENT}
+    try:
+        command = (*BRIDGE, address)
+        ended = subprocess.run(command, capture_output=True, timeout=_SURVEY_S, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        return Survey(problem=f"no answer within {_SURVEY_S:.0f} s")
+    last = ended.stdout.splitlines()[-1] if ended.stdout.strip() else b""
+    failed = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return from_json(Survey, last) or Survey(problem=failed or f"exit code {ended.returncode}")
