@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from chunkvisor import testing
 from harness import expected, finish, lives, wait_for
 
 MIB = 1 << 20
-Figure = Callable[[str], None]
 
 
 def with_trouble(place: GpuPlace, name: str, **changes: Any) -> None:
@@ -31,7 +28,7 @@ def assert_right(place: GpuPlace) -> None:
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
 
 
-def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, figure: Figure) -> None:
+def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace) -> None:
     """Each attempt has a process and a context of its own: after a fault the next one computes as if nothing was."""
     with_trouble(place, "assert_async", chunk__size=64)
 
@@ -44,13 +41,12 @@ def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, figure: F
     assert len({each["pid"] for each in noted.values()}) == len(noted)
     assert all(each["product"] == 64**3 for each in noted.values()) or not place.gpu.arithmetic
     assert not any(each["initialised_before"] or each["allocated_at_start"] for each in noted.values())
-    figure(f"{len(noted)} attempts, {len(noted)} contexts, one of them broken")
 
 
 @pytest.mark.parametrize(
     ("trouble", "code"), [("assert_async", 710), ("index_out_of_range", 710), ("illegal_address", 700)]
 )
-def test_a_sticky_fault_is_cured_by_the_next_process(trouble: str, code: int, place: GpuPlace, figure: Figure) -> None:
+def test_a_sticky_fault_is_cured_by_the_next_process(trouble: str, code: int, place: GpuPlace) -> None:
     """A genuine CUDA fault breaks its process for every later call, and the next process does the chunk."""
     with_trouble(place, trouble)
 
@@ -62,10 +58,9 @@ def test_a_sticky_fault_is_cured_by_the_next_process(trouble: str, code: int, pl
     assert struck["code"] == code, struck
     assert struck["afterwards"], "the context was not broken"
     assert "afterwards" not in place.noted()[1, 2]
-    figure(f"error {struck['code']}; the same process afterwards: {struck['afterwards'].splitlines()[0]:.60}")
 
 
-def test_a_plugin_out_of_memory_is_halved(place: GpuPlace, figure: Figure) -> None:
+def test_a_plugin_out_of_memory_is_halved(place: GpuPlace) -> None:
     """A plug-in bounded by set_per_process_memory_fraction runs out of memory, and finishes with smaller batches."""
     kwargs = {"limit_bytes": 300 * MIB, "row_bytes": 16 * MIB}
     place.configure(model__kwargs=kwargs, encode={"batch_size": 32})
@@ -74,10 +69,10 @@ def test_a_plugin_out_of_memory_is_halved(place: GpuPlace, figure: Figure) -> No
 
     assert set(place.failed()) == {(0, "gpu_oom")}
     assert_right(place)
-    figure(f"batches of 32 rows cut to {lowered(place)[-1]}")
+    assert lowered(place)
 
 
-def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Any, figure: Figure) -> None:
+def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Any) -> None:
     """MiniLM bounded by the allocator's own setting runs out of memory in a forward pass, and finishes."""
     share = 400 * MIB / (place.gpu.memory_bytes or 1)
     setting = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"}
@@ -89,7 +84,7 @@ def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Any, figu
     assert place.failed()
     assert {outcome for _, outcome in place.failed()} == {"gpu_oom"}
     assert place.vectors().shape == (192, 384)
-    figure(f"batches of 256 rows cut to {lowered(place)[-1]}")
+    assert lowered(place)
 
 
 def lowered(place: GpuPlace) -> list[int]:
@@ -97,8 +92,8 @@ def lowered(place: GpuPlace) -> list[int]:
     return [each["rows"] for each in place.events() if each["event"] == "limits_lowered"]
 
 
-def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace, figure: Figure) -> None:
-    """SIGKILL in the middle of kernels: the run goes on, and the driver takes the memory back, so fast."""
+def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace) -> None:
+    """SIGKILL in the middle of kernels: the run goes on, and the driver takes the memory back."""
     ballast = 1024 * MIB
     kwargs = {"trouble": {"1": "compute"}, "ballast_bytes": ballast}
     place.configure(model__kwargs=kwargs, workers={"start": "fresh", "standby": 0})
@@ -109,27 +104,18 @@ def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace
             lambda: note.exists() and "trouble" in (seen := json.loads(note.read_text())) and seen["pid"], LIMIT_S
         )
         full = place.gpu.used_bytes()
-        killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not lives(pid), LIMIT_S)
-        ended_s = time.monotonic()
         # The next worker may have its context by then, but not more of the ballast than this one had.
         wait_for(lambda: place.gpu.used_bytes() < full - 3 * ballast // 4, LIMIT_S)
-        back_s, asked = time.monotonic(), time.monotonic()
-        place.gpu.used_bytes()
-        look_s = time.monotonic() - asked
     finally:
         ended = finish(process, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     assert place.failed() == [(1, "crashed")]
     assert_right(place)
-    figure(
-        f"process gone after {1000 * (ended_s - killed_s):.0f} ms, memory back after at most "
-        f"{1000 * (back_s - killed_s):.0f} ms (one nvidia-smi takes {1000 * look_s:.0f} ms)"
-    )
 
 
-def test_a_kernel_that_never_ends_is_ended(place: GpuPlace, figure: Figure) -> None:
+def test_a_kernel_that_never_ends_is_ended(place: GpuPlace) -> None:
     """A spinning kernel counts as hung after stall_timeout; its process can be ended, and the next one computes."""
     with_trouble(place, "spin", recovery__stall_timeout=15)
 
@@ -138,21 +124,12 @@ def test_a_kernel_that_never_ends_is_ended(place: GpuPlace, figure: Figure) -> N
     assert place.failed() == [(1, "hung")]
     assert_right(place)
     assert place.noted()[1, 1]["trouble"] == "spin"
-    figure(f"ended {hung_s(place):.1f} s after its go, with stall_timeout 15")
 
 
-def hung_s(place: GpuPlace) -> float:
-    """Seconds from the go of the first attempt at chunk 1 to its end."""
-    return sum(each["busy_s"] for each in place.events() if each["event"] == "worker_ended" and (
-        each["chunk"], each["attempt"]) == (1, 1))  # fmt: skip
-
-
-def test_a_fault_asked_for_by_a_test_is_met_on_the_gpu(place: GpuPlace, minilm_path: Any, figure: Figure) -> None:
+def test_a_fault_asked_for_by_a_test_is_met_on_the_gpu(place: GpuPlace, minilm_path: Any) -> None:
     """`chunkvisor.testing.fault` fills the GPU for MiniLM in its second chunk: a genuine out-of-memory error."""
     share = 1024 * MIB / (place.gpu.memory_bytes or 1)
     place.configure(minilm_path, env={"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"})
     with testing.fault("gpu_oom", chunk=1) as fault:
         place.complete()
     assert (fault.struck, place.failed()) == (1, [(1, "gpu_oom")])
-    log = next(place.hidden.glob("outputs/out/attempts/000001/001/worker.log")).read_text()
-    figure(f"batches cut to {lowered(place)[-1]} rows" + (", simulated" if "drill: simulated" in log else ""))

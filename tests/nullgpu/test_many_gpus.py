@@ -89,31 +89,6 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
     assert {number for _, number in failed} <= {1, 3, 4}
 
 
-def test_a_gpu_on_which_all_fails_is_left_out(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """A failure and two canaries there are enough: no chunk is taken apart, and no row is lost."""
-    workplace = on(make_gpu([8 * GIB] * 3))
-    workplace.gpu.fault(719, "kernel:layer_norm", gpu=2)
-    for number in (0, 1):
-        workplace.gpu.fault("hold", "context", gpu=number, process="20+")  # leaves chunks for the broken one
-    workplace.write_texts(4 * 40)
-    workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
-    run = begin(workplace, commits=0)
-    wait_for(lambda: workplace.named("device_dropped") or run.poll() is not None, LIMIT_S)
-    workplace.gpu.release()
-    ended = finish(run, LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    (dropped,) = workplace.named("device_dropped")
-    assert dropped["device"] == "Null GPU (GPU-21f00000)"
-    assert "cannot encode a text any more that was encoded before" in dropped["why"]
-    assert used_devices(workplace)[2] <= 5
-    assert {each["event"] for each in workplace.events()}.isdisjoint({"chunk_split", "part_failed", "quarantined"})
-    device = device_of(workplace)
-    failed = [(each["chunk"], each["attempt"]) for each in workplace.named("attempt_failed")]
-    assert {device[each] for each in failed} == {2}
-    assert len({chunk for chunk, _ in failed}) == len(failed), "a chunk was sent to the broken GPU again"
-    assert workplace.vectors().shape == (4 * 40, 64)
-
-
 def test_neighbours_come_and_go(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
     """While somebody fills one GPU the other goes on; when they leave, the first gets work again."""
     workplace = on(make_gpu([8 * GIB] * 2))
@@ -279,29 +254,6 @@ def test_a_model_larger_than_the_gpu_ends_the_run_at_once(
     assert "larger than" in ended.stderr or "too large" in ended.stderr, ended.stderr
     assert f"compute capability {capability}), model.dtype {dtype} takes half the memory" in ended.stderr
     assert capability != "7.5" or "bfloat16 takes" not in ended.stderr
-
-
-def test_what_a_worker_needs_is_known_from_its_files(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """After a fault the GPU is given to the next worker once the weights have room there, though none was measured."""
-    workplace = on(make_gpu([8 * GIB]))
-    large = shutil.copytree(workplace.model, workplace.folder / "large")
-    with (large / "model-00001-of-00001.safetensors").open("wb") as file:
-        file.truncate(GIB)  # nobody loads it, but it counts
-    workplace.model = large
-    workplace.gpu.fault(719, "launch:30", argv="/000000/001")
-    workplace.gpu.neighbour(0, 7 * GIB, pid=4711, name="trainer")
-    workplace.write_texts(4)
-    workplace.write_model_config(**{"chunk.size": 4})
-    run = begin(workplace, commits=0)
-    wait_for(lambda: workplace.named("gpu_busy") or run.poll() is not None, timeout_s=LIMIT_S)
-    workplace.gpu.neighbours_leave()
-    ended = finish(run, LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    (busy,) = workplace.named("gpu_busy")
-    assert busy["why"] == (
-        "7.0 GiB of the GPU's memory are held by trainer (pid 4711); 1.0 GiB are free, and a worker needs 1.3 GiB"
-    )
-    assert [each["outcome"] for each in workplace.named("attempt_failed")] == ["device_fault"]
 
 
 def test_a_blind_run_waits_for_a_neighbour(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:

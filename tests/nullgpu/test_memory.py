@@ -27,13 +27,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_hidden_layers": 2,
     },
-    "bert-large": {
-        "model_type": "bert",
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 2,
-    },
     "bert-base": {
         "model_type": "bert",
         "hidden_size": 768,

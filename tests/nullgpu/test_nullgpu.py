@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from asking import ask, ask_each
 
-from harness import wait_for
-from nullgpu import GIB, LIMIT_S, MIB, NullGpu
+from nullgpu import GIB, MIB, NullGpu
 
 ASSERTS_NVML = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 14)
 """Later allocators warn."""
@@ -193,103 +192,3 @@ say("memory", [torch.cuda.get_device_properties(i).total_memory for i in range(c
     assert found == VISIBLE
     assert answers[-1]["memory"] == [4 * GIB]
     assert "MIG 1g.4gb" in gpu.ask_smi("-L").stdout
-
-
-def test_expandable_segments_grow_and_shrink(gpu: NullGpu) -> None:
-    """The driver's virtual memory works, is counted, and asks NVML where torch does."""
-    code = """
-kept = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
-kept[:5] = torch.arange(5, dtype=torch.uint8).cuda()
-say("held", torch.cuda.mem_get_info())
-del kept
-torch.cuda.empty_cache()
-say("free", torch.cuda.mem_get_info())
-error("oom", lambda: torch.empty(9 << 30, dtype=torch.uint8, device="cuda"))
-"""
-    said = ask(gpu, code, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC="0")
-    assert 4.7 * GIB < said["held"][0] <= 4.75 * GIB
-    assert said["free"][0] > 7.7 * GIB
-    assert said["oom"][0] == "OutOfMemoryError"
-
-
-_SMI = {
-    "ok": (0, "GPU 0: Null GPU (UUID: GPU-01f00000-0b5e-4c1a-9d00-000000000000)"),
-    "broken": (9, "couldn't communicate with the NVIDIA driver"),
-    "mismatch": (18, "Failed to initialize NVML: Driver/library version mismatch"),
-    "unknown": (255, "Failed to initialize NVML: Unknown Error"),
-    "lost": (15, "GPU is lost"),
-}
-
-
-def test_nvidia_smi_fails_in_many_ways(gpu: NullGpu) -> None:
-    """Exit codes and texts of a driver in trouble; without nvidia-smi there is none on the path."""
-    for mode, (code, text) in _SMI.items():
-        gpu.smi(mode)
-        ended = gpu.ask_smi("-L")
-        assert (ended.returncode, text in ended.stdout) == (code, True), ended
-    gpu.smi("absent")
-    with pytest.raises(FileNotFoundError):
-        gpu.ask_smi("-L")
-    gpu.smi("ok")
-    assert gpu.ask_smi("--query-gpu=shoe.size", "--format=csv").returncode == 2
-    gpu.lose(0)
-    assert gpu.ask_smi("-L").returncode == 15
-
-
-_FAULTS = {
-    "fault=3@cublasDgemm_v2:2": [0, 3, 0, 0],
-    "fault=7@launch:3+": [0, 0, 7, 7],
-    "fault=7@launch:2-3": [0, 7, 7, 0],
-    "fault=7@launch,times=1": [7, 0, 0, 0],
-    "fault=7@launch:1,process=1": [0, 0, 0, 0],
-    "fault=7@launch:1,gpu=1": [0, 0, 0, 0],
-    "fault=7@launch:1,argv=no such word": [0, 0, 0, 0],
-    "fault=7@launch:1,with=ONLY=yes": [0, 0, 0, 0],
-    "fault=7@launch:1,with=NULLGPU_SET": [7, 0, 0, 0],
-    "fault=700@launch:2": [0, 0, 0, 0],
-    "fault=700@launch:2,plain": [0, 700, 0, 0],
-}
-"""A fault -> what four calls of cublasDgemm answer; a code of CUDA comes out of cuBLAS as 13, EXECUTION_FAILED."""
-
-
-def test_faults_happen_where_they_are_addressed(gpu: NullGpu) -> None:
-    """By the Nth event, a range, a function, a process, a GPU, a command line, a variable; once in all or each time."""
-    code = """
-import ctypes
-library = ctypes.CDLL("libcuda.so.1")
-say("codes", [library.cublasDgemm_v2() for _ in range(4)])
-"""
-    answers = ask_each(gpu, code, {}, *({"NULLGPU_SET": fault} for fault in _FAULTS))
-    blas = {fault: [code and (code if "cublas" in fault else 13) for code in codes] for fault, codes in _FAULTS.items()}
-    assert dict(zip(_FAULTS, (answer["codes"] for answer in answers[1:]), strict=True)) == blas
-
-
-def test_a_process_can_die_hang_or_fork_on_the_gpu(gpu: NullGpu) -> None:
-    """A fault can be a signal; one that hangs lets no call that waits return; a context does not survive a fork."""
-    fork = """
-torch.zeros(1, device="cuda")
-if os.environ.get("FORK"):
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        import ctypes
-        os.write(writing, bytes([ctypes.CDLL("libcuda.so.1").cudaDeviceSynchronize()]))
-        os._exit(0)
-    say("in the child", os.read(reading, 1)[0])
-torch.cuda.synchronize()
-"""
-    with_kill, with_fork, with_late = ask_each(
-        gpu,
-        fork,
-        {"NULLGPU_SET": "fault=kill@wait"},
-        {"FORK": "yes"},
-        {"NULLGPU_SET": "fault=700@launch:1,late=1"},
-    )
-    assert with_kill is None
-    assert with_fork == {"in the child": 3}
-    assert with_late == {}
-    gpu.fault("hang", "launch:1", times=1)
-    process = gpu.start([sys.executable, "-c", "import torch; torch.zeros(1, device='cuda'); torch.cuda.synchronize()"])
-    wait_for(lambda: gpu.trace().get(process.pid, [""])[-1] == "cudaDeviceSynchronize", LIMIT_S)
-    assert process.poll() is None
-    process.kill()
-    process.communicate()

@@ -1,60 +1,18 @@
 """Warm starts with torch's CUDA build: the template loads a model and touches no GPU; its workers compute on one."""
 
+import contextlib
 import json
 import shutil
-import subprocess
-import time
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from build import Built
 
-from harness import finish
-from nullgpu import LIMIT_S, GpuWorkplace, NullGpu
+from harness import finish, wait_for
+from nullgpu import LIMIT_S, GpuWorkplace
 
-CHUNKS = 50
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What /proc told of a template, from when it was ready."""
-
-    threads: Counter[int]
-    gpu_files: frozenset[str]
-    maps_libcuda: bool
-
-
-def watch_template(workplace: GpuWorkplace, run: subprocess.Popen[str]) -> Seen:
-    """Look at the template again and again, until the run has ended."""
-    threads: Counter[int] = Counter()
-    files: set[str] = set()
-    maps_libcuda = False
-    template: Path | None = None
-    while run.poll() is None:
-        if template is None and "template_ready" in _journal(workplace):
-            template = Path(f"/proc/{workplace.named('template_ready')[0]['pid']}")
-        if template is not None:
-            try:
-                status = (template / "status").read_text()
-                threads[int(status.partition("Threads:")[2].split()[0])] += 1
-                # From outside, the null GPU's device files are files of its folder.
-                files |= {str(fd.readlink()) for fd in (template / "fd").iterdir()}
-                maps_libcuda = maps_libcuda or "libcuda.so.1" in (template / "maps").read_text()
-            except OSError:  # a descriptor was closed meanwhile, or the template has ended
-                continue
-        time.sleep(0.02)
-    return Seen(threads, frozenset(name for name in files if "/dev/nvidia" in name), maps_libcuda)
-
-
-def _journal(workplace: GpuWorkplace) -> str:
-    try:
-        return (workplace.hidden / "events.jsonl").read_text()
-    except FileNotFoundError:
-        return ""
+CHUNKS = 20
 
 
 def starts(workplace: GpuWorkplace) -> list[str]:
@@ -62,49 +20,32 @@ def starts(workplace: GpuWorkplace) -> list[str]:
     return [each["start"] for each in workplace.named("attempt_started")]
 
 
-@pytest.fixture(scope="module")
-def warm_run(tmp_path_factory: pytest.TempPathFactory, built: Built, bert: Path) -> tuple[GpuWorkplace, Seen]:
-    """A run of 50 chunks whose workers were all forked from one template, and what was seen of that."""
-    folder = tmp_path_factory.mktemp("warm")
-    gpu = NullGpu(folder / "gpu", built)
-    gpu.set(trace=1)
-    workplace = GpuWorkplace(folder, gpu, bert)
+def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(gpu_workplace: GpuWorkplace) -> None:
+    """A real model is loaded once; each worker, and no other process, makes a context and computes on the device.
+
+    While it lives the template has one thread and no file of the driver open; the driver's library is mapped all the
+    same, since libcublasLt opens it.
+    """
+    workplace = gpu_workplace
     workplace.write_texts(4 * CHUNKS)
     workplace.write_model_config(**{"chunk.size": 4, "workers.start": "warm"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHUNKVISOR_TEST_FORKS", "no")  # of a template, all is wanted from its first line
-        process = workplace.start("run", str(workplace.config_path))
-    seen = watch_template(workplace, process)
-    ended = finish(process, LIMIT_S)
+    run = workplace.start("run", str(workplace.config_path), env={"CHUNKVISOR_TEST_FORKS": "no"})
+    journal = workplace.hidden / "events.jsonl"
+    wait_for(lambda: journal.exists() and workplace.named("template_ready"), LIMIT_S)
+    (ready,) = workplace.named("template_ready")
+    template, threads, files = Path(f"/proc/{ready['pid']}"), set[str](), set[str]()
+    while run.poll() is None:
+        with contextlib.suppress(OSError):  # a descriptor was closed meanwhile, or the template has ended
+            threads.add((template / "status").read_text().partition("Threads:")[2].split()[0])
+            files |= {str(fd.readlink()) for fd in (template / "fd").iterdir()}
+    ended = finish(run, LIMIT_S)
     assert ended.returncode == 0, ended.stderr
-    return workplace, seen
-
-
-def test_fifty_chunks_are_forked_from_one_template(warm_run: tuple[GpuWorkplace, Seen]) -> None:
-    """A real model, loaded once, makes all the vectors; the trace has no other process than the workers."""
-    workplace, _ = warm_run
     assert workplace.vectors().shape == (4 * CHUNKS, 64)
     assert starts(workplace) == ["warm"] * CHUNKS
     assert len(workplace.named("template_started")) == 1
     assert workplace.gpu.used_bytes() == 0
-
-
-def test_the_template_calls_nothing_of_a_gpu(warm_run: tuple[GpuWorkplace, Seen]) -> None:
-    """No call of the runtime, the driver or NVML from import to end; no file of the driver; one thread.
-
-    The driver's library is mapped all the same: libcublasLt opens it where there is one.
-    """
-    workplace, seen = warm_run
-    (template,) = workplace.named("template_ready")
-    assert template["pid"] not in workplace.gpu.trace()
-    assert seen.gpu_files == frozenset()
-    assert seen.maps_libcuda
-    assert set(seen.threads) == {1}
-
-
-def test_each_forked_worker_makes_its_own_context(warm_run: tuple[GpuWorkplace, Seen]) -> None:
-    """Every worker, and no other process, asks the driver anew, copies the weights and computes on the device."""
-    workplace, _ = warm_run
+    assert threads == {"1"}
+    assert not [name for name in files if "/dev/nvidia" in name]
     trace = workplace.gpu.trace()
     assert set(trace) == {each["pid"] for each in workplace.named("attempt_started")}
     for calls in trace.values():

@@ -1,4 +1,4 @@
-"""tests/gpu where there is no GPU: one skipped line, a page that has every case, and the table."""
+"""tests/gpu where there is no GPU: one skipped line, and a page that has every case."""
 
 import ast
 import os
@@ -6,9 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-
-from gpuplace import TestGpu
-from gputable import Row, table, title
 
 from harness import ROOT
 
@@ -46,13 +43,3 @@ def test_the_page_lists_the_cases() -> None:
     listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\S+) \|$", page, re.MULTILINE))
 
     assert {name: listed[name] == "no" for name in listed} == cases()
-
-
-def test_the_table_can_be_pasted() -> None:
-    """The table is Markdown: what it ran on, then a line for each case, in words."""
-    gpu = TestGpu(name="H100", driver="580.1", versions={"torch": "2.13.0", "CUDA": "13.0"})
-    lines = table(gpu, [Row("test_a_b[x-1]", "passed", "a | b"), Row("test_c", "failed", "why")], "0.1.0")
-
-    assert lines[0].startswith("1 of 2 cases passed on GPU H100, driver 580.1, torch 2.13.0, CUDA 13.0, chunkvisor 0.1")
-    assert lines[-2:] == ["| a b (x-1) | passed | a / b |", "| c | failed | why |"]
-    assert title("test_no_parameters") == "no parameters"

@@ -1,6 +1,5 @@
 """How a run treats its GPU between two workers; a fake nvidia-smi tells of it what the test has laid out."""
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -104,21 +103,6 @@ def test_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedWor
     assert len(by_the_gate) == 2
     assert not events_of(place, "gpu_busy")
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
-
-
-def test_a_worker_that_never_had_the_gpu_raises_no_suspicion(smi: FakeSmi, place: ScriptedWorkplace) -> None:
-    """A crash while the plug-in is imported says nothing of the GPU: nvidia-smi is not asked again."""
-    (place.folder / "dies_once.py").write_text(
-        "import os, pathlib, signal\n"
-        "died = pathlib.Path(__file__).with_name('died')\n"
-        "if not died.exists():\n    died.touch()\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "from good import make\n"
-    )
-    place.write_config("dies_once:make", chunk__size=4, device="cuda")
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert place.status()["attempts"] == {"crashed": 1, "committed": 2}
-    assert len([line for line in smi.asked() if line.startswith("--query-gpu=memory.used,gpu")]) == 1
 
 
 def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWorkplace) -> None:
@@ -233,21 +217,6 @@ def test_gate_never_waits_for_nvidia_smi(gate: GpuGate, smi: FakeSmi) -> None:
     assert gate.answer(frozenset(), 0) is None
 
 
-def test_gate_leaves_our_own_workers_alone(gate: GpuGate, smi: FakeSmi) -> None:
-    """With several workers on a GPU, what one of them holds is no reason to hold the next one back."""
-    smi.say(memory=81503, apps=f"{os.getpid()}, python, 81500")
-    gate.ask()
-    assert answered(gate, frozenset({os.getpid()})).health is Health.GOOD
-
-
-def test_a_shared_gpu_with_room_is_no_busy_one(gate: GpuGate, smi: FakeSmi) -> None:
-    """Others hold 60 GiB more than before: there is room for a worker, so that nothing is waited for."""
-    smi.say(memory=60000, apps="77, /usr/bin/intruder, 59900")
-    gate.ask()
-    assert answered(gate).health is Health.GOOD
-    assert gate.view == View(blind=False, alone=False, before_bytes=3 << 20)
-
-
 def test_a_gpu_that_others_fill_is_busy_and_told_once(smi: FakeSmi) -> None:
     """However often it is looked at while that lasts."""
     told: list[Event | str] = []
@@ -258,6 +227,7 @@ def test_a_gpu_that_others_fill_is_busy_and_told_once(smi: FakeSmi) -> None:
         gate.ask()
         assert answered(gate).health is Health.BUSY
     assert [type(event) for event in told] == [GpuBusy]
+    assert gate.view == View(blind=False, alone=False, before_bytes=3 << 20)
 
 
 def test_memory_of_a_worker_that_has_just_ended_comes_back(gate: GpuGate, smi: FakeSmi) -> None:

@@ -208,20 +208,6 @@ def staged_texts(path: Path, folder: Path) -> list[str] | None:
 
 
 @soaked(60)
-@given(source())
-def test_staged_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes]) -> None:
-    """What the staging child makes of a damaged text source is those rows as well."""
-    suffix, data = made
-    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
-        path, folder = Path(name) / f"source{suffix}", Path(name) / "table"
-        path.write_bytes(data)
-        folder.mkdir()
-        rows = staged_texts(path, folder)
-        if rows is not None:
-            assert rows == trusted_rows(suffix, data)
-
-
-@soaked(60)
 @given(st.data())
 def test_parquet_of_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
     """A damaged parquet file is refused, or gives the rows that DuckDB reads of it."""

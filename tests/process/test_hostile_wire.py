@@ -11,14 +11,13 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.engine.local import Template
 from chunkvisor.heart.policy import History, decide
 from chunkvisor.judge import Budget, EndedBy, judge
 from chunkvisor.store.artifact import inspect
@@ -209,46 +208,6 @@ def test_worker_that_hears_anything(place: ScriptedWorkplace, tmp_path: Path, da
         assert code == WorkerExit.DONE, files.log.read_text()
     if code == WorkerExit.DONE:
         right_rows(files.vectors, list(range(6)))
-
-
-REPORT = b'{"loaded_s":null,"unfit":null,"forked":null,"not_forked":null,"ended":{"pid":7,"returncode":0}}'
-
-
-class _Process:
-    """A template process that has ended."""
-
-    pid = 1 << 22
-    returncode: int | None = 1
-
-    def wait(self, _timeout_s: float = 0) -> int | None:
-        return self.returncode
-
-    poll = wait
-
-
-def deaf_template(ours: socket.socket) -> Template:
-    """The supervisor's end of a template, without the process."""
-    template = object.__new__(Template)
-    values: dict[str, Any] = {"_socket": ours, "_process": _Process(), "_statuses": {}, "_forked": None}
-    values |= {"_not_forked": "", "ready": False, "failure": "", "hopeless": False, "loaded_s": 0.0}
-    values |= {"_started_s": 0.0, "_startup_s": float("inf")}
-    for name, value in values.items():
-        setattr(template, name, value)
-    return template
-
-
-@soaked(200)
-@given(st.data())
-def test_template_that_says_anything(data: st.DataObject) -> None:
-    """Datagrams of any content from a template are heard, or taken for its end."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        ours.setblocking(False)
-        template = deaf_template(ours)
-        for _ in range(data.draw(st.integers(1, 4))):
-            theirs.send(data.draw(another(REPORT))[: 48 << 10] or b"\0")
-        template.attend()
-        assert isinstance(template.failure, str)
 
 
 COMMANDS: list[Callable[[ScriptedWorkplace], tuple[str, ...]]] = [

@@ -102,10 +102,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     hub.server_close()
 
 
-def resolve(folder: Path, waits: list[str], **model: Any) -> ModelSource:
+def resolve(folder: Path, waits: list[str], *, anew: bool = False, **model: Any) -> ModelSource:
     """The model, resolved in a workdir; no wait is waited for."""
-    config = ModelConfig(name="some/model", **model)
-    return resolve_hub(config, folder / "model.json", folder / "fetch", BUDGET, lambda _s, _w, why: waits.append(why))
+    config, cache, scratch = ModelConfig(**{"name": "some/model"} | model), folder / "model.json", folder / "fetch"
+    return resolve_hub(config, cache, scratch, BUDGET, lambda _s, _w, why: waits.append(why), anew=anew)
 
 
 def names(source: ModelSource) -> set[str]:
@@ -134,8 +134,11 @@ def test_another_backend_needs_its_own_files(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_what_is_fixed_stays_beside_another_model(hub: Hub, tmp_path: Path) -> None:
-    """A run with another revision, another model or a local folder takes no commit from the one before."""
+    """A run from scratch fixes nothing; one with another revision or a local folder takes no commit from another."""
+    anew = resolve(tmp_path, [], anew=True)
+    assert pinned_source(tmp_path / "model.json", ModelConfig(name="some/model")) is None
     first = resolve(tmp_path, [])
+    assert anew == first
     resolve(tmp_path, [], revision="other")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -144,21 +147,6 @@ def test_what_is_fixed_stays_beside_another_model(hub: Hub, tmp_path: Path) -> N
 
     assert resolve(tmp_path, []) == first
     assert len(hub.asked) == asked
-
-
-def test_asked_anew_nothing_is_fixed(hub: Hub, tmp_path: Path) -> None:
-    """A beginning from scratch asks the hub, and leaves what is fixed to whoever begins."""
-    anew = resolve_hub(
-        ModelConfig(name="some/model"),
-        tmp_path / "model.json",
-        tmp_path / "fetch",
-        BUDGET,
-        lambda _s, _w, _why: None,
-        anew=True,
-    )
-
-    assert anew.revision == COMMIT
-    assert pinned_source(tmp_path / "model.json", ModelConfig(name="some/model")) is None
 
 
 def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
@@ -177,40 +165,28 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_ends_the_run(hub: Hub, tmp_path: Path) -> None:
     """A wrong name is the config's fault, and nobody waits for it."""
     waits: list[str] = []
-    config = ModelConfig(name="some/typo")
 
     with pytest.raises(Halt) as halt:
-        resolve_hub(config, tmp_path / "model.json", tmp_path / "fetch", BUDGET, lambda _s, _w, why: waits.append(why))
+        resolve(tmp_path, waits, name="some/typo")
 
     assert halt.value.code is ExitCode.CONFIG
     assert "some/typo" in str(halt.value)
     assert waits == []
 
 
-def test_a_slip_in_the_name_of_a_folder(hub: Hub, workplace: Workplace) -> None:
-    """The folder that may have been meant is named before the hub is asked, and in the last words."""
+@pytest.mark.parametrize("name", ["modle", "./modle"])
+def test_a_slip_in_the_name_of_a_folder(hub: Hub, workplace: Workplace, name: str) -> None:
+    """The folder that may have been meant is named in the last words; for what is only a path, no hub is asked."""
     folder = model_folder(workplace.folder / "model")
     workplace.write_source(["a"])
-    workplace.write_config("sentence-transformers", model__name="modle")
+    workplace.write_config("sentence-transformers", model__name=name)
 
     ended = workplace.run()
 
     assert ended.returncode == 78
-    assert f"there is no model folder modle here; did you mean {folder}?" in ended.stderr
+    assert f"there is no model folder {name}" in ended.stderr
     assert f"If you meant the folder {folder}, write it as model.name." in ended.stderr.partition("  do:  ")[2]
-
-
-def test_a_slip_in_the_path_of_a_folder(workplace: Workplace) -> None:
-    """What can only be a path is refused without the hub, and the folder that may have been meant is named."""
-    folder = model_folder(workplace.folder / "model")
-    workplace.write_source(["a"])
-    workplace.write_config("sentence-transformers", model__name="./modle")
-
-    ended = workplace.run()
-
-    assert ended.returncode == 78
-    assert "there is no model folder ./modle" in ended.stderr
-    assert f"If you meant the folder {folder}, write it as model.name." in ended.stderr
+    assert bool(hub.asked) == (name == "modle")
 
 
 def test_only_asked_nothing_is_downloaded(hub: Hub, tmp_path: Path) -> None:

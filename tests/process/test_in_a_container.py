@@ -34,13 +34,6 @@ NAMESPACE = (
 )
 INIT = ENTRYPOINT[:-1] if shutil.which(ENTRYPOINT[0]) else []
 """Process 1 of the image; where it is not installed, the command itself is."""
-LEAVING = """
-import subprocess
-from waiting import make
-
-subprocess.run(["sh", "-c", "setsid sleep 1000 > /dev/null 2>&1 &"], check=True)
-"""
-"""A plug-in whose workers each leave a process behind."""
 TEXTS = [f"text {number}" for number in range(12)]
 
 Start = Callable[[], subprocess.Popen[str]]
@@ -123,18 +116,3 @@ def test_a_killed_container_is_continued(workplace: Workplace, start: Start) -> 
     computing(workplace, container).kill()
     finish(container)
     check_next(workplace, start)
-
-
-@pytest.mark.skipif(not INIT, reason="tini is not installed")
-def test_orphans_are_collected(workplace: Workplace, start: Start) -> None:
-    """What a worker leaves behind becomes a child of process 1, and no zombie when it ends."""
-    workplace.write_config("leaving:make", model__kwargs={"chunk": 1}, chunk__size=4)
-    (workplace.folder / "leaving.py").write_text(LEAVING)
-    container = start()
-    process = computing(workplace, container)
-    left = [each for each in process.children() if each.name() == "sleep"]
-    assert left
-    for each in left:
-        each.kill()
-    wait_for(lambda: not any(each.is_running() for each in left))  # a zombie counts as running
-    assert container.poll() is None

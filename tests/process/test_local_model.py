@@ -49,25 +49,15 @@ def test_folders_behind_links_count(folder: Path) -> None:
     """A file in a folder that is a link is one of the model's, and another content gives another revision."""
     before = read(folder)
     assert POOLING in before.stamps
+    (folder / "again").symlink_to(folder)  # a link that leads back up is passed over
+    assert read(folder).revision == before.revision
     (folder / POOLING).write_text('{"mean": null}')
     assert read(folder).revision != before.revision
-
-
-def test_links_in_a_circle(folder: Path) -> None:
-    """A link that leads back up is passed over, and the revision is that without it."""
-    before = read(folder).revision
-    (folder / "again").symlink_to(folder)
-    assert read(folder).revision == before
 
 
 def replace_pooling(folder: Path) -> None:
     """Another content of the same length."""
     (folder / POOLING).write_text('{"mean": null}')
-
-
-def add_adapter(folder: Path) -> None:
-    """A file more."""
-    (folder / "adapter_config.json").write_text("{}")
 
 
 def remove_pooling(folder: Path) -> None:
@@ -84,7 +74,7 @@ def switch(folder: Path) -> None:
     (folder / "1_Pooling").symlink_to(other)
 
 
-@pytest.mark.parametrize("change", [replace_pooling, add_adapter, remove_pooling, switch])
+@pytest.mark.parametrize("change", [replace_pooling, remove_pooling, switch])
 def test_a_change_is_found(folder: Path, change: Callable[[Path], None]) -> None:
     """A file that is replaced, added, removed or switched is named, with exit code 78."""
     model = read(folder)
@@ -93,7 +83,10 @@ def test_a_change_is_found(folder: Path, change: Callable[[Path], None]) -> None
     with pytest.raises(Halt, match="changed while the run was under way") as halt:
         model.check()
     assert halt.value.code is ExitCode.CONFIG
-    assert ("adapter_config.json" if change is add_adapter else POOLING) in halt.value.why
+    assert POOLING in halt.value.why
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(Halt, match="changed while the run was under way"):
+        model.check()
 
 
 def test_what_changes_nothing(folder: Path) -> None:
@@ -147,8 +140,8 @@ def test_somebody_may_load_it_before_its_files_are_read(folder: Path) -> None:
     assert "again" not in order
 
 
-@pytest.mark.parametrize("change", [replace_pooling, put_back_pooling, add_adapter, switch])
-@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize("change", [put_back_pooling, switch])
+@pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("known", [False, True])
 def test_written_to_while_somebody_loads_it(
     folder: Path, change: Callable[[Path], None], before: int, known: bool

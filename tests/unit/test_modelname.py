@@ -11,24 +11,20 @@ NAMES = {
     "owner/name": None,
     "sentence-transformers/all-MiniLM-L6-v2": None,
     "Owner_1/na.me-2_x": None,
-    "1/2": None,
     "_a/b_": None,
     "o" * 96 + "/" + "n" * 96: None,
     "n" * 97: NEITHER,
     "my model": NEITHER,
     "owner/": NO_FOLDER,
     "a--b": NEITHER,
-    "a/b--c": NEITHER,
     "a..b": NEITHER,
     "name.git": NEITHER,
     "müller/modell": NEITHER,
     "-name": NEITHER,
-    "name-": NEITHER,
     "owner/.name": NEITHER,
     "name\n": NEITHER,
     "/models/x": NO_FOLDER,
     "./x": NO_FOLDER,
-    "../x": NO_FOLDER,
     "~/x": NO_FOLDER,
     "a/b/c": NO_FOLDER,
     "C:\\models\\x": NO_FOLDER,
@@ -46,11 +42,7 @@ def test_what_is_said(name: str) -> None:
     problem, words = name_problem(name), NAMES[name]
     assert (problem is None) == (words is None), problem
     assert words is None or words in str(problem)
-
-
-def test_the_address_of_a_page_says_the_name() -> None:
-    """Whoever has copied the address of a model's page is told its id."""
-    assert str(name_problem("https://huggingface.co/owner/name/tree/main")).endswith("owner/name")
+    assert words is not ADDRESS or str(problem).endswith("owner/name")
 
 
 @needs("huggingface_hub")
