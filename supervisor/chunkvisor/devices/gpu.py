@@ -4,6 +4,7 @@ Both are asked in child processes with a time limit, since a hung driver would h
 nvidia-smi is itself a symptom, and is left behind.
 """
 
+import atexit
 import contextlib
 import os
 import subprocess
@@ -30,6 +31,8 @@ _SMI_BAD_ARGUMENT = 2
 """Its exit code for a field that it does not know."""
 _SMI_TIMEOUT_S = 20.0
 _REAP_S = 1.0
+_ASKED: set["subprocess.Popen[bytes]"] = set()
+"""Under way: they must not outlive this process."""
 _FORMAT = "--format=csv,noheader,nounits"
 _TORCH_TIMEOUT_S = 180.0
 """The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""
@@ -107,15 +110,28 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
         )
     except OSError:
         return SmiAnswer(None, "")
+    _ASKED.add(process)
     try:
         output, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        # In uninterruptible sleep it survives the kill; waiting for it would hang us as well.
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_REAP_S)
+        _kill(process)
         return SmiAnswer(None, f"no answer within {_SMI_TIMEOUT_S:.0f} s")
+    finally:
+        _ASKED.discard(process)
     return SmiAnswer(process.returncode, output.decode(errors="replace"))
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill it; in uninterruptible sleep it survives that, and to wait for it would hang us as well."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
+
+
+@atexit.register
+def _kill_asked() -> None:
+    for process in list(_ASKED):
+        _kill(process)
 
 
 def query_gpus(fields: str, newer: str = "", uuid: str = "") -> SmiAnswer:
