@@ -96,9 +96,9 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             {},
             None,
             [
-                "running (pid 77): computing, 13 min so far, about 11 min left",
+                "running (pid 77): computing, 13 min so far",
                 "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
-                "  12 rows/s",
+                "  12 rows/s, about 11 min left",
                 "  CPU: a chunk 4, computing, 7 of 100 texts",
                 "  attempts: 3 committed",
                 "  all is well",
@@ -111,9 +111,9 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             None,
             [
                 "running (pid 77 on web1, last sign of life 3 min ago, more cannot be seen from here): computing, "
-                "13 min so far, about 11 min left",
+                "13 min so far",
                 "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
-                "  12 rows/s",
+                "  12 rows/s, about 11 min left",
                 "  CPU: a chunk 4, computing, 7 of 100 texts",
                 "  attempts: 3 committed",
                 "  all is well",

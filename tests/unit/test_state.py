@@ -126,23 +126,9 @@ def test_progress_counts_what_workers_have_done() -> None:
     assert now.rows_per_s == pytest.approx(2 * 35 / 20)
     assert now.tokens_per_s == pytest.approx(700 / 20)
     assert now.eta_s == pytest.approx(40 / (35 / 20))
-    assert not now.by_tokens
     assert now.elapsed_s == 30
     (worker,) = now.devices[0].workers
     assert (worker.phase, worker.computing, worker.texts_done, worker.batch_rows) == ("computing", True, 10, 16)
-
-
-@pytest.mark.parametrize(
-    ("tokens_done", "eta_s"),
-    # 20 s for 400 of 1,000 tokens of 25 texts: 30 s for the rest of the chunk, 50 s for each of the 2 others.
-    [(400, 130), (99, None), (0, None)],
-)
-def test_first_estimate(tokens_done: int, eta_s: float | None) -> None:
-    """Before a chunk is done, time is told by tokens: the longest texts come first, and their rate means little."""
-    beat = Beat(9, 7, Phase.FORWARD, 2, 25, tokens_done, 1000, batch_rows=2)
-    now = seen(130, *BEGUN, readings=Readings({AttemptKey("a", 1, 1): (beat, 0.5)}))
-    assert now.eta_s == (eta_s and pytest.approx(eta_s))
-    assert now.by_tokens
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 
 from chunkvisor.events.event import Severity
 from chunkvisor.events.state import AttemptKey, OutputProgress, RunState
-from chunkvisor.show.lines import progress_line
 from chunkvisor.show.snapshot import DeviceView, Snapshot, WorkerView
 from chunkvisor.show.terminal import view
 
@@ -46,9 +45,9 @@ def lines_of(what: Snapshot, columns: int, lines: int = 24) -> list[str]:
 def test_80_columns() -> None:
     """State, times, bar, figures, the device with everything that matters, and whether to worry: in 80 columns."""
     assert lines_of(snapshot(), 80) == [
-        "computing, 13 min so far, about 11 min left",
+        "computing, 13 min so far",
         f"{'━' * 39}{'─' * 35}  52 %",
-        "9,362 of 17,666 rows, 24 rows/s, 1,203 tokens/s, 9 of 18 chunks",
+        "9,362 of 17,666 rows, 24 rows/s, 1,203 tokens/s, about 11 min left",
         f"GPU 0 chunk 0    computing  {'━' * 6}{'─' * 6}  51 %  batch 32  14/80 GiB  RAM 1.5 GiB",
         "      next: chunk 8 ready",
         "note: 2 attempts failed and are tried again; nothing is lost",
@@ -90,9 +89,6 @@ def test_short_of_room() -> None:
 
 
 def test_what_is_not_known_yet() -> None:
-    """Before a chunk is done the time left is reckoned from tokens; before there are rows, it says what it does."""
-    early = replace(snapshot(), by_tokens=True)
-    assert lines_of(early, 80)[0] == "computing, 13 min so far, about 11 min left by tokens"
-    assert progress_line(early).endswith(", about 11 min left by tokens")
+    """Before there are rows, it says what it does, for how long, and that all is well."""
     reading = Snapshot(RunState(), "reading the source of titles", 42, "all is well")
     assert lines_of(reading, 80) == ["reading the source of titles, 42 s so far", "all is well"]

@@ -46,7 +46,6 @@ def progress_line(now: Snapshot) -> str:
     if now.total("chunks"):
         parts += [percent(now.share), *how_far(now)]
     parts += rates(now)
-    parts += [time_left(now)] * (now.eta_s is not None)
     waits_for = now.state.waits_for if now.state.ending is None else ""
     # The event of the wait has said the rest of the reason.
     return ", ".join(parts) + f"; waiting: {waits_for.partition('. ')[0]}" * bool(waits_for)
@@ -72,11 +71,6 @@ def stage(now: Snapshot) -> str:
     return f"{now.doing} ({human_time(now.doing_s)})"
 
 
-def time_left(now: Snapshot) -> str:
-    """`about 71 s left`; and by what it is reckoned, if the rate of rows next to it would give another time."""
-    return f"about {human_time(now.eta_s or 0.0)} left{' by tokens' * now.by_tokens}"
-
-
 def how_far(now: Snapshot) -> list[str]:
     """Rows and chunks that are done, of all."""
     rows = rows_in_words(now.total("rows_done"), now.total("rows"), about=now.estimated)
@@ -89,9 +83,10 @@ def rows_in_words(done: int, rows: int, *, about: bool) -> str:
 
 
 def rates(now: Snapshot) -> list[str]:
-    """Rows and tokens a second, if they are known; see `Snapshot.rows_per_s`."""
+    """Rows and tokens a second (see `Snapshot.rows_per_s`), and the time left, if they are known."""
     found = (now.rows_per_s, "rows/s"), (now.tokens_per_s, "tokens/s")
-    return [f"{figure(value)} {unit}" for value, unit in found if value]
+    left = [f"about {human_time(now.eta_s)} left"] if now.eta_s is not None else []
+    return [*(f"{figure(value)} {unit}" for value, unit in found if value), *left]
 
 
 def figure(value: float) -> str:
@@ -153,12 +148,13 @@ class Console(Observer):
 
 
 class JsonLines(Observer):
-    """Turns events into objects with `t` (seconds since the epoch), `event`, and the details of the journal."""
+    """Turns events into objects with `t` (seconds since the epoch), `event`, and the details of the journal.
 
-    def __init__(self, *, least: Severity = Severity.NEWS) -> None:
-        """`least`: pass over what matters less, but for the end."""
-        self._least = least
-        self.halted = False
+    What matters less than `least` is passed over, but for the end.
+    """
+
+    def __init__(self, least: Severity) -> None:
+        self._least, self.halted = least, False
 
     def event(self, event: Event, state: RunState | None = None) -> None:  # noqa: ARG002 - an event says it all
         """Write one line."""
@@ -182,7 +178,7 @@ def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
     """Yield what shows a run: the live view, lines, or JSON. With JSON, a Halt becomes an object and an exit here."""
     least = Severity.LOSS if quiet else Severity.NEWS
     if log_format == "json":
-        lines = JsonLines(least=least)
+        lines = JsonLines(least)
         try:
             yield lines
         except Halt as halt:
@@ -241,19 +237,14 @@ class Afterwards(Observer):
     def __init__(self, shown: Observer, layout: Layout) -> None:
         self._shown, self._layout = shown, layout
         self._log: Path | None = None
-        self.worked = False
-        """Whether a worker was started, so that there is more to say than that the run was refused."""
+        self.began, self.worked = False, False
+        """Whether there is a log of the run, and whether a worker was started."""
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         """Learn which invocation it is, and how far it came."""
         self.worked |= isinstance(event, AttemptStarted)
         if isinstance(event, Invoked) and event.invocation:
-            self._log = InvocationFiles(self._layout.runs / event.invocation).log
-
-    @property
-    def began(self) -> bool:
-        """Whether the run came to begin, so that there is a log of it."""
-        return self._log is not None
+            self.began, self._log = True, InvocationFiles(self._layout.runs / event.invocation).log
 
     def tell(self, text: str) -> None:
         """Say it; to be called when the run has ended, and with it whoever wrote the log."""
@@ -276,7 +267,7 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
 
         name, output = next(iter(loaded.config.outputs.items()))
         if (manifest := read_done_if_whole(layout.output(name))) is not None:
-            rows_table = None if output.where is None else layout.output(name).rows_table.name
+            rows_table = "" if output.where is None else layout.output(name).rows_table.name
             yield how_to_read(place_of(layout.output(name), form_of(manifest)), form_of(manifest), rows_table)
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
         if trial:
@@ -286,16 +277,13 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
             yield f"how the run went: {layout.report}"
 
 
-def how_to_read(path: Path, form: "Form", rows_table: str | None = None) -> str:
-    """Say how to use a final file; `rows_table` is named if its rows have other numbers than those of the source."""
-    is_table = form.format is FinalFormat.PARQUET
+def how_to_read(path: Path, form: "Form", rows_table: str = "") -> str:
+    """Say how to use a final file; `rows_table` lists its rows if some of the source are left out."""
     if form.shards is not None:
-        found, rows = f"the files in {path}, in the order of their names", "; row i of the source is row i of them all"
-    elif is_table:
-        found, rows = f'pandas.read_parquet("{path}")', ""
+        found = f"the files in {path}, in the order of their names"
+    elif form.format is FinalFormat.PARQUET:
+        return f'to use it: pandas.read_parquet("{path}")'
     else:
-        found, rows = f'numpy.load("{path}", mmap_mode="r")', "; row i is row i of the source"
-    if rows_table is not None:
-        whose = "" if is_table else f"row i is row i of {rows_table} next to it, and "
-        rows = f"; {whose}source_row there is the row of the source"
-    return f"to use it: {found}{rows}"
+        found = f'numpy.load("{path}", mmap_mode="r")'
+    source = f"{rows_table} next to it, whose source_row is the row of the source" if rows_table else "the source"
+    return f"to use it: {found}; row i is row i of {source}"

@@ -12,10 +12,9 @@ import pkgutil
 import string
 import time
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import masked, read_message
 
 _MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES, _SENSED = 100, 40, 200, 14, 20
-_STEPS, _HEIGHT = 200, 100
+_STEPS, _SMOOTH, _HEIGHT = 200, 4, 100
 """Of time in a drawing, since more cannot be told apart; and its height, which the page stretches."""
 _COLORS = {
     "done": ("committed", (Outcome.COMMITTED,)),
@@ -81,51 +80,35 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     return tag("table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *body))
 
 
-@dataclass(slots=True)
-class Span:
-    """An attempt, from the worker's `go` to its end."""
-
-    device: str
-    start_s: float = 0.0
-    stop_s: float = 0.0
-    outcome: str = Outcome.INTERRUPTED
-
-
 class Story:
-    """What the journal says, in the order in which it happened."""
+    """What the journal says, in the order in which it happened; time is running time, without the pauses of a run."""
 
     def __init__(self, journal: Path) -> None:
-        self.runs: list[tuple[float, float]] = []
-        """(begin, last event) of each."""
-        self.spans: list[Span] = []
-        self.texts: list[tuple[float, float, int]] = []
-        """(from, to, how many) distinct texts were encoded."""
+        self.times_s, self.clock_s = list[float](), [0.0]
+        """When each event happened, and how long the runs had been running by then."""
+        self.texts: list[tuple[float, int]] = []
+        """(when, how many) distinct texts were encoded."""
+        self.ended: dict[str, list[float]] = {}
+        """When attempts ended, by color."""
         self.limits: list[tuple[float, float]] = []
         """(from when on, tokens in a batch, or texts if tokens are not counted)."""
         self.failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = {}
         """By outcome and rule: (how many, time of the last, the last)."""
         self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
         self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
-        self._spans: dict[tuple[str, int, int], Span] = {}
-        self._began_s: dict[tuple[str, int], float] = {}
-        self._saved: dict[tuple[str, int], int] = {}
-        run_id = ""
+        saved, last_run = Counter[tuple[str, int]](), ""
         for at_s, run, event in read_events(journal):
-            if run != run_id or not self.runs:
-                self._cut_off()
-                self.runs.append((at_s, at_s))
-                run_id = run
-            self.runs[-1] = self.runs[-1][0], max(at_s, self.runs[-1][1])
-            self._apply(event, at_s)
-        self._cut_off()
+            passed_s = max(0.0, at_s - self.times_s[-1]) if run == last_run and self.times_s else 0.0
+            self.times_s.append(max([at_s, *self.times_s[-1:]]))  # even after the clock was set back
+            self.clock_s.append(self.clock_s[-1] + passed_s)
+            last_run = run
+            self._apply(event, at_s, self.clock_s[-1], saved)
 
-    def _cut_off(self) -> None:
-        """Note that a run is over: what is still open was stopped with it."""
-        for span in self._spans.values() if self.runs else ():
-            span.stop_s = span.stop_s or self.runs[-1][1]
-        self._spans.clear()
+    def running_at(self, at_s: float) -> float:
+        """Return how long the runs had been running at that time."""
+        return self.clock_s[bisect_right(self.times_s, at_s)]
 
-    def _apply(self, event: Event, at_s: float) -> None:
+    def _apply(self, event: Event, at_s: float, now_s: float, saved: Counter[tuple[str, int]]) -> None:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
@@ -133,166 +116,89 @@ class Story:
                 self.lines.append((at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}"))
             case of.Quarantined() if len(self.quarantined) < _MOST_ROWS:
                 self.quarantined[event.output, event.row] = event
-            case of.AttemptEvent():
-                self._attempt(event, at_s)
-            case of.PartCommitted() | of.BatchesKept():
-                place = event.output, event.chunk
-                self._saved[place] = self._saved.get(place, 0) + event.texts
-                self.texts.append((self._began_s.get(place, at_s), at_s, event.texts))
-            case of.ChunkCommitted():
-                place = event.output, event.chunk
-                before = max(self._saved.pop(place, 0), event.texts_before)
-                self.texts.append((self._began_s.pop(place, at_s), at_s, max(0, event.texts - before)))
-
-    def _attempt(self, event: of.AttemptEvent, at_s: float) -> None:
-        key = event.output, event.chunk, event.attempt
-        span = self._spans.get(key, Span(""))
-        match event:
-            case of.AttemptStarted():
-                self._spans[key] = Span(str(event.device))
-                self.spans.append(self._spans[key])
             case of.Go():
-                span.start_s = self._began_s[key[:2]] = at_s
-                limit = event.tokens or event.rows
-                if not self.limits or self.limits[-1][1] != limit:
-                    self.limits.append((at_s, limit))
-            case of.WorkerEnded():
-                span.stop_s = at_s
-                span.outcome = Outcome.INTERRUPTED if event.returncode else Outcome.COMMITTED
+                self.limits.append((now_s, event.tokens or event.rows))
             case of.FailureEvent():
-                span.outcome = event.outcome
+                color = next((name for name, (_, outcomes) in _COLORS.items() if event.outcome in outcomes), "fault")
+                self.ended.setdefault(color, []).append(now_s)
                 if not isinstance(event, of.AttemptInterrupted):
                     kind = event.outcome, event.rule
                     self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
+            case of.PartCommitted() | of.BatchesKept():
+                saved[event.output, event.chunk] += event.texts
+                self.texts.append((now_s, event.texts))
+            case of.ChunkCommitted():
+                before = max(saved.pop((event.output, event.chunk), 0), event.texts_before)
+                self.texts.append((now_s, max(0, event.texts - before)))
+                self.ended.setdefault("done", []).append(now_s)
 
 
-class Axis:
-    """Running time in steps: the pauses between runs are cut out."""
-
-    def __init__(self, runs: Sequence[tuple[float, float]]) -> None:
-        self.starts, self.stops, self.before_s = list[float](), list[float](), [0.0]
-        for start_s, stop_s in runs:  # after the clock was set back they overlap, and are cut to fit
-            self.starts.append(max([start_s, *self.stops[-1:]]))
-            self.stops.append(max(self.starts[-1], stop_s))
-            self.before_s.append(self.before_s[-1] + self.stops[-1] - self.starts[-1])
-        self.running_s = self.before_s[-1]
-
-    def step(self, time_s: float) -> int:
-        """Return the step in which a time lies; one in a pause or outside is in the nearest."""
-        number = max(0, bisect_right(self.starts, time_s) - 1)
-        passed_s = min(max(time_s, self.starts[number]), self.stops[number]) - self.starts[number]
-        return min(_STEPS - 1, int((self.before_s[number] + passed_s) / self.running_s * _STEPS))
+Line = tuple[str, dict[int, float]]
+"""The words for a line of a chart, and its values by step."""
 
 
 def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
     """Draw the four charts; one of which nothing is known is left out."""
-    axis = Axis(story.runs)
-    if not axis.running_s:
+    running_s = story.clock_s[-1]
+    if not running_s:
         return
-    rates = dict.fromkeys(range(_STEPS), 0.0)
-    for start_s, stop_s, texts in story.texts:
-        steps = range(axis.step(start_s), axis.step(stop_s) + 1)
-        for step in steps:
-            rates[step] += texts / len(steps) / (axis.running_s / _STEPS)
-    if mean := sum(rates.values()) / _STEPS:
-        words = f"distinct texts a second; mean {mean:,.1f}"
-        yield _curves("Throughput", axis, {words: rates}, "{:,.4g}".format)
-    if spans := [span for span in story.spans if span.start_s]:
-        yield _lanes(axis, spans)
+
+    def step(now_s: float) -> int:
+        return min(_STEPS - 1, int(now_s / running_s * _STEPS))
+
+    encoded = Counter[int]()
+    for now_s, texts in story.texts:
+        encoded[step(now_s)] += texts
+    if sum(encoded.values()):
+        # Chunks are committed in bursts: each point is the mean of some steps.
+        spans = {number: range(max(0, number - _SMOOTH), min(_STEPS, number + _SMOOTH)) for number in range(_STEPS)}
+        rates = {n: sum(encoded[each] for each in span) / len(span) * _STEPS / running_s for n, span in spans.items()}
+        words = f"distinct texts a second; mean {sum(encoded.values()) / running_s:,.1f}"
+        yield _chart("Throughput", running_s, {"s1": (words, rates)}, "{:,.4g}".format)
+    if story.ended:
+        lines = dict[str, Line]()
+        for color, (words, _) in _COLORS.items():
+            counts = Counter(map(step, story.ended.get(color, ())))
+            if counts:
+                lines[f"k-{color}"] = words, dict(enumerate(accumulate(float(counts[each]) for each in range(_STEPS))))
+        yield _chart("Attempts", running_s, lines, "{:,.0f}".format)
     if len(sensors) > 2:  # two readings make a straight line, which says nothing
-        yield _memory(axis, sensors)
-    if len(story.limits) > 1:
-        stairs = dict[int, float]()
-        for (at_s, limit), (until_s, _) in pairwise([*story.limits, (story.runs[-1][1], 0.0)]):
-            stairs |= dict.fromkeys(range(axis.step(at_s), axis.step(until_s) + 1), limit)
+        most = dict[str, dict[int, float]]()
+        for line in sensors:
+            at = step(story.running_at(line.t))
+            gpus = [(f"GPU {gpu.get('device', 0):.0f}", gpu.get("memory_used_bytes", 0.0)) for gpu in line.gpus]
+            for name, held in gpus or [("workers", sum(each.get("rss_bytes", 0.0) for each in line.workers))]:
+                most.setdefault(name, {})[at] = max(most.get(name, {}).get(at, 0.0), held)
+        named = {name: points for name, points in sorted(most.items()) if name != "workers" or len(most) == 1}
+        lines = {f"s{number % 4 + 1} n{number}": each for number, each in enumerate(named.items())}
+        yield _chart("Host memory" if "workers" in named else "GPU memory", running_s, lines, human_bytes)
+    if len(set(story.limits)) > 1:
+        points = dict[int, float]()
+        for now_s, limit in story.limits:
+            points |= dict.fromkeys(range(step(now_s), _STEPS), limit)
         words = "tokens in a batch, at most (texts, if the encoder does not count tokens)"
-        yield _curves("Batch limit", axis, {words: stairs}, "{:,.0f}".format)
+        yield _chart("Batch limit", running_s, {"s1": (words, points)}, "{:,.0f}".format)
 
 
-def _memory(axis: Axis, sensors: Sequence[SensorLine]) -> Markup:
-    """Draw the memory of the GPUs if they are known, else of the workers."""
-    gpus, workers = dict[str, dict[int, float]](), dict[int, float]()
-    for line in sensors:
-        step, held = axis.step(line.t), sum(each.get("rss_bytes", 0.0) for each in line.workers)
-        workers[step] = max(workers.get(step, 0.0), held)
-        for gpu in line.gpus:
-            used, steps = gpu.get("memory_used_bytes", 0.0), gpus.setdefault(f"GPU {gpu.get('device', 0):.0f}", {})
-            steps[step] = max(steps.get(step, 0.0), used)
-    installed = max((gpu.get("memory_total_bytes", 0.0) for line in sensors for gpu in line.gpus), default=0.0)
-    words = f"; {human_bytes(installed)} installed" * bool(installed)
-    title = "GPU memory" + words if gpus else "Host memory"
-    return _curves(title, axis, dict(sorted(gpus.items())) or {"workers": workers}, human_bytes)
+def _chart(title: str, running_s: float, lines: Mapping[str, Line], label: Callable[[float], str]) -> Markup:
+    """Draw lines, by their CSS classes, over an upright axis from 0 to a little above the highest value.
 
-
-def _lanes(axis: Axis, spans: Sequence[Span]) -> Markup:
-    """Draw the attempts, a lane for each device; where several share a step, the worst is shown."""
-    devices, colors = sorted({span.device for span in spans}, key=lambda name: (len(name), name))[:64], list(_COLORS)
-    worst: dict[tuple[int, int], int] = {}
-    for span in (span for span in spans if span.device in devices):
-        color = next(
-            (number for number, each in enumerate(colors) if span.outcome in _COLORS[each][1]), len(colors) - 1
-        )
-        for step in range(axis.step(span.start_s), axis.step(span.stop_s) + 1):
-            place = devices.index(span.device), step
-            worst[place] = max(worst.get(place, 0), color)
-    high = _HEIGHT / len(devices)
-    shapes = [
-        tag(
-            "rect",
-            class_=f"k-{colors[color]}",
-            x=step,
-            y=f"{high * (lane + 0.1):.1f}",
-            width=1,
-            height=f"{high * 0.8:.1f}",
-        )
-        for (lane, step), color in sorted(worst.items())
-    ]
-    legend = {f"k-{colors[number]}": _COLORS[colors[number]][0] for number in sorted(set(worst.values()))}
-    marks = [(1 - (lane + 0.5) / len(devices), f"device {name}") for lane, name in enumerate(devices)]
-    return _figure("Attempts", axis, marks, shapes, legend, 22 * len(devices))
-
-
-def _curves(title: str, axis: Axis, lines: dict[str, dict[int, float]], label: Callable[[float], str]) -> Markup:
-    """Draw lines, by their words, over an upright axis that begins at 0 and ends a little above the highest value."""
-    most = max((value for points in lines.values() for value in points.values()), default=0.0) or 1.0
+    The words are HTML, so that they are not stretched with the drawing.
+    """
+    most = max((value for _, points in lines.values() for value in points.values()), default=0.0) or 1.0
     power = 10.0 ** math.floor(math.log10(most))
     top = most if label is human_bytes else next(power * n for n in (1, 2, 4, 6, 8, 10) if power * n >= most)
-    shapes, legend = list[Markup](), dict[str, str]()
-    for number, (words, points) in enumerate(lines.items()):
-        css = f"s{number % 4 + 1}"
-        legend[css] = f"{legend[css]}, {words}" if css in legend else words
+    shapes = list[Markup]()
+    for css, (_, points) in lines.items():
         path = "L".join(f"{step + 0.5} {_HEIGHT * (1 - value / top):.1f}" for step, value in sorted(points.items()))
         shapes.append(tag("path", class_=f"line {css}", d=f"M{path}"))
-    return _figure(title, axis, [(share, label(top * share)) for share in (0.0, 0.5, 1.0)], shapes, legend)
-
-
-def _figure(
-    title: str,
-    axis: Axis,
-    marks: Sequence[tuple[float, str]],
-    shapes: Sequence[Markup],
-    legend: dict[str, str],
-    height_px: int = 110,
-) -> Markup:
-    """Put a drawing, its axes and its legend together; the words are HTML, so that they are not stretched.
-
-    `marks` are (height from 0 to 1, words) of the upright axis, `legend` has words by CSS class.
-    """
-    pauses = "".join(f"M{before_s / axis.running_s * _STEPS:.1f} 0v{_HEIGHT}" for before_s in axis.before_s[1:-1])
-    drawing = tag(
-        "svg",
-        tag("path", class_="pause", d=pauses or "M0 0"),
-        *shapes,
-        viewBox=f"0 0 {_STEPS} {_HEIGHT}",
-        preserveAspectRatio="none",
-        role="img",
-    )
-    end = f"{human_time(axis.running_s)} of running time"
-    times = (("first", 0, "0"), ("middle", 50, human_time(axis.running_s / 2)), ("last", 100, end))
+    drawing = tag("svg", *shapes, viewBox=f"0 0 {_STEPS} {_HEIGHT}", preserveAspectRatio="none", role="img")
+    end = f"{human_time(running_s)} of running time"
+    times = (("first", 0, "0"), ("middle", 50, human_time(running_s / 2)), ("last", 100, end))
     ticks = [tag("span", words, class_=f"tick {css}", style=f"left:{at}%") for css, at, words in times]
-    values = [tag("span", words, class_="mark", style=f"bottom:{100 * at:.1f}%") for at, words in marks]
-    named = [tag("span", tag("i", class_=css), words) for css, words in legend.items()]
-    chart = tag("div", *values, drawing, *ticks, class_="chart", style=f"height:{height_px}px")
+    marks = [tag("span", label(top * at), class_="mark", style=f"bottom:{100 * at:.0f}%") for at in (0.0, 0.5, 1.0)]
+    named = [tag("span", tag("i", class_=css), words) for css, (words, _) in lines.items()]
+    chart = tag("div", *marks, drawing, *ticks, class_="chart")
     return tag("figure", tag("figcaption", title), tag("p", *named, class_="legend soft"), chart)
 
 

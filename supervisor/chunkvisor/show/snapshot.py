@@ -28,8 +28,6 @@ from chunkvisor_worker.contract.wire import read_beat
 
 _SILENCE_S = 60.0
 """No batch of a sensible model takes as long."""
-_SURE = 0.1
-"""Share of the tokens under way that has to be done before a time is estimated from them."""
 _TAIL_BYTES = 16 << 10
 _PHASES = {
     Phase.START: ("starting", STARTING),
@@ -103,7 +101,6 @@ class Snapshot:
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    by_tokens: bool = False  # `eta_s` is reckoned from tokens, and not from `rows_per_s`
     doing_s: float = 0.0  # for how long it does that; 0 = not worth saying
 
     def total(self, name: str) -> int:
@@ -167,12 +164,9 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings | None = None)
     ours = [each for each in outputs.values() if each.distinct]  # no earlier run had completed them
     distinct, rows = sum(each.distinct for each in ours), sum(each.rows for each in ours)
     left = distinct - under_way - sum(each.texts_done + each.texts_saved for each in ours)
-    eta_s = left / texts_per_s if texts_per_s and left > 0 else None
-    by_tokens = not state.chunks_here  # the longest texts come first: their rate says little of the others
-    if by_tokens:
-        eta_s = _by_tokens([beat for beat, _ in readings.beats.values()], left, tokens_per_s)
-    # How long a search takes is not known, and a run that is stopping ends before its work.
-    endless = not live or _searching(state) or state.doing == STOPPING
+    # The longest texts come first, and their rate says little of the others; how long a search takes is not known, and
+    # a run that is stopping ends before its work.
+    endless = not live or not state.chunks_here or _searching(state) or state.doing == STOPPING
     doing, doing_s = _doing(state, readings, now_s)
     severity, health = _health(state, list(workers.values()), now_s)
     return Snapshot(
@@ -185,8 +179,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings | None = None)
         _device_states(state, workers, readings) if live else (),
         rows_per_s=texts_per_s and texts_per_s * (rows / distinct if distinct else 1.0),
         tokens_per_s=tokens_per_s or None,
-        eta_s=None if endless else eta_s,
-        by_tokens=by_tokens,
+        eta_s=left / texts_per_s if texts_per_s and left > 0 and not endless else None,
         doing_s=doing_s,
     )
 
@@ -230,17 +223,6 @@ def _rates(state: RunState, now_s: float, texts: int, tokens: int) -> tuple[floa
     if spent_s <= 0 or new_texts <= 0:
         return None, None
     return new_texts / spent_s, (state.total("tokens_here") + tokens - first.tokens) / spent_s
-
-
-def _by_tokens(beats: Sequence[Beat], texts_left: int, tokens_per_s: float | None) -> float | None:
-    """Return the seconds that are left, by the tokens of the chunks under way; None while they say too little."""
-    counting = [beat for beat in beats if beat.tokens_total and beat.rows_total]
-    done, total = sum(beat.tokens_done for beat in counting), sum(beat.tokens_total for beat in counting)
-    if not tokens_per_s or not total or done < _SURE * total:
-        return None
-    rows, rows_done = sum(beat.rows_total for beat in counting), sum(beat.rows_done for beat in counting)
-    elsewhere = max(0, texts_left - (rows - rows_done))
-    return (total - done + elsewhere * total / rows) / tokens_per_s
 
 
 def _searching(state: RunState) -> bool:

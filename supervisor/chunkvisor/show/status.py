@@ -16,7 +16,7 @@ from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_m
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, NewsLine
-from chunkvisor.show.lines import figure, percent, rates, rows_in_words, stage, time_left
+from chunkvisor.show.lines import figure, percent, rates, rows_in_words, stage
 from chunkvisor.show.snapshot import Snapshot, look_at, snapshot_of
 from chunkvisor.store.identity import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -337,8 +337,7 @@ def status_screen(
         if status.silent_s is not None:
             where += f" on {status.host}, last sign of life {human_time(status.silent_s)} ago, "
             where += "more cannot be seen from here"
-        head += f" ({where}): {stage(now)}, "
-        head += f"{human_elapsed(now.elapsed_s)} so far" + f", {time_left(now)}" * (now.eta_s is not None)
+        head += f" ({where}): {stage(now)}, {human_elapsed(now.elapsed_s)} so far"
         lines += [", ".join(rates(now))] * bool(rates(now))
         for device, worker in ((each, each.workers[0]) for each in now.devices if each.workers):
             done = f", {worker.texts_done:,} of {counted(worker.texts, 'text')}" if worker.texts else ""

@@ -33,7 +33,6 @@ from chunkvisor.show.lines import (
     progress_line,
     rates,
     stage,
-    time_left,
 )
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.snapshot import DeviceView, Snapshot, WorkerView, look_at, snapshot_of
@@ -46,7 +45,7 @@ REFRESH_S = 0.5
 _STYLES = {Severity.NEWS: "", Severity.CARE: "yellow", Severity.LOSS: "red"}
 _MARKS = {Severity.NEWS: "", Severity.CARE: "note: ", Severity.LOSS: "attention: "}
 """They need no color."""
-_MIN_COLUMNS, _MIN_BAR, _WIDE = 20, 8, 120
+_MIN_COLUMNS, _WIDE = 20, 120
 
 
 def view(now: Snapshot, columns: int, lines: int) -> list[Text]:
@@ -56,16 +55,11 @@ def view(now: Snapshot, columns: int, lines: int) -> list[Text]:
     """
     head = Text(plain(stage(now)), "bold")
     head.append(f", {human_elapsed(now.elapsed_s)} so far", "not bold")
-    if now.eta_s is not None:
-        head.append(f", {time_left(now)}")
-    elif now.doing == COMPUTING and not now.state.chunks_here:
-        head.append(", estimating the time left", "not bold dim")
     top = [head]
     if now.total("rows"):
         done = f"{percent(now.share):>6}"  # 100 % does not touch the bar
         top.append(bar(now.share, columns - len(done)).append(done))
-        rows, chunks = how_far(now)
-        top.append(Text(", ".join([rows, *rates(now), *[chunks] * bool(now.total("chunks"))])))
+        top.append(Text(", ".join([how_far(now)[0], *rates(now)])))
     style = _STYLES[now.severity] or "green"
     words = wrapped(_MARKS[now.severity] + plain(now.health), columns, len("note: "))
     health = [Text(line, style) for line in words.splitlines()[: 4 if lines >= 12 else 1]]
@@ -92,27 +86,24 @@ def view(now: Snapshot, columns: int, lines: int) -> list[Text]:
 
 def _device(device: DeviceView, several: bool, columns: int) -> Text:
     """Draw the device and the worker that computes on it, or is the next to do so."""
-    line, fields, gpu = Text(f"{device.label:<6}", "bold"), list[str](), device.gpu
-    used, installed = gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes")
-    memory = [f"{used / (1 << 30):.0f}/{installed / (1 << 30):.0f} GiB"] if used is not None and installed else []
+    line, gpu, giga = Text(f"{device.label:<6}", "bold"), device.gpu, 1 << 30
+    fields = list[str]()
+    if gpu.get("memory_total_bytes"):
+        fields.append(f"{gpu.get('memory_used_bytes', 0.0) / giga:.0f}/{gpu['memory_total_bytes'] / giga:.0f} GiB")
     if not device.workers:
-        return line.append("  ".join(["idle", *memory]), "not bold dim")
+        return line.append("  ".join(["idle", *fields]), "not bold dim")
     worker = device.workers[0]
+    share = worker.texts_done / max(1, worker.texts)
     line.append(f"{_chunk(worker, several):<10} ", "not bold")
     line.append(f"{worker.phase:<10} ", "not bold " + ("cyan" if worker.computing else "dim"))
-    share = worker.texts_done / worker.texts if worker.texts else 0.0
-    fields += [f"batch {worker.batch_rows}"] * bool(worker.batch_rows) + memory
-    if worker.rss_bytes is not None:
-        fields.append(f"RAM {human_bytes(worker.rss_bytes)}")
-    if columns >= _WIDE:
-        units = ("utilization", "% busy"), ("temperature_c", "°C"), ("power_w", "W")
-        fields += [f"{gpu[name]:.0f} {unit}" for name, unit in units if name in gpu]
-    if (others := sum(each.computing for each in device.workers) - 1) > 0:
-        fields.append(f"and {others} more")
-    words = "  ".join([f"{percent(share):>6}", *fields])
-    if (width := min(40, columns - line.cell_len - len(words))) >= _MIN_BAR:
-        line.append_text(bar(share, width))
-    return line.append(words, "not bold")
+    if columns >= 80:
+        line.append_text(bar(share, 12))
+    fields = [f"{percent(share):>6}", *[f"batch {worker.batch_rows}"] * bool(worker.batch_rows), *fields]
+    fields += [f"RAM {human_bytes(worker.rss_bytes)}"] if worker.rss_bytes is not None else []
+    units = ("utilization", "% busy"), ("temperature_c", "°C"), ("power_w", "W")
+    fields += [f"{gpu[name]:.0f} {unit}" for name, unit in units if name in gpu and columns >= _WIDE]
+    others = sum(each.computing for each in device.workers) - 1
+    return line.append("  ".join(fields + [f"and {others} more"] * (others > 0)), "not bold")
 
 
 def _chunk(worker: WorkerView, several: bool) -> str:
@@ -279,8 +270,7 @@ class ProgressBar(Observer):
         if now.total("rows"):
             line.append(f"{percent(now.share)} ").append_text(bar(now.share, 20)).append(" ")
             parts.append(how_far(now)[0])
-        parts += [human_elapsed(now.elapsed_s), *rates(now)[:1]]
-        parts += [time_left(now)] * (now.eta_s is not None and not over)
+        parts += [human_elapsed(now.elapsed_s), *rates(now)]
         line.append(", ".join(parts + [now.health] * (now.severity > Severity.NEWS)))
         line.truncate(RichConsole(file=sys.stderr).size.width - 1)
         self._show(line)
