@@ -124,23 +124,6 @@ def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
     assert screen.startswith(f"running (pid {process.pid} on elsewhere, last sign of life ")
 
 
-def test_keys(place: ScriptedWorkplace) -> None:
-    """The keys that programs rely on are there, in every state."""
-    place.lift("t2")
-    assert place.run_here().returncode == 0
-    keys = {"state", "pid", "outputs", "attempts", "rows_per_s", "eta_s"}
-    assert keys <= set(status_here(place))
-    assert {"rows", "rows_done", "chunks", "chunks_done", "quarantined"} <= set(status_here(place)["outputs"]["out"])
-
-
-def test_no_journal(place: ScriptedWorkplace) -> None:
-    """Without a journal the story is gone, but not the state."""
-    place.lift("t2")
-    assert place.run().returncode == 0
-    (place.hidden / "events.jsonl").unlink()
-    assert status_here(place)["state"] == "complete"
-
-
 def test_output_of_another_config(place: ScriptedWorkplace) -> None:
     """An unfinished output that the last run's config does not name any more does not make the workdir unfinished."""
     place.lay("t2", "damage!")
@@ -152,26 +135,14 @@ def test_output_of_another_config(place: ScriptedWorkplace) -> None:
     assert not now["outputs"]["out"]["complete"]
 
 
-@pytest.mark.parametrize("command", ["status", "verify", "clean"])
-def test_no_workdir(tmp_path: Path, command: str) -> None:
-    """A folder that is not a workdir is told as such, and stays as it is."""
-    place = ScriptedWorkplace(tmp_path)
-    ended = place.here(command, str(tmp_path))
-    assert ended.returncode == 78
-    assert "is not a workdir of chunkvisor" in ended.stderr
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("command", ["status", "verify", "clean", "retry", "report", "audit"])
-@pytest.mark.parametrize("path", [".", "./", "/"])
-def test_a_path_without_a_name_is_no_workdir(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str
-) -> None:
-    """The current folder and the root are answered in words, whatever the command."""
+def test_a_path_without_a_name_is_no_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Any folder that is not a workdir is answered in words, whatever the command, and stays as it is."""
     monkeypatch.chdir(tmp_path)
-    ended = ScriptedWorkplace(tmp_path).here(command, path)
+    ended = ScriptedWorkplace(tmp_path).here(command, ".")
     assert ended.returncode == 78, ended.stderr
-    assert f"{Path(path)} is not a workdir of chunkvisor" in ended.stderr
+    assert ". is not a workdir of chunkvisor" in ended.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_without_memory_answers_in_words() -> None:

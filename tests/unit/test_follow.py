@@ -1,7 +1,6 @@
 """Whoever looks at a folder: the growing journal, and the screen of `chunkvisor status`."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from chunkvisor.show.snapshot import DeviceView, Snapshot, WorkerView
 from chunkvisor.show.status import Follower, OutputStatus, State, Status, status_screen
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_moment
-from harness import ROOT
 
 
 def note(text: str) -> bytes:
@@ -56,18 +54,6 @@ def test_follower_begins_with_the_last_news(tmp_path: Path) -> None:
     assert not follower.alive
 
 
-def test_follower_tells_nothing_of_earlier_runs(tmp_path: Path) -> None:
-    """What the run before has told is not taken for news of this one."""
-    story = [("note", {"text": "old"}), ("invoked", {"workdir": "w", "invocation": ""}), ("note", {"text": "new"})]
-    Layout(tmp_path).hidden.mkdir()
-    Layout(tmp_path).events.write_text(
-        "".join(json.dumps({"t": 1, "event": event, **details}) + "\n" for event, details in story)
-    )
-    follower = Follower(Layout(tmp_path))
-    follower.look()
-    assert [line.words for line in follower.news] == ["new"]
-
-
 T0 = 1_800_000_000.0
 WORKING = Snapshot(
     RunState(),
@@ -106,21 +92,6 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
         (
-            replace(status(State.RUNNING, 3), host="web1", silent_s=180.0),
-            {},
-            None,
-            [
-                "running (pid 77 on web1, last sign of life 3 min ago, more cannot be seen from here): computing, "
-                "13 min so far",
-                "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
-                "  12 rows/s, about 11 min left",
-                "  CPU: a chunk 4, computing, 7 of 100 texts",
-                "  attempts: 3 committed",
-                "  all is well",
-                "  to follow it: chunkvisor status --watch w",
-            ],
-        ),
-        (
             status(State.STOPPED, 3),
             {("a", 3): 0, ("a", 4): 82},
             None,
@@ -148,17 +119,6 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
         (
-            status(State.STOPPED, 0),
-            {},
-            78,
-            [
-                "stopped: the last run ended with code 78",
-                "  a: 0 %, 0 of 100 rows, 0 of 10 chunks",
-                "  attempts: 0 committed",
-                "  to go on: do what is said above, then run the same command again",
-            ],
-        ),
-        (
             status(State.COMPLETE, 10, 2),
             {},
             3,
@@ -173,15 +133,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
     ],
-    ids=["running", "running elsewhere", "killed", "interrupted", "refused", "complete"],
 )
 def test_status_screen(now: Status, begun: dict[tuple[str, int], int], ending: int | None, lines: list[str]) -> None:
     """At a glance: the state, how far, how long, whether to worry, and what to do."""
     assert status_screen(now, WORKING, begun, ending, Path("w")) == lines
-
-
-def test_the_picture_is_for_everybody() -> None:
-    """The README's picture needs nothing from another host, and tells nothing of the machine it was drawn on."""
-    picture = (ROOT / "docs" / "images" / "run.svg").read_text("utf-8")
-    assert not re.search(r"url\((?!#)|@import|href", picture)
-    assert not re.search(r"/(tmp|home|root|work)\b", picture)

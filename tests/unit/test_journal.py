@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,8 @@ from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.messages import Facts
 from chunkvisor_worker.contract.wire import BatchLog
-from harness import SOAK_SEED
 
 COUNT = 60
-DULL = {"on_cluster", "ending", "nodes", "set_aside", "dropped"}
-"""Of a run that has ended, of a cluster: the story here is of none."""
 
 
 def story(chunks: int) -> Iterator[Event]:
@@ -115,15 +112,6 @@ def test_the_end_tells_all(path: Path) -> None:
     assert {number: times.texts for number, times in found.device_times.items()} == {"0": 260, "1": 250}
 
 
-@pytest.mark.soak
-def test_every_prefix_tells_its_own(path: Path) -> None:
-    """Wherever a run is killed, even within a line that sums up, the rest of the journal says what came before."""
-    data = path.read_bytes()
-    for cut in range(0, len(data), 1999 if SOAK_SEED else 9973):
-        path.write_bytes(data[:cut])
-        assert sums(read_state(path)[0]) == from_the_start(path)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -160,16 +148,6 @@ def test_a_journal_without_sums(path: Path) -> None:
     assert sums(read_state(path)[0]) == from_the_start(path)
 
 
-def test_nothing_is_left_out(path: Path) -> None:
-    """The state in the journal has all that views are made of, whatever is added to it."""
-    state, (kept, _) = read_state(path)[0], newest_state(path)
-    for each in fields(RunState):
-        assert each.name in asdict(kept)
-        assert each.name in DULL or getattr(state, each.name) != getattr(RunState(), each.name), (
-            f"the story lacks {each.name}"
-        )
-
-
 def test_follower_reads_the_end(path: Path) -> None:
     """Who looks on sees workers, rates and the last news of the run, though he has read but the end of its story."""
     (path.parent / "outputs").mkdir()
@@ -189,17 +167,6 @@ def test_follower_reads_the_end(path: Path) -> None:
         batches.written("d")
         batches.begin([2, 3])
     assert follower.begun_anew()["a", 3] == 2
-
-
-def test_what_was_summed_up_is_not_read_again(path: Path) -> None:
-    """All that comes before the last sums may be gone: nothing of it is read, however much it was."""
-    before, follower = sums(read_state(path)[0]), Follower(Layout(path.parent.parent)).look()
-    _, offset = newest_state(path)
-    data = path.read_bytes()
-    last = data.rindex(b"\n", 0, offset - 1) + 1
-    path.write_bytes(b"x" * (last - 1) + data[last - 1 :])
-    assert sums(read_state(path)[0]) == before
-    assert Follower(Layout(path.parent.parent)).look() == follower
 
 
 def test_runs_follow_each_other_line_by_line(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """The progress bar of Python programs: what it says at each point of a run."""
 
-import io
 import logging
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +20,7 @@ from chunkvisor.events.event import (
     Waiting,
 )
 from chunkvisor.events.state import RunState
-from chunkvisor.show.lines import LOGGER, Logger, is_watched
+from chunkvisor.show.lines import LOGGER, Logger
 from chunkvisor.show.observer import Observers
 from chunkvisor.show.terminal import ProgressBar
 
@@ -102,13 +100,3 @@ def test_warnings_are_told_once(
         logger.event(event, state)
     said = capfd.readouterr().err
     assert said == ("" if told and not configured else "out chunk 0, attempt 1: crashed: it died\n")
-
-
-def test_a_script_that_imports_ipykernel_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no kernel runs, a bar is not drawn unasked: nbclient, too, imports ipykernel."""
-    kernel = SimpleNamespace(IPKernelApp=SimpleNamespace(initialized=lambda: False))
-    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", kernel)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-
-    assert not is_watched()
