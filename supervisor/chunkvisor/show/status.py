@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from glob import escape, iglob
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,8 @@ def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int
     nothing is missed, and the number never goes back, not even if the run is killed.
     """
     written: dict[int, set[int]] = {}  # texts by chunk, of attempts that are not judged yet: these are kept then
-    for files in (AttemptFiles(folder) for folder in layout.attempts.glob("*/*/")):
+    # Unlike Path.glob, this one passes over folders that vanish meanwhile.
+    for files in (AttemptFiles(Path(folder)) for folder in iglob(f"{escape(str(layout.attempts))}/*/*/")):
         if files.folder.parent.name.isdecimal() and not files.verdict.exists():
             spec, batches = read_message(Spec, files.spec), read_batch_log(files.batches).written
             if batches and spec is not None and (spec.fingerprint, spec.chunk < plan.count) == (fingerprint, True):
