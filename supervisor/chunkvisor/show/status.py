@@ -246,8 +246,8 @@ def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int
     nothing is missed, and the number never goes back, not even if the run is killed.
     """
     written: dict[int, set[int]] = {}  # texts by chunk, of attempts that are not judged yet: these are kept then
-    # Unlike Path.glob, this one passes over folders that vanish meanwhile.
-    for files in (AttemptFiles(Path(folder)) for folder in iglob(f"{escape(str(layout.attempts))}/*/*/")):
+    folders = iglob(f"{escape(str(layout.attempts))}/*/*/")  # noqa: PTH207 - Path.glob raises for what vanishes meanwhile
+    for files in (AttemptFiles(Path(folder)) for folder in folders):
         if files.folder.parent.name.isdecimal() and not files.verdict.exists():
             spec, batches = read_message(Spec, files.spec), read_batch_log(files.batches).written
             if batches and spec is not None and (spec.fingerprint, spec.chunk < plan.count) == (fingerprint, True):
