@@ -7,7 +7,6 @@ from typing import Any
 
 from chunkvisor.assemble.badrows import count_of, reasons_in_words, reasons_of, where_listed
 from chunkvisor.assemble.forms import without_vectors
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
 from chunkvisor.events.event import (
     AttemptInterrupted,
@@ -22,8 +21,9 @@ from chunkvisor.events.event import (
     Quarantined,
 )
 from chunkvisor.judge import Verdict
+from chunkvisor.store.attempt import failed_as, last_log
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.leftovers import failed_as, last_log
 from chunkvisor.units import counted, human_bytes, human_time, listed
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles

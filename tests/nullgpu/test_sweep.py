@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from chunkvisor.store.attempt import Job, Place, write_attempt
+from chunkvisor.store.attempt import write_attempt
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Fault, Limits, ModelSpec, TemplateSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, Fault, Limits, ModelSpec, Spec, TemplateSpec
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import read_message, write_message
 from nullgpu import NullGpu, texts
@@ -46,16 +46,16 @@ for line in sys.stdin:
 class Workers:
     """Makes attempts in a folder, each by a worker forked from a template that has loaded the model."""
 
-    def __init__(self, process: "subprocess.Popen[str]", folder: Path, job: Job) -> None:
+    def __init__(self, process: "subprocess.Popen[str]", folder: Path, draft: Spec) -> None:
         self._process = process
         self._folder = folder
-        self._job = job
+        self._draft = draft
 
     def attempt(self, name: str, setting: str) -> tuple[int, AttemptFiles]:
         """(return code, files) of an attempt under a setting of the null GPU, in batches of two rows."""
         files = AttemptFiles(self._folder / name)
         files.folder.mkdir()
-        write_attempt(files, self._job, Place(0, 1, 0, "cuda"), texts(6), Limits(rows=2))
+        write_attempt(files, self._draft, texts(6))
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([str(files.folder), setting]) + "\n")
         self._process.stdin.flush()
@@ -77,7 +77,10 @@ def forked_workers(gpu: NullGpu, folder: Path, model: Path) -> Iterator[Workers]
     unfit = process.stdout.readline()
     assert unfit == "\n", (unfit, process.communicate())
     try:
-        yield Workers(process, folder, Job("run", "fingerprint", "out", named, EncodeSpec(), (), threads=1))
+        draft = Spec(
+            "run", "print", "out", 0, 1, 0, 0, "", "cuda", named, EncodeSpec(), threads=1, limits=Limits(rows=2)
+        )
+        yield Workers(process, folder, draft)
     finally:
         process.communicate()
     assert process.returncode == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.store.attempt import Job, Place, Salvage, look, write_attempt
+from chunkvisor.store.attempt import Salvage, look, write_attempt
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_batch_log
@@ -28,8 +28,9 @@ def attempt(
         (folder / "faults" / hashlib.sha256(text.encode()).hexdigest()[:16]).write_text(name)
     files = AttemptFiles(folder / "1")
     files.folder.mkdir()
-    job = Job("run", "print", "out", ModelSpec("m", encoder="scripted:make"), EncodeSpec(), (str(folder),))
-    spec = write_attempt(files, job, Place(0, 1, 0, "cpu", **canary), texts, Limits(rows=8))  # type: ignore[arg-type]
+    model, more = ModelSpec("m", encoder="scripted:make"), {"import_path": (str(folder),), "limits": Limits(rows=8)}
+    draft = Spec("run", "print", "out", 0, 1, 0, 0, "", "cpu", model, EncodeSpec(), **more, **canary)  # type: ignore[arg-type]
+    spec = write_attempt(files, draft, texts)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ENCODERS), os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-P", "-m", "chunkvisor_worker", files.folder], env=env, check=False, timeout=60)
     return files, spec

@@ -39,8 +39,8 @@ from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of, read_quarantine
-from chunkvisor.store.lock import read_holder
 from chunkvisor.store.records import DamagedError, LessonFile, Snapshot, read_pin, write_pin, write_sealed
+from chunkvisor.store.workdir import read_holder
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec
 from chunkvisor_worker.contract.wire import read_beat, read_message

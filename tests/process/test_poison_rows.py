@@ -399,8 +399,7 @@ def test_undamaged(halfway: Halfway, tmp_path: Path) -> None:
 
 def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that turns out damaged when its chunk is put together is computed again by the same run."""
-    from chunkvisor.decide.bisect import Part
-    from chunkvisor.store.ledger import Parts
+    from chunkvisor.store.ledger import Part, Parts
 
     place = few(tmp_path / "place", FEW[:4])
     place.lay("t1", "value_error!")

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.attempt import Job, Place, write_attempt
+from chunkvisor.store.attempt import write_attempt
 from chunkvisor.store.identity import Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger, committed_chunks
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_message
 from harness import Workplace, expected
 
@@ -21,10 +21,10 @@ from harness import Workplace, expected
 def test_texts_go_to_the_attempt_as_they_come(tmp_path: Path) -> None:
     """The texts of a chunk, however many, are not held in memory while they are written; the spec describes them."""
     files = AttemptFiles(tmp_path)
-    job = Job("run", "print", "out", ModelSpec("m"), EncodeSpec(), ())
+    draft = Spec("run", "print", "out", 3, 1, 700, 0, "", "cpu", ModelSpec("m"), EncodeSpec())
     count = 50_000
     tracemalloc.start()
-    spec = write_attempt(files, job, Place(3, 1, 700, "cpu"), (f"text \n{i}" for i in range(count)), Limits(rows=8))
+    spec = write_attempt(files, draft, (f"text \n{i}" for i in range(count)))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 500_000

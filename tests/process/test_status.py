@@ -11,7 +11,7 @@ import pytest
 
 from chunkvisor.show.status import SCHEMA, Follower
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.lock import hold
+from chunkvisor.store.workdir import hold
 from harness import kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 

@@ -17,11 +17,10 @@ from chunkvisor.assemble import join as assemble
 from chunkvisor.assemble import reader
 from chunkvisor.assemble.forms import Form, all_partials
 from chunkvisor.assemble.reader import ChunkDamagedError
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.identity import Plan
+from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import Config
-from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, from_json, identity_of
+from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of
+from chunkvisor_worker.contract.wire import from_json
 
 BASE: dict[str, Any] = {
     "workdir": "/w",
@@ -143,7 +144,7 @@ def test_secrets_are_noted_as_digests(kwargs: dict[str, Any]) -> None:
     """No secret is in the record or in a sentence; another one counts."""
     now = identity(model={"name": "m", "kwargs": kwargs})
     assert "sk-123" not in json.dumps(now.values)
-    assert from_json(json.loads(json.dumps(now.values))) == now
+    assert from_json(Identity, json.dumps({"values": now.values})) == now
     other = identity(model={"name": "m", "kwargs": {"api_key": "sk-124"}})
     (sentence,) = differences(now, other)
     assert "sk-12" not in sentence
@@ -165,18 +166,16 @@ def test_long_texts_are_shortened() -> None:
 def test_json_round_trip() -> None:
     """An identity written and read again is the same one, with the same fingerprint."""
     one = identity(env={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, model={"name": "é", "kwargs": {"a": [1.5, None]}})
-    again = from_json(json.loads(json.dumps(one.values)))
+    again = from_json(Identity, json.dumps({"values": one.values}))
     assert again == one
     assert again is not None
     assert again.fingerprint == one.fingerprint
 
 
-@pytest.mark.parametrize(
-    "content", [None, [], {}, {"source.rows": "3"}, {1: 2}, identity().values | {"source.rows": True}]
-)
+@pytest.mark.parametrize("content", [None, [], {}, {"source.rows": "3"}, identity().values | {"source.rows": True}])
 def test_other_json_is_no_identity(content: Any) -> None:
     """Anything else than a written identity is None, not an exception."""
-    assert from_json(content) is None
+    assert from_json(Identity, json.dumps({"values": content})) is None
 
 
 def test_a_key_that_is_missing() -> None:

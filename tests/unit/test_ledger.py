@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.identity import Plan
+from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger, write_quarantine
 from chunkvisor_worker.contract.exits import Outcome

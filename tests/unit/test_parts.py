@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import chunkvisor.store.ledger
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import inspect
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Parts
 from chunkvisor_worker.contract.exits import Outcome
@@ -83,6 +83,39 @@ def test_a_part_that_did_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     assert vectors.exists()
     assert parts.missing() == parts_in(tmp_path).missing() == [(10, 14)]
+
+
+@pytest.mark.parametrize(
+    ("taken", "bad", "missing", "composed"),
+    [
+        ([], [], [(10, 14)], None),
+        ([(10, 14, ())], [], [], [1, 1, 1, 1]),
+        ([(10, 14, (11, 13))], [], [(11, 12), (13, 14)], None),
+        ([(10, 14, (11, 13))], [11], [(13, 14)], None),
+        ([(10, 14, (11, 13)), (12, 14, ())], [11], [], [1, 0, 2, 2]),
+        ([(12, 14, ())], [10, 13], [(11, 12)], None),
+        ([(10, 14, ())], [10, 13], [], [0, 1, 1, 0]),
+    ],
+    ids=["nothing", "whole", "holes", "a hole is bad", "the later part goes first", "one is left", "bad goes first"],
+)
+def test_what_is_left_and_what_is_joined(
+    tmp_path: Path,
+    taken: list[tuple[int, int, tuple[int, ...]]],
+    bad: list[int],
+    missing: list[tuple[int, int]],
+    composed: list[int] | None,
+) -> None:
+    """Say what has neither a vector nor a verdict; once that is nothing, join vectors of each part, 0 being NaN."""
+    parts, vectors = parts_in(tmp_path), tmp_path / "vectors.npy"
+    for number, (start, stop, holes) in enumerate(taken, 1):
+        np.save(vectors, np.full((stop - start, 2), number, dtype=np.float32))
+        parts.add(start, stop, vectors, inspect(vectors).digest, holes)
+    for text in bad:
+        parts.add_bad(BadText(text, Outcome.CRASHED, "why"))
+    assert parts.missing() == missing
+    if composed is not None:
+        path, _ = parts.compose(2)
+        assert np.nan_to_num(np.load(path))[:, 0].tolist() == composed
 
 
 def killed(*_: object) -> None:

@@ -2,12 +2,13 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.store.disk import of_start, refusal, room_in_words
+from chunkvisor.store.disk import of_start, refusal, with_room
 from chunkvisor_worker.contract.exits import Outcome
 
 PLACE = Path("/data/work")
@@ -57,12 +58,12 @@ def test_a_disk_without_inodes_is_not_told_as_bytes(tmp_path: Path, monkeypatch:
     assert halt.why.endswith(f"the file system of {tmp_path} has no inodes left: remove files there (df -i shows it)")
 
 
-def test_each_disk_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the first of the folders on it; one that is not there says nothing."""
-    monkeypatch.setattr("chunkvisor.store.disk.free_bytes", lambda _: 512)
+def test_each_disk_is_named_once(tmp_path: Path) -> None:
+    """Name a disk by the first of the folders on it; a folder that is not there says nothing."""
     (tmp_path / "sub").mkdir()
-    assert room_in_words(tmp_path / "none", tmp_path, tmp_path / "sub") == f"512 B are free in {tmp_path}"
-    assert room_in_words(tmp_path / "none") == ""
+    words = with_room("no room", tmp_path / "none", tmp_path, tmp_path / "sub")
+    assert re.fullmatch(rf"no room; [^;]+ are free in {re.escape(str(tmp_path))}", words)
+    assert with_room("no room", tmp_path / "none") == "no room"
 
 
 @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "free some space"), (errno.EIO, "kernel's log")])

@@ -11,7 +11,7 @@ from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import Commit, GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
 from chunkvisor.heart.telling import WaitTeller, what_follows
 from chunkvisor.judge import Verdict
-from chunkvisor.store.leftovers import failed_as, last_log
+from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.units import which_rows, wrapped
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles

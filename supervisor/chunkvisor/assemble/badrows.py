@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable, rows_of
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import read_quarantine, write_quarantine
 from chunkvisor.store.records import DamagedError, digest_file

@@ -18,9 +18,9 @@ from chunkvisor.assemble.reader import ChunkDamagedError, Taken, TakenDamagedErr
 from chunkvisor.assemble.sides import describe_ranges
 from chunkvisor.assemble.writer import FinalWriter, Source, clear_partial, reform, rows_of
 from chunkvisor.config.choices import digested
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import Stamp, digest_of

@@ -23,21 +23,22 @@ from chunkvisor.assemble.forms import FORMATS, FinalPart, form_of
 from chunkvisor.assemble.manifest import recorded_parts
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.store.artifact import (
     BLOCK_BYTES,
     BadVectorsError,
     Vectors,
     bad_rows,
     chunk_key,
+    expect_rows,
     inspect,
     npy_header,
+    pick_rows,
     read_exactly,
     read_shape,
 )
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.pickrows import expect_rows, pick_rows
 from chunkvisor.store.reuse import ENCODED, WHERE, PlaceKind, Reuse, ReuseFiles, Where
 
 _AHEAD_BYTES = 256 << 20

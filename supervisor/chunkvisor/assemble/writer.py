@@ -34,9 +34,8 @@ from chunkvisor.assemble.numbers import Numbers, Positions, Ranges, Stored, TooL
 from chunkvisor.assemble.sides import find_rows_table
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import config_error
-from chunkvisor.store.artifact import BadVectorsError, Vectors, npy_header
+from chunkvisor.store.artifact import BadVectorsError, Vectors, expect_rows, npy_header, pick_rows
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.pickrows import expect_rows, pick_rows
 from chunkvisor.store.records import Stamp, stamp_as, write_sealed
 from chunkvisor_worker.contract.files import set_aside, sync_folder
 

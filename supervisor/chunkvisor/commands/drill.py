@@ -42,9 +42,9 @@ from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.leftovers import read_tail
-from chunkvisor.store.mark import mark
+from chunkvisor.store.workdir import mark
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run
 from chunkvisor.testing import FAULTS, PARENT_KILLED, POISON_ROW, DrillFault

@@ -7,16 +7,15 @@ from pathlib import Path
 from chunkvisor.assemble.badrows import bad_texts, count_of, forget
 from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_another
 from chunkvisor.assemble.sides import remove_sides
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
-from chunkvisor.store.lock import hold
-from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import read_reuse
+from chunkvisor.store.workdir import hold, require_workdir
 from chunkvisor_worker.contract.files import remove_folder, sync_folder, write_atomic
 
 

@@ -5,6 +5,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -24,10 +25,10 @@ from chunkvisor.show.lines import how_to_read
 from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.disk import DISK_ERRNOS, check_target, disk_halt
-from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, from_json, identity_of
+from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.lock import hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
+from chunkvisor.store.workdir import hold
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.opening import GROWING
 from chunkvisor.supervise.session import run
@@ -38,6 +39,7 @@ from chunkvisor_worker.contract.files import (
     remove_folder,
     sync_folder,
 )
+from chunkvisor_worker.contract.wire import from_json
 
 OUTPUT = "embeddings"
 """Name of the one output in the state folder."""
@@ -107,7 +109,7 @@ def _own_manifest(wanted: OneFile) -> tuple[dict[str, Any], Identity]:
         manifest = read_sealed(wanted.manifest)
     except (DamagedError, OSError):
         manifest = None
-    before = from_json((manifest or {}).get(_MADE_FROM))
+    before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
     if manifest is None or before is None:
         what = f"{wanted.out} is there already, and `chunkvisor encode` has not made it"
         raise config_error(what, remedy="choose another name by -o, or move it away")

@@ -24,8 +24,8 @@ from chunkvisor.show.status import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import ledger_of, read_quarantine
-from chunkvisor.store.mark import is_workdir
 from chunkvisor.store.records import DamagedError
+from chunkvisor.store.workdir import is_workdir
 from chunkvisor.units import counted
 
 _HEAD_BYTES = 4096

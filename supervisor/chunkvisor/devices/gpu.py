@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from chunkvisor.child import run_child
 from chunkvisor.devices.dtypes import Card
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.leftovers import last_line, read_tail
+from chunkvisor.store.attempt import last_line, read_tail
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.messages import ProbeReport
 from chunkvisor_worker.contract.wire import read_message

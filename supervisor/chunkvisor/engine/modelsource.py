@@ -21,7 +21,7 @@ from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Budget, Verdict, pause_s
-from chunkvisor.store.leftovers import verdict_of_child
+from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.records import (
     Snapshot,
     Stamp,

@@ -19,11 +19,10 @@ from chunkvisor.engine.environment import worker_environment
 from chunkvisor.engine.process import oom_kills, worker_command
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.judge import ONE_ROW, EndedBy, Patience, Pulse, Verdict, judge
-from chunkvisor.store.attempt import Job, Place, gather, write_attempt
-from chunkvisor.store.leftovers import last_line
+from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, LinearKernel, ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, LinearKernel, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_beat, to_json
 
 _MOST_TEXTS = 100
@@ -193,8 +192,9 @@ def try_texts(
     Raises OSError, and what `on_wait` raises.
     """
     files = AttemptFiles(folder)
-    job = Job("trial", "trial", "trial", model, encode, conditions.import_path)
-    spec = write_attempt(files, job, Place(0, 1, 0, conditions.device), texts, limits)
+    device, path = conditions.device, conditions.import_path
+    draft = Spec("trial", "trial", "trial", 0, 1, 0, 0, "", device, model, encode, import_path=path, limits=limits)
+    spec = write_attempt(files, draft, texts)
     kills_before, ended_why, returncode = oom_kills(), "", None
     pulse = Pulse.begin(time.monotonic())
 

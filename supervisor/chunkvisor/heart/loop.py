@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chunkvisor.config.choices import Start as StartKind
@@ -31,7 +31,7 @@ from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.telling import Teller, names_of
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Verdict, gap
-from chunkvisor.store.attempt import Place, write_attempt
+from chunkvisor.store.attempt import write_attempt
 from chunkvisor.store.disk import of_start, with_room, workdir_gone
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import LessonFile
@@ -275,17 +275,23 @@ class Loop:
         wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
         try:
             number, files = output.ledger.new_attempt(work.chunk)
-            place = Place(
-                work.chunk,
-                number,
-                first,
-                station.device.kind,
-                station.site.threads,
-                station.site.model_path,
-                tuple(text - first for text in range(first, last) if text not in wanted),
-                *_canary_of(start, output),
+            canary, canary_row = _canary_of(start, output)
+            job, site = output.job, station.site
+            draft = replace(
+                job,
+                chunk=work.chunk,
+                attempt=number,
+                start=first,
+                device=station.device.kind,
+                # Another machine may have the model elsewhere, and other cores.
+                model=job.model if site.model_path is None else replace(job.model, path=site.model_path),
+                threads=site.threads or job.threads,
+                skip=tuple(text - first for text in range(first, last) if text not in wanted),
+                limits=start.limits,
+                canary=canary,
+                canary_row=canary_row,
             )
-            spec = write_attempt(files, output.job, place, output.texts_of(work.texts), start.limits)
+            spec = write_attempt(files, draft, output.texts_of(work.texts))
             worker = self._engine.start(station, files, spec, fresh=work.fresh, blocking_launches=work.blocking)
         except OSError as error:
             workdir = output.ledger.layout.workdir

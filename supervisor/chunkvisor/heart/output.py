@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.assemble.forms import Form
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
-from chunkvisor.store.attempt import Job
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.messages import Limits, Spec
@@ -25,7 +24,8 @@ class OutputRun:
     ledger: Ledger
     table: StagedTable
     """Only the texts that are to be encoded: numbered as in the ledger."""
-    job: Job
+    job: Spec
+    """What the specs of all its attempts have in common."""
     limits: Limits
     """Batch limits of the config, before any lesson."""
     finish: Callable[[Callable[[], None]], dict[str, Any]]
@@ -122,8 +122,7 @@ class OutputRun:
 
     def known_good(self) -> int | None:
         """See OutputProgress. Raises Halt where the texts are damaged."""
-        if self._canary is None and (found := self.ledger.known_good()) is not None:
-            good = list(self.ledger.good_texts(found[0]))
+        if self._canary is None and (good := self.ledger.known_good()):
             words = zip(good, self.texts_of(good), strict=True)
             # A blank text counts as long: some models give all blank texts a vector of zeros.
             sizes = ((not text.strip(), len(text), number) for number, text in words)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.events.event import (
     Alarmed,
     BatchesKept,
@@ -29,6 +28,7 @@ from chunkvisor.judge import Verdict
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.attempt import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import human_bytes, which_rows
 from chunkvisor_worker.contract.exits import Outcome

@@ -27,8 +27,7 @@ from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Verdict
-from chunkvisor.store.attempt import drop_bulk
-from chunkvisor.store.leftovers import last_log
+from chunkvisor.store.attempt import drop_bulk, last_log
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import counted, human_time
 from chunkvisor.words import GivenUp

@@ -22,10 +22,9 @@ from chunkvisor.show.snapshot import Snapshot, look_at, snapshot_of
 from chunkvisor.store.identity import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Parts, committed_chunks
-from chunkvisor.store.lock import is_held, read_holder
-from chunkvisor.store.mark import require_workdir
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import work_of
+from chunkvisor.store.workdir import is_held, read_holder, require_workdir
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec

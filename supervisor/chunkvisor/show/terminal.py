@@ -38,7 +38,7 @@ from chunkvisor.show.observer import Observer
 from chunkvisor.show.snapshot import DeviceView, Snapshot, WorkerView, look_at, snapshot_of
 from chunkvisor.show.status import Follower, State, read_status
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.mark import is_workdir, require_workdir
+from chunkvisor.store.workdir import is_workdir, require_workdir
 from chunkvisor.units import counted, human_bytes, human_elapsed, human_moment, printable, wrapped
 
 REFRESH_S = 0.5

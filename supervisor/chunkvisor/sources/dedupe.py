@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.pickrows import pick_rows
+from chunkvisor.store.artifact import pick_rows
 from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
 
 Rows = npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import Format, Signature, resolve, shown, signature
+from chunkvisor.store.artifact import fill, pick_rows
 from chunkvisor.store.layout import Entry
-from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_sealed, stamp_as, stamp_file, write_sealed
 from chunkvisor.store.reuse import ENCODED, Reuse
 

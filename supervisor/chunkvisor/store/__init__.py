@@ -1,4 +1,4 @@
 """The folder of a run: every path, every record and lock in it, and what of the work it says is done.
 
-May import decide and down.
+May import judge and down.
 """

@@ -1,10 +1,11 @@
-"""Verifies files of vectors: header, size, digest, finite, not zero; one block of a file is in memory at a time.
+"""Files of vectors: checked whole (header, size, digest, finite, not zero), or read row by row, in bounded memory.
 
-No file is mapped: a mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
+No file is mapped into memory: a mapped file that shrinks kills its reader with SIGBUS (mmap(2)).
 """
 
 import hashlib
 import io
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,15 @@ BLOCK_BYTES = 2 << 20
 FLOAT32 = "<f4"
 """The type of everything but some final files."""
 
+MAX_LISTED = 1000
+"""Bad rows beyond this number are counted, not listed: memory stays bounded."""
+
+_GAP_BYTES = 16 << 10
+"""To read this much that is not wanted takes no longer than another call."""
+
+_SPAN_BYTES = 4 << 20
+"""Read by one call at most."""
+
 Vectors = npt.NDArray[np.float32]
 
 
@@ -34,13 +44,13 @@ class Hash(Protocol):
         """Take in more."""
 
     def hexdigest(self) -> str:
-        """Of all so far."""
+        """Return the digest of all so far."""
 
 
 class BadVectorsError(Exception):
-    """The file is not the array it should be; the message says in which way.
+    """The file is not the array that it should be; the message says in which way.
 
-    `rows` are the bad ones, where that can be listed; `other_dimension` says that it is the dimension.
+    `rows` are the bad ones, if they can be listed; `other_dimension` says that the dimension is wrong.
     """
 
     def __init__(self, problem: str, rows: tuple[int, ...] = (), *, other_dimension: bool = False) -> None:
@@ -74,18 +84,21 @@ class Inspection:
     zero_count: int = 0
 
 
-MAX_LISTED = 1000
-"""Bad rows beyond this number are counted, not listed: memory stays bounded."""
-
-
 def chunk_key(fingerprint: str, start: int, stop: int, file_digest: str) -> str:
-    """The digest in a chunk's file name: binds the content to its run identity and to its place in the output.
+    """Return the digest in a chunk file's name: it binds the content to its identity and to its place in the output.
 
-    A chunk renamed to another number, or copied from another run, does not pass for this one. Files of vectors are
-    checked by xxh3-128, which finds damage at the speed of memory; who could forge it can write into the folder anyway.
+    A chunk renamed to another number, or copied from another run, does not pass for this one. The file's own digest
+    is xxh3-128, which finds damage at the speed of memory.
     """
     text = f"{fingerprint}:{start}:{stop}:{file_digest}"
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def npy_header(rows: int, dimension: int, dtype: str = FLOAT32) -> bytes:
+    """Return the header of a final or chunk file; numpy pads it to a multiple of 64 bytes."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": (rows, dimension)})
+    return buffer.getvalue()
 
 
 def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
@@ -94,13 +107,9 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
     Raises BadVectorsError unless it is a 2-D, C-ordered array of that dtype, complete to the byte.
     """
     try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran_order, found = np.lib.format.read_array_header_2_0(file)
-        else:
+        if (version := np.lib.format.read_magic(file)) != (1, 0):
             raise BadVectorsError(f"format version {version} of .npy is not one that we write")
+        shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
     # numpy parses the header with ast.literal_eval and names several kinds of nonsense by several exceptions
     except (ValueError, TypeError, SyntaxError, EOFError, RecursionError, MemoryError, TokenError) as error:
         raise BadVectorsError(f"not an .npy file: {error}") from None
@@ -118,17 +127,10 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
     return Shape(rows, dimension, offset)
 
 
-def npy_header(rows: int, dimension: int, dtype: str = FLOAT32) -> bytes:
-    """The header of a final or chunk file; numpy pads it to a multiple of 64 bytes."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": (rows, dimension)})
-    return buffer.getvalue()
-
-
 def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.NDArray[Any]]:
-    """The vectors in blocks of at most BLOCK_BYTES (or one row), from the file's position on.
+    """Give the vectors in blocks of at most BLOCK_BYTES (or one row), from the file's position on.
 
-    Raises BadVectorsError where the file ends early: it was changed under our hands.
+    Raises BadVectorsError if the file ends early: it was changed while we read it.
     """
     per_block = max(1, BLOCK_BYTES // (4 * shape.dimension))
     for first in range(0, shape.rows, per_block):
@@ -155,28 +157,25 @@ def inspect(
         shape = read_shape(raw)
         raw.seek(0)
         digest = digest_by(raw.read(shape.offset_bytes))
-        not_finite: list[int] = []
-        zero: list[int] = []
+        not_finite, zero = list[int](), list[int]()
         not_finite_count = zero_count = first = 0
         for block in blocks(raw, shape):
             digest.update(block.data.cast("B"))
-            bad, null = bad_rows(block)
+            bad, null = (first + rows for rows in bad_rows(block))
             if skip:
-                bad, null = (np.array([row for row in rows if first + int(row) not in skip]) for rows in (bad, null))
+                bad, null = (rows[[int(row) not in skip for row in rows]] for rows in (bad, null))
             not_finite_count += len(bad)
             zero_count += len(null)
-            not_finite += [first + int(row) for row in bad[: MAX_LISTED - len(not_finite)]]
-            zero += [first + int(row) for row in null[: MAX_LISTED - len(zero)]]
+            not_finite += bad[: MAX_LISTED - len(not_finite)].tolist()
+            zero += null[: MAX_LISTED - len(zero)].tolist()
             first += len(block)
     return Inspection(shape, digest.hexdigest(), not_finite, not_finite_count, zero, zero_count)
 
 
 def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(rows with a NaN or an infinity, rows that are zero throughout), as positions in the block.
-
-    A sum of squares is finite only if every element is; it overflows for elements above 1e19, which are looked at
-    one by one.
-    """
+    """(rows with a NaN or an infinity, rows that are zero throughout), as positions in the block."""
+    # A sum of squares is finite only if every element is; it overflows for elements above 1e19, and is zero for those
+    # below 1e-23: the rows where that may be are looked at one by one.
     with np.errstate(over="ignore", invalid="ignore"):
         power = np.einsum("ij,ij->i", block, block)
     suspects = np.flatnonzero(~np.isfinite(power))
@@ -184,3 +183,55 @@ def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
     faint = np.flatnonzero(power == 0)
     zero = faint[~block[faint].any(axis=1)]
     return not_finite, zero
+
+
+def pick_rows(
+    path: Path, dtype: str | np.dtype[Any], offset_bytes: int, width: int, rows: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
+    """Read rows of `width` items each, the first of them at `offset_bytes`, by number and in that order.
+
+    Raises OSError; ValueError if the file has no such row.
+    """
+    found = np.empty((len(rows), width), dtype=dtype)
+    row_bytes = width * found.itemsize
+    order = np.argsort(rows, kind="stable")
+    wanted = rows[order]
+    if len(wanted) and wanted[0] < 0:
+        raise ValueError(f"there is no row {wanted[0]}")
+    with open(path, "rb") as file:
+        for first, end in _spans(wanted, row_bytes):
+            start, last = int(wanted[first]), int(wanted[end - 1])
+            # A row far from others needs no room between the file and its place: that halves the time it takes.
+            there = found[order[first] :][:1] if first + 1 == end else np.empty((last - start + 1, width), found.dtype)
+            if not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, offset_bytes + start * row_bytes):
+                raise ValueError(f"the number {last} is greater than that of the last row")
+            if first + 1 < end:
+                found[order[first:end]] = there[wanted[first:end] - start]
+    return found
+
+
+def expect_rows(path: Path, offset_bytes: int, row_bytes: int, rows: npt.NDArray[np.int64]) -> None:
+    """Have the kernel read rows that `pick_rows` will ask for, all at the same time. Raises OSError."""
+    wanted = np.sort(rows)
+    with open(path, "rb") as file:
+        for first, end in _spans(wanted, row_bytes):
+            start, stop = int(wanted[first]) * row_bytes, (int(wanted[end - 1]) + 1) * row_bytes
+            os.posix_fadvise(file.fileno(), offset_bytes + start, stop - start, os.POSIX_FADV_WILLNEED)
+
+
+def fill(fd: int, room: memoryview, offset: int) -> bool:
+    """Fill the room of bytes from `offset` of the file on; False if the file ends before. Raises OSError."""
+    while room.nbytes:
+        count = os.preadv(fd, [room], offset)  # at most 2 GiB a call, and possibly less (preadv(2))
+        if not count:
+            return False
+        room, offset = room[count:], offset + count
+    return True
+
+
+def _spans(wanted: npt.NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Give (first, end) of the stretches of these sorted rows that are near enough to be read by one call."""
+    if len(wanted):
+        far = np.diff(wanted) * row_bytes > _GAP_BYTES + row_bytes
+        full = np.diff(wanted // max(1, _SPAN_BYTES // row_bytes)) > 0
+        yield from itertools.pairwise([0, *(np.flatnonzero(far | full) + 1).tolist(), len(wanted)])

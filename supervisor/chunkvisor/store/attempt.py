@@ -1,4 +1,7 @@
-"""The folder of one attempt: filled for the worker, and afterwards read for the evidence that `outcome` judges."""
+"""The folder of one attempt: filled for the worker, and read afterwards for what it leaves and for why it ended.
+
+numpy is imported late: whatever opens a run or shows one reads logs by this, before any vector.
+"""
 
 import contextlib
 import hashlib
@@ -6,189 +9,43 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
 
-from chunkvisor.judge import EndedBy, Evidence
-from chunkvisor.store.artifact import BadVectorsError, Shape, bad_rows, inspect, read_exactly, read_shape
+from chunkvisor.judge import EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.disk import free_bytes
-from chunkvisor.store.leftovers import read_tail
-from chunkvisor.store.pickrows import fill
-from chunkvisor_worker.contract.files import AttemptFiles, sync_folder
-from chunkvisor_worker.contract.messages import (
-    Beat,
-    EncodeSpec,
-    Facts,
-    Fault,
-    Limits,
-    ModelSpec,
-    Phase,
-    Result,
-    Spec,
-)
+from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, sync_folder
+from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Limits, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
+if TYPE_CHECKING:
+    from chunkvisor.store.artifact import Inspection
 
-@dataclass(frozen=True, slots=True)
-class Salvage:
-    """What is left of an attempt; positions count from the first text of its spec."""
-
-    done: tuple[int, ...] = ()
-    """Texts whose vectors are in its partial file, verified."""
-    under_way: tuple[int, ...] = ()
-    """Texts of the batches that had begun and were not written: one of them may be what ended it."""
-
-
-def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> Salvage:
-    """What is left of the attempt. Raises nothing: what cannot be read is not there.
-
-    `known` and `is_blank` are as in `store.attempt.gather`.
-    """
-    record = read_batch_log(files.batches)
-    rows = spec.stop - spec.start
-    wanted = set(range(rows)).difference(spec.skip)
-    under_way = tuple(sorted(wanted.intersection(record.under_way)))
-    facts = record.facts
-    if facts is None or (known is not None and (known.dimension, known.dtype) != (facts.dimension, facts.dtype)):
-        return Salvage(under_way=under_way)
-    done: list[int] = []
-    try:
-        with open(files.partial, "rb") as file:
-            shape = read_shape(file)
-            if (shape.rows, shape.dimension) != (rows, facts.dimension):
-                return Salvage(under_way=under_way)
-            for batch, digest in record.written:
-                if wanted.issuperset(batch):
-                    done += _good(file, shape, batch, digest, is_blank)
-    except (BadVectorsError, OSError):
-        return Salvage(under_way=under_way)
-    return Salvage(tuple(sorted(done)), under_way)
-
-
-def _good(
-    file: BufferedReader, shape: Shape, rows: tuple[int, ...], digest: str, is_blank: Callable[[int], bool]
-) -> list[int]:
-    """Those rows of a batch whose vectors are good; none where they are not the ones that were written."""
-    block = np.empty((len(rows), shape.dimension), dtype="<f4")
-    for row, room in zip(rows, block, strict=True):
-        file.seek(shape.offset_bytes + 4 * shape.dimension * row)
-        read_exactly(file, room)
-    if xxhash.xxh3_64_hexdigest(block.data) != digest:
-        return []
-    not_finite, zero = (set(found.tolist()) for found in bad_rows(block))
-    refused = not_finite.union(at for at in zero if not is_blank(rows[at]))
-    return [row for at, row in enumerate(rows) if at not in refused]
-
-
+LOG_TAIL_BYTES = 64 << 10
+_SEARCHED = 100
+"""Failed attempts that are searched for one, at most."""
 _PAIR_BYTES = 8
+"""Of `AttemptFiles.cut`: a position and a number of tokens."""
 
 
-def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> None:
-    """Take over what an attempt at the texts start..stop says of them, if it says anything. Raises OSError.
+def write_attempt(files: AttemptFiles, draft: Spec, texts: Iterable[str]) -> Spec:
+    """Write the texts, as they come, and the spec into a new folder. Returns the spec. Raises OSError.
 
-    `path` is the output's file, `texts` the number of its encoded texts. A pair that cannot be is passed over.
+    The draft lacks `stop` and the digest of the texts. Nothing is synced to the disk: an attempt that a power cut took
+    is done again. No worker reads the texts before the spec is there, so they need no rename.
     """
-    try:
-        with open(attempt, "rb") as file:
-            data = file.read(_PAIR_BYTES * 2 * (stop - start))  # a canary is tokenized twice
-    except FileNotFoundError:
-        return
-    pairs = np.frombuffer(data[: len(data) // _PAIR_BYTES * _PAIR_BYTES], dtype="<i4").reshape(-1, 2)
-    pairs = pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < stop - start) & (pairs[:, 1] > 0)]
-    if not len(pairs):
-        return
-    first, last = int(pairs[:, 0].min()), int(pairs[:, 0].max())
-    tokens = np.zeros(last - first + 1, dtype="<i4")
-    is_new = not path.exists()
-    with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
-        if is_new:
-            os.ftruncate(out.fileno(), 4 * texts)
-        fill(out.fileno(), tokens.view(np.uint8).data, 4 * (start + first))
-        tokens[pairs[:, 0] - first] = pairs[:, 1]
-        os.pwrite(out.fileno(), tokens.data, 4 * (start + first))
-        os.fsync(out.fileno())
-    if is_new:
-        sync_folder(path.parent)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What all attempts of one output have in common."""
-
-    run_id: str
-    fingerprint: str
-    output: str
-    model: ModelSpec
-    encode: EncodeSpec
-    import_path: tuple[str, ...]
-    threads: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What tells one attempt from the others."""
-
-    chunk: int
-    attempt: int
-    start: int
-    """First distinct text."""
-    device: str
-    """"cpu" or "cuda"."""
-    threads: int = 0
-    """0 = the job's; another machine has other cores."""
-    model_path: str | None = None
-    """Where the model's files are there; None = the job's."""
-    skip: tuple[int, ...] = ()
-    """Texts of the range, counted from its first, that have their vectors: the worker does not get them."""
-    canary: str | None = None
-    """See `Spec.canary`."""
-    canary_row: int | None = None
-    """See `Spec.canary_row`."""
-
-
-def write_attempt(files: AttemptFiles, job: Job, place: Place, texts: Iterable[str], limits: Limits) -> Spec:
-    """Write texts and spec into a new attempt folder, the texts as they come. Raises OSError.
-
-    Not synced to the disk: an attempt that a power cut took is done again. Nobody reads the texts before the spec is
-    there, so they need no rename.
-    """
-    digest, count = write_texts(files.texts, texts)
-    spec = Spec(
-        run_id=job.run_id,
-        fingerprint=job.fingerprint,
-        output=job.output,
-        chunk=place.chunk,
-        attempt=place.attempt,
-        start=place.start,
-        stop=place.start + count + len(place.skip),
-        texts_digest=digest,
-        device=place.device,
-        model=job.model if place.model_path is None else replace(job.model, path=place.model_path),
-        encode=job.encode,
-        threads=place.threads or job.threads,
-        import_path=job.import_path,
-        skip=place.skip,
-        limits=limits,
-        canary=place.canary,
-        canary_row=place.canary_row,
-    )
-    write_message(files.spec, spec, durable=False)
-    return spec
-
-
-def write_texts(path: Path, texts: Iterable[str]) -> tuple[str, int]:
-    """Write a JSON string a line into a new file; returns its sha256 and how many there are. Raises OSError."""
     digest, count = hashlib.sha256(), 0
-    with open(path, "wb") as file:
+    with open(files.texts, "wb") as file:
         for text in texts:
             line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
             digest.update(line)
             file.write(line)
             count += 1
-    return digest.hexdigest(), count
+    spec = replace(draft, stop=draft.start + count + len(draft.skip), texts_digest=digest.hexdigest())
+    write_message(files.spec, spec, durable=False)
+    return spec
 
 
 def gather(
@@ -203,41 +60,155 @@ def gather(
     oom_kills: int = 0,
     limits: Limits,
 ) -> Evidence:
-    """All evidence of an ended attempt. Raises nothing: what cannot be read is evidence, too.
+    """Gather all evidence of an ended attempt. Raises nothing: what cannot be read is evidence, too.
 
     `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text of the attempt has
     nothing but white space: the only texts whose vectors may be zero throughout.
     """
+    from chunkvisor.store.artifact import BadVectorsError, inspect
+
     result = read_message(Result, files.result)
-    if result is not None and not _answers(result, spec):
+    asks = "fingerprint", "output", "chunk", "start", "stop"
+    if result is not None and any(getattr(result, name) != getattr(spec, name) for name in asks):
         result = None
+    beat = read_beat(files.beat)
+    if files.folder.exists() and not os.path.lexists(files.beat):  # it died before its first line
+        beat = Beat(0, 0, Phase.START)
     evidence = Evidence(
         returncode,
         ended_by,
         ended_why,
         result=result,
         fault=read_message(Fault, files.fault),
-        beat=_last_beat(files),
+        beat=beat,
         log_tail=read_tail(files.log),
         oom_kills=oom_kills,
         disk_free_bytes=free_bytes(files.folder),
         limits=limits,
         on_cpu=spec.device == "cpu",
     )
+    if result is None:
+        return evidence
     try:
-        if result is not None:
-            _verify(files.vectors, result, spec, known, is_blank)
-    except BadVectorsError as bad:
-        return replace(evidence, vectors_problem=str(bad), bad_rows=bad.rows, other_dimension=bad.other_dimension)
+        found = inspect(files.vectors, skip=frozenset(spec.skip))
+    except BadVectorsError as error:
+        return replace(evidence, vectors_problem=str(error))
     except OSError as error:
         return replace(evidence, vectors_problem=f"cannot be read: {error.strerror}")
-    return evidence
+    dimension, rows = found.shape.dimension, found.shape.rows
+    problem, other_dimension = "", False
+    if found.digest != result.digest:
+        problem = "are not the ones that the result speaks of (another digest)"
+    elif rows != result.stop - result.start:
+        problem = f"are {rows} for {result.stop - result.start} texts"
+    elif dimension != result.facts.dimension:
+        problem = f"have dimension {dimension}, the result says {result.facts.dimension}"
+    elif known is not None and dimension != known.dimension:
+        problem, other_dimension = f"have dimension {dimension}, the chunks before have {known.dimension}", True
+    elif known is not None and result.facts.dtype != known.dtype:
+        problem = f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}"
+    if problem:
+        return replace(evidence, vectors_problem=problem, other_dimension=other_dimension)
+    problem, bad = _bad_of(found, is_blank)
+    return replace(evidence, vectors_problem=problem, bad_rows=bad) if problem else evidence
+
+
+def _bad_of(found: "Inspection", is_blank: Callable[[int], bool]) -> tuple[str, tuple[int, ...]]:
+    """Return what is wrong with single vectors, and the rows of all that are bad, if they can be listed."""
+    zero = [row for row in found.zero if not is_blank(row)]
+    listed = found.not_finite_count == len(found.not_finite) and found.zero_count == len(found.zero)
+    if found.not_finite_count:
+        words, count, first = "have NaN or infinity", found.not_finite_count, found.not_finite[0]
+    elif zero:
+        words, count, first = "are zero throughout", len(zero), zero[0]
+    else:
+        return "", ()
+    if found.shape.rows > 1:
+        words += f" in {count:,} of {found.shape.rows:,} rows (text {first} first)"
+    return words, tuple(sorted(found.not_finite + zero)) if listed else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What is left of an attempt without a result; positions count from the first text of its spec."""
+
+    done: tuple[int, ...] = ()
+    """Texts whose vectors are in its partial file, verified."""
+    under_way: tuple[int, ...] = ()
+    """Texts of the batches that had begun and were not written: one of them may be what ended it."""
+
+
+def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> Salvage:
+    """Say what is left of the attempt, for `known` and `is_blank` as in `gather`. Raises nothing."""
+    import numpy as np
+
+    from chunkvisor.store.artifact import BadVectorsError, bad_rows, read_exactly, read_shape
+
+    record, rows = read_batch_log(files.batches), spec.stop - spec.start
+    wanted = set(range(rows)).difference(spec.skip)
+    nothing = Salvage(under_way=tuple(sorted(wanted.intersection(record.under_way))))
+    facts, done = record.facts, set[int]()
+    if facts is None or (known is not None and (known.dimension, known.dtype) != (facts.dimension, facts.dtype)):
+        return nothing
+    try:
+        with open(files.partial, "rb") as file:
+            shape = read_shape(file)
+            if (shape.rows, shape.dimension) != (rows, facts.dimension):
+                return nothing
+            for batch, digest in record.written:
+                if not wanted.issuperset(batch):
+                    continue
+                block = np.empty((len(batch), shape.dimension), dtype="<f4")
+                for row, room in zip(batch, block, strict=True):
+                    file.seek(shape.offset_bytes + 4 * shape.dimension * row)
+                    read_exactly(file, room)
+                if xxhash.xxh3_64_hexdigest(block.data) != digest:
+                    continue
+                not_finite, zero = (found.tolist() for found in bad_rows(block))
+                refused = {batch[at] for at in not_finite} | {batch[at] for at in zero if not is_blank(batch[at])}
+                done |= set(batch) - refused
+    except (BadVectorsError, OSError):
+        return nothing
+    return replace(nothing, done=tuple(sorted(done)))
+
+
+def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> None:
+    """Take over which of the texts start..stop an attempt has cut, from its file into `path`. Raises OSError.
+
+    `path` has the tokens before the cut of each of the output's `texts`. A pair that cannot be is passed over.
+    """
+    import numpy as np
+
+    from chunkvisor.store.artifact import fill
+
+    try:
+        with open(attempt, "rb") as file:
+            data = file.read(_PAIR_BYTES * 2 * (stop - start))  # a canary is tokenized twice
+    except FileNotFoundError:
+        return
+    pairs = np.frombuffer(data[: len(data) // _PAIR_BYTES * _PAIR_BYTES], dtype="<i4").reshape(-1, 2)
+    pairs = pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < stop - start) & (pairs[:, 1] > 0)]
+    if not len(pairs):
+        return
+    first = start + int(pairs[:, 0].min())
+    tokens = np.zeros(start + int(pairs[:, 0].max()) - first + 1, dtype="<i4")
+    is_new = not path.exists()
+    with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
+        if is_new:
+            os.ftruncate(out.fileno(), 4 * texts)
+        # Read and written, not mapped: a write to a map of a file with holes is killed by a full disk.
+        fill(out.fileno(), tokens.view(np.uint8).data, 4 * first)
+        tokens[start + pairs[:, 0] - first] = pairs[:, 1]
+        os.pwrite(out.fileno(), tokens.data, 4 * first)
+        os.fsync(out.fileno())
+    if is_new:
+        sync_folder(path.parent)
 
 
 def drop_bulk(files: AttemptFiles) -> None:
     """Remove the vectors of a failed attempt, and the texts of failed ones before it; its own can be tried by hand.
 
-    Others before it may be under way: parts of a chunk are tried beside each other.
+    Others before it may be under way: parts of a chunk are tried at the same time.
     """
     with contextlib.suppress(OSError):
         for path in (files.vectors, files.partial):
@@ -248,42 +219,52 @@ def drop_bulk(files: AttemptFiles) -> None:
                 other.texts.unlink(missing_ok=True)
 
 
-def _last_beat(files: AttemptFiles) -> Beat | None:
-    """None where it cannot be read; where there is none, the worker died before its first line."""
-    if not files.folder.exists() or os.path.lexists(files.beat):
-        return read_beat(files.beat)
-    return Beat(0, 0, Phase.START)
+def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
+    """Say why a child has left no result, even if it ended with 0."""
+    return judge(Evidence(returncode or 1, fault=read_message(Fault, fault), log_tail=read_tail(log)))
 
 
-def _answers(result: Result, spec: Spec) -> bool:
-    asked = (spec.fingerprint, spec.output, spec.chunk, spec.start, spec.stop)
-    return asked == (result.fingerprint, result.output, result.chunk, result.start, result.stop)
+def last_log(files: AttemptFiles) -> Path | None:
+    """Find the attempt's log; if it has none, the newest of the other attempts at its chunk.
+
+    The folder may also be that of all attempts at a chunk.
+    """
+    folders = files.folder, files.folder.parent
+    logs = [files.log] if files.log.is_file() else [log for each in folders for log in each.glob(f"*/{files.log.name}")]
+    return max(logs, key=_written, default=None)
 
 
-def _verify(vectors: Path, result: Result, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> None:
-    """Raises BadVectorsError where the file is not what the result claims, or unlike the chunks before; OSError."""
-    found = inspect(vectors, skip=frozenset(spec.skip))
-    dimension, rows = found.shape.dimension, found.shape.rows
-    if found.digest != result.digest:
-        raise BadVectorsError("are not the ones that the result speaks of (another digest)")
-    if rows != result.stop - result.start:
-        raise BadVectorsError(f"are {rows} for {result.stop - result.start} texts")
-    if dimension != result.facts.dimension:
-        raise BadVectorsError(f"have dimension {dimension}, the result says {result.facts.dimension}")
-    if known is not None and dimension != known.dimension:
-        wrong = f"have dimension {dimension}, the chunks before have {known.dimension}"
-        raise BadVectorsError(wrong, other_dimension=True)
-    if known is not None and result.facts.dtype != known.dtype:
-        raise BadVectorsError(f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}")
-    zero = [row for row in found.zero if not is_blank(row)]
-    listed = found.not_finite_count == len(found.not_finite) and found.zero_count == len(found.zero)
-    bad = tuple(sorted(found.not_finite + zero)) if listed else ()
-    if found.not_finite_count:
-        first = found.not_finite[0]
-        raise BadVectorsError(f"have NaN or infinity{_where(found.not_finite_count, rows, first)}", bad)
-    if zero:
-        raise BadVectorsError(f"are zero throughout{_where(len(zero), rows, zero[0])}", bad)
+def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
+    """Return (rule, log) of an output's newest failed attempt that ended so; else ("", the newest of all logs)."""
+    logs = sorted(attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"), key=_written)
+    for log in reversed(logs[-_SEARCHED:]):
+        try:
+            verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(verdict, dict) and (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
+            return str(verdict.get("rule", "")), log
+    return "", logs[-1] if logs else None
 
 
-def _where(bad: int, rows: int, first: int) -> str:
-    return f" in {bad:,} of {rows:,} rows (text {first} first)" if rows > 1 else ""
+def _written(path: Path) -> int:
+    """Return when, in nanoseconds; 0 if it has vanished."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a log that is not blank; empty if there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:
+    """Return the last bytes of a log, as text; empty if there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
+            return file.read(size_bytes).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,6 +1,5 @@
-"""How much disk an output still needs, how much is free, and which errors are those of a disk."""
+"""How much disk an output still needs, how much is free, and what the machine refuses, in words."""
 
-import contextlib
 import errno
 import os
 import pwd
@@ -13,24 +12,31 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
-DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE})
-"""Errors of a disk that is full or failing."""
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_ERRNOS = _FULL_ERRNOS | {errno.EIO, errno.EROFS, errno.ESTALE}
+"""Errors of a disk that is full or failing."""
+LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""Errors of too many open files or processes, or too little memory."""
+FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
+_IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY})
+"""Something else stands where a file or a folder belongs."""
+_NO_START = FORBIDDEN_ERRNOS | _IN_THE_WAY | {errno.ENOENT, errno.ENOEXEC, errno.EINVAL, errno.ENAMETOOLONG}
 
 RESERVE_BYTES = 64 << 20
 """For attempts under way, logs and the journal."""
+_HEAD_BYTES = 4096
 
 
 def need_bytes(rows: int, texts_left: int, dimension: int, row_bytes: int = 0) -> int:
-    """Bytes of the chunks that are still to come and of the final file, which is written beside them.
+    """Return the bytes of the chunks that are still to come and of the final file.
 
-    A final of another form, of `row_bytes` a row, is made beside one of float32.
+    A final of another form, of `row_bytes` a row, is made from one of float32, which is there as well.
     """
     return 4 * dimension * (texts_left + rows) + row_bytes * rows + RESERVE_BYTES
 
 
 def check_disk(output: str, need: int, free: int | None, place: str) -> None:
-    """Raises Halt (74) where the output cannot fit: said now, not when the disk is full at four in the morning."""
+    """Raise Halt (74) if the output cannot fit: now, not when the disk is full at four in the morning."""
     if free is not None and free < need:
         raise Halt(
             ExitCode.DISK,
@@ -41,82 +47,52 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
         )
 
 
-def disk_remedy(error: OSError) -> str:
-    """What a person can do about an error of `DISK_ERRNOS`."""
-    if error.errno in _FULL_ERRNOS:
-        return "free some space there, or choose another folder"
-    return "look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
-
-
-def room_in_words(*folders: Path) -> str:
-    """`512.0 KiB are free in /data, 3.2 GiB in /tmp`: each disk once, by the first of the folders that is on it.
-
-    Empty where it cannot be told.
-    """
+def with_room(words: str, *folders: Path) -> str:
+    """Return the words, and what is free in the folders: each disk once, by the first of the folders on it."""
     found = dict[int, str]()
     for folder in folders:
-        with contextlib.suppress(OSError):
-            room = os.statvfs(folder)
-            if room.f_files and not room.f_favail:  # btrfs and others have no fixed number of inodes, and say 0
-                return f"the file system of {folder} has no inodes left: remove files there (df -i shows it)"
-            device, free = folder.stat().st_dev, free_bytes(folder)
-            if free is not None and device not in found:
-                found[device] = f"{human_bytes(free)}{' are free' * (not found)} in {folder}"
-    return ", ".join(found.values())
-
-
-def with_room(words: str, *folders: Path) -> str:
-    """The words, and what is free in the folders."""
-    return "; ".join(filter(None, (words, room_in_words(*folders))))
+        try:
+            room, device = os.statvfs(folder), folder.stat().st_dev
+        except OSError:
+            continue
+        if room.f_files and not room.f_favail:  # btrfs and others have no fixed number of inodes, and say 0
+            found = {0: f"the file system of {folder} has no inodes left: remove files there (df -i shows it)"}
+            break
+        free = human_bytes(room.f_bavail * room.f_frsize)
+        found.setdefault(device, f"{free}{' are free' * (not found)} in {folder}")
+    return "; ".join(filter(None, (words, ", ".join(found.values()))))
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Space that the user may still fill on the folder's file system; None where it cannot be told."""
+    """Return the space that the user may still fill on the folder's file system; None if that is not known."""
     try:
-        stat = os.statvfs(folder)
+        room = os.statvfs(folder)
     except OSError:
         return None
-    return stat.f_bavail * stat.f_frsize
-
-
-LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""Of open files, processes and memory."""
-
-_NO_START = {
-    errno.E2BIG: "make the environment shorter: the values under env, and the shell's own variables",
-    errno.ENOENT: "look whether the Python of this environment is still there; if it was replaced, install again",
-    errno.ENOEXEC: "look at the Python of this environment: it is no program for this machine",
-    errno.EACCES: "look at the rights of the workdir and of the Python of this environment",
-    errno.EPERM: "look at the rights of the workdir and of the Python of this environment",
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL), "move it out of the way"),
-    errno.ENAMETOOLONG: "choose a workdir with a shorter path",
-}
-"""Why no worker can be started, whatever is waited for -> what to do."""
-
-FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
-_IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY})
-"""Something else stands where a file or a folder belongs."""
+    return room.f_bavail * room.f_frsize
 
 
 def of_start(error: OSError) -> tuple[Outcome, str]:
-    """(outcome, what to do) of an attempt whose worker could not be started."""
+    """Return (outcome, what to do) of an attempt whose worker could not be started."""
     if error.errno in DISK_ERRNOS:
         return Outcome.DISK_FULL, ""
-    remedy = _NO_START.get(error.errno or 0)
-    return (Outcome.HOST_OOM, "") if remedy is None else (Outcome.SETUP, f"{remedy[0].upper()}{remedy[1:]}.")
+    if error.errno == errno.E2BIG:
+        return Outcome.SETUP, "Make the environment shorter: the values under env, and the shell's own variables."
+    if error.errno in _NO_START:
+        return Outcome.SETUP, "Check that the Python of this environment can run, and that no file is in the way."
+    return Outcome.HOST_OOM, ""
 
 
 def refusal(error: OSError, place: Path) -> Halt | None:
-    """The Halt for it; `place` is the folder that was worked in. None where it can only be a bug of ours."""
+    """Return the Halt for an error in the folder `place`; None if it can only be a bug of ours."""
     path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
-        return limit_halt(error)
-    if error.errno == errno.EROFS:
         return Halt(
-            ExitCode.DISK,
-            f"the disk of {path or place} is mounted read-only",
+            ExitCode.MACHINE,
+            "the supervisor itself has met a limit of this machine",
             why=str(error),
-            remedy="mount it for writing (the kernel does this to a failing disk), or choose another workdir",
+            remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows "
+            f"them); then run the same command again{KEPT}",
         )
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
@@ -124,7 +100,14 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         gone = config_error("the current folder has been removed", remedy="change to a folder that is there")
         return gone if error.errno == errno.ENOENT else None
     if error.errno in FORBIDDEN_ERRNOS:
-        return _forbidden(error, path)
+        me = user_name(os.geteuid())
+        there = next(each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK))
+        owner = user_name(there.stat().st_uid)
+        return config_error(
+            f"{me} may not use {path}: {error.strerror}",
+            why=f"{there} belongs to {owner} ({stat.filemode(there.stat().st_mode)})",
+            remedy=f"have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place",
+        )
     if error.errno == errno.ENAMETOOLONG:
         return config_error(
             f"the name {path.name[:60]}… is too long for a file", why=str(error.strerror), remedy="choose a shorter one"
@@ -145,14 +128,14 @@ def refusal(error: OSError, place: Path) -> Halt | None:
 
 
 def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
-    """A Halt (78) for what bears a name that a run needs; no run of `ours` has made it."""
+    """Return the Halt (78) for what has a name that a run needs, if no run of `ours` has made it."""
     return config_error(
         f"{path} is there already, and no run of {ours} has made it", why=why, remedy=f"move it away, or {otherwise}"
     )
 
 
 def workdir_gone(layout: Layout) -> Halt | None:
-    """The end of a run whose workdir is no longer where it was; None while it is. Call it while the lock is held."""
+    """Return the end of a run whose workdir is not there any more, or None. Call it while the lock is held."""
     try:
         layout.lock.stat()
     except FileNotFoundError:
@@ -168,19 +151,8 @@ def workdir_gone(layout: Layout) -> Halt | None:
     return None
 
 
-def limit_halt(error: OSError) -> Halt:
-    """The end of a run that was refused a file, a process or memory for itself."""
-    return Halt(
-        ExitCode.MACHINE,
-        "the supervisor itself has met a limit of this machine",
-        why=str(error),
-        remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows them); "
-        f"then run the same command again{KEPT}",
-    )
-
-
 def memory_halt() -> Halt:
-    """The end of a command that was refused memory for itself."""
+    """Return the end of a command that was refused memory for itself."""
     return Halt(
         ExitCode.MACHINE,
         "there is not enough memory for the command itself",
@@ -190,41 +162,28 @@ def memory_halt() -> Halt:
 
 
 def disk_halt(error: OSError, place: Path, need_bytes: int | None = None) -> Halt:
-    """The end of a run that could not write or read a file: that of the error, or one in `place`; of so many bytes."""
+    """Return the end of a run that could not write or read a file in `place`, or the one that the error names."""
     path = _path_of(error)
     folder = path.parent if path is not None and path.is_absolute() and place not in path.parents else place
+    what = f"the disk of {folder} is full or failing"
+    remedy = "look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
+    if error.errno in _FULL_ERRNOS:
+        remedy = "free some space there, or choose another folder"
+    elif error.errno == errno.EROFS:
+        what = f"the disk of {folder} is mounted read-only"
+        remedy = "mount it for writing (the kernel does this to a failing disk), or choose another folder"
     need = f"; {human_bytes(need_bytes)} are needed" if need_bytes is not None else ""
     return Halt(
         ExitCode.DISK,
-        f"the disk of {folder} is full or failing",
+        what,
         why=with_room(f"{error}{need}", folder),
-        remedy=f"{disk_remedy(error)}; then run the same command again{KEPT}",
+        remedy=f"{remedy}; then run the same command again{KEPT}",
         see=str(Outcome.DISK_FULL),
     )
 
 
 def _path_of(error: OSError) -> Path | None:
     return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
-
-
-def _forbidden(error: OSError, path: Path) -> Halt:
-    me = user_name(os.geteuid())
-    return config_error(
-        f"{me} may not use {path}: {error.strerror}",
-        why=_rights(path),
-        remedy=f"have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place",
-    )
-
-
-def _rights(path: Path) -> str:
-    """Whose the path is, or the nearest folder above it that can be looked at."""
-    for each in (path, *path.absolute().parents):
-        try:
-            found = each.stat()
-        except OSError:
-            continue
-        return f"{each} belongs to {user_name(found.st_uid)} ({stat.filemode(found.st_mode)})"
-    return ""
 
 
 def user_name(uid: int) -> str:
@@ -235,35 +194,23 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-_HEAD_BYTES = 4096
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-
-
 def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) -> None:
-    """Raises Halt (78) unless nothing is there, or an empty file, or a file of which `is_ours` knows the first 4 KiB.
+    """Raise Halt (78) unless nothing is there, or an empty file, or a file of which `is_ours` knows the first 4 KiB.
 
     `named_by` is the key or the option that named it.
     """
     if not path.name:
         raise config_error(f"{named_by}: {str(path)!r} is not the name of a file", remedy="name a file to be written")
     try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise refusal(error, path.parent) or error from None
-    if stat.S_ISLNK(found.st_mode):
-        raise config_error(
-            f"{named_by}: {path} is a link to {os.readlink(path)}",  # noqa: PTH115 - shown as it is written there
-            why="nothing is written through links: they may be somebody else's",
-            remedy="name the file itself",
-        )
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
-        raise config_error(f"{named_by}: {path} is {kind}", remedy="name a file, which is then written at once")
-    try:
+        if path.is_symlink():
+            # Nothing is written through links: they may be another user's.
+            raise config_error(f"{named_by}: {path} is a link to {path.readlink()}", remedy="name the file itself")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise config_error(f"{named_by}: {path} is not a regular file", remedy="name a file")
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise refusal(error, path.parent) or error from None
     if head and not is_ours(head):

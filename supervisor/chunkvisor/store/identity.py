@@ -1,11 +1,11 @@
-"""Identity: everything that shapes the vectors of one output, and its fingerprint.
+"""Identity: everything that shapes the vectors of one output, with its fingerprint, and what is fixed of an output.
 
 What only changes how the work is done (folders, batches, chunks, devices, workers, retries) is not in it, so that it
 may change at any resume. Of what is probably a secret it has a digest.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from chunkvisor.config.choices import digested
 from chunkvisor.config.model import Config
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, read_record, write_sealed
+from chunkvisor.store.records import digest_of, read_if_whole, read_record, write_sealed
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import make_folder
 from chunkvisor_worker.contract.messages import Facts
 
@@ -29,7 +30,7 @@ ARITHMETIC = (
 
 
 def arithmetic_variables(inherited: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Those that workers will have, `given` by the config over the `inherited`; one that is empty is not set."""
+    """Return those that workers will have, `given` by the config over the `inherited`; an empty one is not set."""
     both = {**inherited, **given}
     return {name: both[name] for name in ARITHMETIC if both.get(name)}
 
@@ -39,8 +40,6 @@ UNREAD = 0
 _ROWS = "source.rows"
 _DIGEST = "source.digest"
 _NAME = "model.name"
-_KWARGS = "model.kwargs"
-_LENGTH = "model.max_length"
 _SHAPES_VECTORS = ("model.", "encode.", "env.")
 """What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
 TEXT_KEYS = ("column", "template", "sql", "where")
@@ -50,34 +49,34 @@ _SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Dotted names and plain values, in the order in which they are shown."""
+    """Dotted names and plain values, in the order in which they are shown. Raises ValueError if one is missing."""
 
     values: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        named = all(isinstance(self.values.get(name), str) for name in (_NAME, "model.encoder", _DIGEST))
+        if not named or type(self.values.get(_ROWS)) is not int:
+            raise ValueError(self.values)
 
     @property
     def fingerprint(self) -> str:
         """sha256 of the canonical JSON, as hex; a local model counts by its revision, a digest, not by its place."""
-        return self._fingerprint_of(lambda _: True)
+        return digest_of(self._telling())
 
     @property
     def of_vectors(self) -> str:
         """Fingerprint of all that makes one text's vector: without source, template and number of rows."""
-        return self._fingerprint_of(lambda name: name.startswith(_SHAPES_VECTORS))
+        return digest_of({name: value for name, value in self._telling().items() if name.startswith(_SHAPES_VECTORS)})
 
-    def _fingerprint_of(self, counts: Callable[[str], bool]) -> str:
-        chosen = {name: value for name, value in self.values.items() if counts(name)}
-        return digest_of({name: value for name, value in chosen.items() if name != _NAME or not self._is_local})
-
-    @property
-    def _is_plugin(self) -> bool:
-        return self.values.get("model.encoder") != SENTENCE_TRANSFORMERS
+    def _telling(self) -> dict[str, Any]:
+        return {name: value for name, value in self.values.items() if name != _NAME or not self.is_local}
 
     @property
-    def _is_local(self) -> bool:
+    def is_local(self) -> bool:
+        """Whether the model is a folder here, which the revision stands for."""
         # The config makes the path of a local folder absolute, and no hub id begins with a slash. A plug-in's name
         # may mean anything, and no revision stands for it.
-        name = self.values.get(_NAME)
-        return not self._is_plugin and str(name).startswith("/")
+        return self.values["model.encoder"] == SENTENCE_TRANSFORMERS and str(self.values[_NAME]).startswith("/")
 
     @property
     def rows(self) -> int:
@@ -90,16 +89,6 @@ class Identity:
         return str(self.values[_DIGEST])
 
 
-def from_json(content: object) -> Identity | None:
-    """The identity of these values, or None where `content` is no such thing."""
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        return None
-    rows = content.get(_ROWS)
-    whole = isinstance(rows, int) and not isinstance(rows, bool)
-    whole = whole and all(isinstance(content.get(name), str) for name in (_NAME, "model.encoder", _DIGEST))
-    return Identity(dict(content)) if whole else None
-
-
 def identity_of(
     config: Config,
     output_name: str,
@@ -108,21 +97,19 @@ def identity_of(
     rows: int,
     arithmetic: Mapping[str, str],
 ) -> Identity:
-    """The identity of one output.
+    """Make the identity of one output.
 
-    `arithmetic` are the variables of the workers that choose other arithmetic (see that module).
-
-    `revision` is the resolved one: a commit hash of the hub or a digest of a local folder; empty for a plug-in.
-    `table_digest` and `rows` tell the staged source apart from another (see UNREAD). Raises KeyError for an unknown
-    output.
+    `arithmetic` are the variables of the workers that choose other arithmetic. `revision` is the resolved one: a commit
+    hash of the hub or a digest of a local folder; empty for a plug-in. `table_digest` and `rows` tell the staged source
+    from another (see UNREAD). Raises KeyError for an unknown output.
     """
     model, encode, output = config.model, config.effective_encode(output_name), config.outputs[output_name]
     values: dict[str, Any] = {
         _NAME: model.name,
         "model.revision": revision,
         "model.dtype": model.dtype.value,
-        _LENGTH: model.max_length,
-        _KWARGS: digested(model.kwargs),
+        "model.max_length": model.max_length,
+        "model.kwargs": digested(model.kwargs),
         "model.encoder": model.encoder,
         "model.trust_remote_code": model.trust_remote_code is True,  # null refuses, or gives what false gives
         "encode.normalize": encode.normalize,
@@ -136,61 +123,48 @@ def identity_of(
         _ROWS: rows,
         _DIGEST: table_digest,
     }
-    # Without what follows the identity is that of a version that did not know it.
-    if model.pooling is not None:
-        values["model.pooling"] = model.pooling
-    if encode.task is not None:
-        values["encode.task"] = encode.task
-    if encode.kwargs:
-        values["encode.kwargs"] = digested(encode.kwargs)
-    if output.where is not None:
-        values["where"] = output.where
-    return Identity(values | {f"env.{name}": value for name, value in arithmetic.items()})
+    # A key that came later is left out where it is not used, so that the outputs of before keep their identity.
+    later = {
+        "model.pooling": model.pooling,
+        "encode.task": encode.task,
+        "encode.kwargs": digested(encode.kwargs) or None,
+        "where": output.where,
+        **{f"env.{name}": value for name, value in arithmetic.items()},
+    }
+    return Identity(values | {name: value for name, value in later.items() if value is not None})
 
 
 def differences(old: Identity, new: Identity) -> list[str]:
-    """One sentence for each thing that would give other vectors; empty exactly where the fingerprints are equal."""
+    """Return a sentence for each thing that would give other vectors; none exactly if the fingerprints are equal."""
     if old.fingerprint == new.fingerprint:
         return []
     sentences = []
     for name in dict.fromkeys((*new.values, *old.values)):
         before, now = old.values.get(name), new.values.get(name)
-        if name == _DIGEST or (name == _NAME and old._is_local and new._is_local):
+        if name == _DIGEST or (name == _NAME and old.is_local and new.is_local):
             continue
-        if name == _ROWS:
-            sentences += _source_difference(old, new)
+        if name == _ROWS and before == now:
+            if old.source_digest != new.source_digest:
+                of_files = "its files have changed, or are other files than before"
+                sentences.append(f"source: {of_files if now == UNREAD else 'same number of rows, other content'}")
+        elif name == _ROWS:
+            sentences.append(f"source: {before:,} rows before, {now:,} now")
         elif (name in old.values) != (name in new.values) or digest_of(before) != digest_of(now):
-            was, is_now = _shown_pair(_words(before), _words(now))
+            was, is_now = _shown(before, now)
             sentences.append(f"{name}: {was} before, {is_now} now")
     return sentences
 
 
-def _source_difference(old: Identity, new: Identity) -> list[str]:
-    before, now = old.values.get(_ROWS), new.values.get(_ROWS)
-    same = old.values.get(_DIGEST) == new.values.get(_DIGEST)
-    if before == now == UNREAD:
-        return [] if same else ["source: its files have changed, or are other files than before"]
-    if before != now:
-        return [f"source: {before:,} rows before, {now:,} now"]
-    return [] if same else ["source: same number of rows, other content"]
-
-
-def _words(value: Any) -> str:
-    return "not set" if value is None else json.dumps(digested(value), ensure_ascii=False, sort_keys=True)
-
-
-def _shown_pair(before: str, now: str) -> tuple[str, str]:
-    """Both, shortened in the middle; where the difference itself would be lost, from shortly before it."""
-    if _shortened(before) != _shortened(now):
-        return _shortened(before), _shortened(now)
-    at = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0)
+def _shown(*values: Any) -> list[str]:
+    """Write two values, long ones from shortly before the first difference."""
+    words = [
+        "not set" if each is None else json.dumps(digested(each), ensure_ascii=False, sort_keys=True) for each in values
+    ]
+    if max(map(len, words)) <= _SHOWN_CHARS:
+        return words
+    at = next((i for i, (a, b) in enumerate(zip(*words, strict=False)) if a != b), 0)
     start = max(0, at - 10)
-    return f"…{before[start : start + _SHOWN_CHARS]}…", f"…{now[start : start + _SHOWN_CHARS]}…"
-
-
-def _shortened(text: str) -> str:
-    half = _SHOWN_CHARS // 2
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:half]}…{text[-half:]}"
+    return [f"{'…' * (start > 0)}{each[start : start + _SHOWN_CHARS]}…" for each in words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +186,30 @@ class Plan:
         return chunk * self.chunk_size, min(self.distinct, (chunk + 1) * self.chunk_size)
 
     def texts_in(self, chosen: bytearray) -> int:
-        """Texts in the chunks that are chosen: one byte a chunk, 1 or 0."""
+        """Count the texts in the chunks that are chosen: one byte a chunk, 1 or 0."""
         count = chosen.count(1)
         lacking = self.count * self.chunk_size - self.distinct if count and chosen[-1] else 0
         return count * self.chunk_size - lacking
 
     def size(self, chunk: int) -> int:
-        """Texts in the chunk."""
+        """Count the texts in the chunk."""
         start, stop = self.bounds(chunk)
         return stop - start
 
 
 @dataclass(frozen=True, slots=True)
+class BadText:
+    """A text that fails alone."""
+
+    text: int
+    """Its number among the distinct texts."""
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fixed:
-    """The record."""
+    """What the first run of an output fixes. Raises ValueError for chunks of no texts."""
 
     identity: Identity
     chunk_size: int
@@ -233,12 +217,9 @@ class Fixed:
     generation: int = 1
     """Rises by one with each update."""
 
-
-@dataclass(frozen=True, slots=True)
-class _FixedRecord:
-    identity: dict[str, Any]
-    chunk_size: int
-    generation: int = 1
+    def __post_init__(self) -> None:
+        if self.chunk_size < 1:
+            raise ValueError(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +233,7 @@ class Staged:
     """Of the texts and their order."""
     files: tuple[str, ...]
     carried: str | None = None
-    """Digest of the rows table, where columns are carried along or rows are left out."""
+    """Digest of the rows table, if columns are carried along or rows are left out."""
 
     def __post_init__(self) -> None:
         if not 0 < self.distinct <= self.rows:
@@ -276,30 +257,23 @@ class _FactsRecord:
 
 
 def make_state(layout: OutputLayout) -> None:
-    """Make the output's state folder where it is missing. Raises OSError."""
+    """Make the output's state folder if it is missing. Raises OSError."""
     for folder in (layout.state.parent, layout.state):
         make_folder(folder)
 
 
 def read_fixed(layout: OutputLayout) -> Fixed | None:
-    """The record, or None where the output was never begun. Raises DamagedError where it is damaged, OSError."""
-    record = read_record(_FixedRecord, layout.identity)
-    if record is None:
-        return None
-    identity = from_json(record.identity)
-    if identity is None or record.chunk_size < 1:
-        raise DamagedError(str(layout.identity))
-    return Fixed(identity, record.chunk_size, record.generation)
+    """Return the record, or None if the output was never begun. Raises DamagedError, OSError."""
+    return read_record(Fixed, layout.identity)
 
 
 def write_fixed(layout: OutputLayout, fixed: Fixed) -> None:
     """Write the record. Raises OSError."""
-    record = _FixedRecord(fixed.identity.values, fixed.chunk_size, fixed.generation)
-    write_sealed(layout.identity, asdict(record))
+    write_sealed(layout.identity, asdict(fixed))
 
 
 def read_staged(layout: OutputLayout) -> StagedRecord | None:
-    """The record, or None where there is none. Raises DamagedError where it is damaged, OSError."""
+    """Return the record, or None if there is none. Raises DamagedError, OSError."""
     return read_record(StagedRecord, layout.staged)
 
 
@@ -309,13 +283,13 @@ def write_staged(layout: OutputLayout, record: StagedRecord) -> None:
 
 
 def read_facts(layout: OutputLayout) -> Facts | None:
-    """The facts, or None where they are not known, or not any more."""
+    """Return the facts, or None if they are not known, or not any more."""
     record = read_if_whole(_FactsRecord, layout.facts)
     return record.facts if record is not None and record.facts.dimension > 0 else None
 
 
 def read_other_versions(layout: OutputLayout) -> list[dict[str, str]]:
-    """Versions of libraries, other than those in the facts, that computed some of the texts."""
+    """Return versions of libraries, other than those in the facts, that computed some of the texts."""
     record = read_if_whole(_FactsRecord, layout.facts)
     return list(record.other_versions) if record is not None else []
 

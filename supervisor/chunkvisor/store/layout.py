@@ -169,6 +169,12 @@ class OutputLayout:
         """Beside an array: the columns that are carried along, and which row of the source each row is."""
         return self.workdir / f"{self.name}.rows.parquet"
 
+    @property
+    def visible(self) -> tuple[Path, ...]:
+        """Everything that an output may have outside of the hidden folder."""
+        files = self.final, self.file("parquet"), self.shards, self.manifest
+        return *files, self.quarantined, self.truncated, self.ranges, self.rows_table
+
     def partial(self, suffix: str) -> Path:
         """The final file while it is being made; on the same file system, so that one rename publishes it."""
         return self.hidden / f"{self.name}.{suffix}.partial"

@@ -4,20 +4,48 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.decide.bisect import BadText, Part, missing, segments
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
-from chunkvisor.store.identity import Plan, read_facts, read_fixed, read_other_versions, read_staged, write_facts
+from chunkvisor.store.identity import (
+    BadText,
+    Plan,
+    read_facts,
+    read_fixed,
+    read_other_versions,
+    read_staged,
+    write_facts,
+)
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
 from chunkvisor.store.records import read_if_whole, write_sealed
 from chunkvisor.store.reuse import work_of
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
+
+_HEADER_BYTES = 128
+"""numpy pads the header of a 2-D float32 array to this length (numpy.lib.format, ARRAY_ALIGN)."""
+
+_SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
+"""Libraries whose versions may change the numbers in a vector."""
+
+_MISSING, _BAD = -1, -2
+"""In the place of a part's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Vectors of texts start..stop, but for the holes."""
+
+    start: int
+    stop: int
+    digest: str
+    """Checksum of the part's file."""
+    holes: tuple[int, ...] = ()
+    """Texts of the range whose vectors are not good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +61,21 @@ class _Quarantine:
 
 
 class Parts:
-    """Parts and bad texts of one chunk; a damaged index, or a missing part, counts as none."""
+    """Parts and bad texts of a chunk that is being taken apart; a damaged index, or a missing part, counts as none."""
 
     def __init__(self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str) -> None:
-        self._layout = layout
-        self._chunk = chunk
+        self._folder = layout.parts_of(chunk)
         self._bounds = (start, stop)
         self._fingerprint = fingerprint
+        self._parts: list[Part] = []
+        self.bad: list[BadText] = []
         self._durable = False
         """Whether the folder's name is sure to be on the disk."""
-        self._parts, self.bad = self._load()
+        index = read_if_whole(_Index, self._index)
+        bad = index.bad if index is not None else ()
+        if index is not None and index.fingerprint == fingerprint and all(start <= each.text < stop for each in bad):
+            self._parts = [part for part in index.parts if self._path(part).exists()]
+            self.bad = list(bad)
 
     @property
     def begun(self) -> bool:
@@ -50,37 +83,43 @@ class Parts:
         return bool(self._parts or self.bad)
 
     def missing(self) -> list[tuple[int, int]]:
-        """Ranges of texts that have neither vectors nor a verdict."""
-        return missing(*self._bounds, self._parts, self.bad)
+        """Return the ranges of texts that have neither vectors nor a verdict."""
+        return [(first, stop) for first, stop, origin in self._runs() if origin == _MISSING]
 
-    def good_texts(self) -> Iterator[int]:
-        """The texts that have a vector."""
-        bad = {text.text for text in self.bad}
-        for part in self._parts:
-            without = bad.union(part.holes)
-            yield from (text for text in range(part.start, part.stop) if text not in without)
+    def good_texts(self) -> list[int]:
+        """Return the texts that have a vector."""
+        return [text for first, stop, origin in self._runs() if origin >= 0 for text in range(first, stop)]
+
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """Give (first, stop, number of the part) of neighboring texts; a later part goes before an earlier one."""
+        start, stop = self._bounds
+        origins = np.full(stop - start, _MISSING)
+        for number, part in enumerate(self._parts):
+            texts = np.arange(max(start, part.start), min(stop, part.stop))
+            origins[texts[~np.isin(texts, part.holes)] - start] = number
+        origins[[each.text - start for each in self.bad]] = _BAD
+        for first, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(origins)) + 1).tolist(), len(origins)]):
+            yield start + first, start + end, int(origins[first])
 
     def add(self, start: int, stop: int, vectors: Path, digest: str, holes: tuple[int, ...] = ()) -> None:
-        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError.
-
-        The index is written first: a part that it names and that is not there counts as none, and one that is there
-        without it would be lost, with the chunk of which `retry` makes a part.
-        """
+        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError."""
         part = Part(start, stop, digest, holes)
         self._make_folder()
         with open(vectors, "rb") as file:
             os.fsync(file.fileno())
         self._parts.append(part)
         try:
+            # The index goes first: a part that it names and that is not there counts as none, and one that is there
+            # without it would be lost, with the chunk of which `retry` makes a part.
             self._save()
             vectors.replace(self._path(part))
-            sync_folder(self._layout.parts_of(self._chunk))
+            sync_folder(self._folder)
         except OSError:
             self._parts.remove(part)
             raise
 
     def add_bad(self, text: BadText) -> None:
-        """Note a text that fails alone. Raises OSError, and then it is missing still."""
+        """Note a text that fails alone. Raises OSError, and then it is still missing."""
         self._make_folder()
         self.bad.append(text)
         try:
@@ -88,14 +127,6 @@ class Parts:
         except OSError:
             self.bad.remove(text)
             raise
-
-    def take(self, other: "Parts", bad: Sequence[BadText]) -> None:
-        """Take over what another folder has of the same texts, and these that are bad. Raises OSError."""
-        for part in list(other._parts):
-            self.add(part.start, part.stop, other._path(part), part.digest, part.holes)
-        for text in (*other.bad, *bad):
-            if text not in self.bad:
-                self.add_bad(text)
 
     def forgive(self) -> None:
         """Forget the bad texts: they are missing again. Raises OSError."""
@@ -106,10 +137,8 @@ class Parts:
         """Join everything into one file of the chunk's vectors, NaN for the bad texts; (file, its checksum).
 
         It is not synced: whoever commits it does that.
-        Raises OSError; EIO where a part is not what was taken over, and then forgets it.
+        Raises OSError; EIO if a part is not what was taken over, and then forgets it.
         """
-        start, stop = self._bounds
-        target = self._layout.parts_of(self._chunk) / "composed.npy"
         for part in list(self._parts):
             try:
                 whole = inspect(self._path(part)).digest == part.digest
@@ -119,55 +148,43 @@ class Parts:
                 self._parts.remove(part)
                 self._save()
                 raise OSError(errno.EIO, f"{self._path(part)} is damaged")
+        target, (start, stop) = self._folder / "composed.npy", self._bounds
         with open(target, "wb") as out:
             out.write(npy_header(stop - start, dimension))
-            for segment in segments(start, stop, self._parts, self.bad):
-                if segment.part is None:
-                    out.write(np.full((segment.stop - segment.start, dimension), np.nan, dtype="<f4").tobytes())
+            for first, end, origin in self._runs():
+                assert origin != _MISSING
+                if origin == _BAD:
+                    out.write(np.full((end - first, dimension), np.nan, dtype="<f4").tobytes())
                     continue
-                with open(self._path(segment.part), "rb") as source:
-                    source.seek(read_shape(source).offset_bytes + 4 * dimension * (segment.start - segment.part.start))
-                    for _ in range(segment.start, segment.stop):
+                part = self._parts[origin]
+                with open(self._path(part), "rb") as source:
+                    source.seek(read_shape(source).offset_bytes + 4 * dimension * (first - part.start))
+                    for _ in range(first, end):
                         out.write(source.read(4 * dimension))
         return target, inspect(target).digest
 
-    def settle(self) -> None:
-        """Write the record of the bad texts, which has to be there before the chunk is committed. Raises OSError."""
-        if self.bad:
-            write_quarantine(self._layout, self._chunk, self.bad)
-
     def remove(self) -> None:
-        """Remove the parts of a chunk that is committed, or is begun anew."""
-        remove_folder(self._layout.parts_of(self._chunk))
+        """Remove the parts of a chunk that is committed."""
+        remove_folder(self._folder)
         self._durable = False
         self._parts, self.bad = [], []
 
     def _make_folder(self) -> None:
         if not self._durable:
-            for folder in (self._layout.parts, self._layout.parts_of(self._chunk)):
+            for folder in (self._folder.parent, self._folder):
                 make_folder(folder)
             self._durable = True
 
     def _path(self, part: Part) -> Path:
         key = chunk_key(self._fingerprint, part.start, part.stop, part.digest)
-        return self._layout.parts_of(self._chunk) / f"{part.start}-{part.stop}-{key}.npy"
+        return self._folder / f"{part.start}-{part.stop}-{key}.npy"
 
     @property
     def _index(self) -> Path:
-        return self._layout.parts_of(self._chunk) / "index.json"
+        return self._folder / "index.json"
 
     def _save(self) -> None:
-        index = _Index(self._fingerprint, tuple(self._parts), tuple(self.bad))
-        write_sealed(self._index, asdict(index))
-
-    def _load(self) -> tuple[list[Part], list[BadText]]:
-        index = read_if_whole(_Index, self._index)
-        start, stop = self._bounds
-        if index is None or index.fingerprint != self._fingerprint:
-            return [], []
-        if not all(start <= text.text < stop for text in index.bad):
-            return [], []
-        return [part for part in index.parts if self._path(part).exists()], list(index.bad)
+        write_sealed(self._index, asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad))))
 
 
 def write_quarantine(layout: OutputLayout, chunk: int, texts: Sequence[BadText]) -> None:
@@ -177,17 +194,15 @@ def write_quarantine(layout: OutputLayout, chunk: int, texts: Sequence[BadText])
 
 
 def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] | None]]:
-    """(chunk, its bad texts) of every record; None for a damaged record."""
-    if not layout.quarantine.is_dir():
-        return
-    for path in sorted(layout.quarantine.iterdir()):
-        if path.suffix == ".json" and path.stem.isdecimal():
+    """Give (chunk, its bad texts) of every record; None for a damaged record."""
+    for path in sorted(layout.quarantine.glob("*.json")):
+        if path.stem.isdecimal():
             record = read_if_whole(_Quarantine, path)
             yield int(path.stem), list(record.texts) if record is not None else None
 
 
 def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
-    """(number, file) of all committed chunks, in order; lists one folder of a thousand at a time.
+    """Give (number, file) of all committed chunks, in order, listing one folder of a thousand at a time.
 
     Raises OSError.
     """
@@ -201,32 +216,13 @@ def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
                 yield parsed[0], folder / name
 
 
-def remove_chunk(layout: OutputLayout, number: int) -> None:
-    """Remove whatever has the name of a file of that chunk. Raises OSError."""
-    folder = layout.chunk(number, "").parent
-    for path in list(folder.iterdir()) if folder.is_dir() else ():
-        if (parse_chunk_name(path.name) or (None,))[0] == number:
-            if path.is_dir() and not path.is_symlink():
-                remove_folder(path)
-            else:
-                path.unlink()
-
-
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
-    """One byte a chunk: 1 where it has a file, by the names alone."""
+    """Return one byte a chunk: 1 if it has a file, by the names alone."""
     found = bytearray(plan.count)
-    for folder in layout.chunks.iterdir() if layout.chunks.is_dir() else ():
-        for name in os.listdir(folder) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
-            if (parsed := parse_chunk_name(name)) and parsed[0] < len(found):
-                found[parsed[0]] = 1
+    for number, _ in chunk_files(layout):
+        if number < plan.count:
+            found[number] = 1
     return found
-
-
-_HEADER_BYTES = 128
-"""numpy pads the header of a 2-D float32 array to this length (numpy.lib.format, ARRAY_ALIGN)."""
-
-_SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
-"""Libraries whose versions may change the numbers in a vector."""
 
 
 class Ledger:
@@ -258,7 +254,7 @@ class Ledger:
         make_folder(self.layout.attempts, durable=False)
         make_folder(self.layout.chunks)
         self.facts, self.other_versions = read_facts(self.layout), read_other_versions(self.layout)
-        self._committed = bytearray(self.plan.count)
+        self._committed, self.bad = bytearray(self.plan.count), {}
         for number, path in self.chunk_files():
             if number < self.plan.count and not self._committed[number] and self._size_fits(number, path):
                 self._committed[number] = 1
@@ -267,11 +263,26 @@ class Ledger:
         if self.facts is None and any(self._committed):
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
-        self._load_quarantine()
+        for chunk, texts in read_quarantine(self.layout):
+            start, stop = self.plan.bounds(chunk)
+            if chunk >= self.plan.count or not self._committed[chunk]:
+                self.layout.quarantine_of(chunk).unlink()
+            elif texts is None or not all(start <= text.text < stop for text in texts):
+                self.discard(chunk)
+            else:
+                self.bad.update({text.text: text for text in texts})
         self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
 
+    def _size_fits(self, number: int, path: Path) -> bool:
+        try:
+            state = path.lstat()
+        except FileNotFoundError:  # a second file of the same number took both with it
+            return False
+        size_bytes = _HEADER_BYTES + 4 * self.plan.size(number) * (self.facts.dimension if self.facts else 0)
+        return stat.S_ISREG(state.st_mode) and (self.facts is None or state.st_size == size_bytes)
+
     def committed(self, chunk: int) -> bool:
-        """Whether the chunk's vectors are in place."""
+        """Say whether the chunk's vectors are in place."""
         return bool(self._committed[chunk])
 
     @property
@@ -280,7 +291,7 @@ class Ledger:
         return self.plan.count - self.chunks_done
 
     def parts(self, chunk: int) -> Parts:
-        """What is known of a chunk that is being taken apart."""
+        """Return what is known of a chunk that is being taken apart."""
         if chunk not in self._parts:
             self._parts[chunk] = Parts(self.layout, chunk, *self.plan.bounds(chunk), self.fingerprint)
         return self._parts[chunk]
@@ -291,26 +302,25 @@ class Ledger:
         return len(self.bad) + sum(len(parts.bad) for parts in self._parts.values())
 
     def bad_texts(self) -> list[BadText]:
-        """They, in order."""
+        """Return them, in order."""
         found = (*self.bad.values(), *(text for parts in self._parts.values() for text in parts.bad))
         return sorted(found, key=lambda bad: bad.text)
 
     def next_pending(self, start: int) -> int | None:
-        """The first chunk from `start` on that is not committed; None where there is none."""
+        """Return the first chunk from `start` on that is not committed, if there is one."""
         found = self._committed.find(0, start)
         return None if found < 0 else found
 
-    def known_good(self) -> tuple[int, int] | None:
-        """(chunk, text) of a text that has a vector, in a chunk or in a part of one; None where there is none."""
-        committed = (number for number in range(self.plan.count) if self._committed[number])
-        chunks = itertools.chain(committed, list(self._parts))
-        return next(((chunk, text) for chunk in chunks for text in self.good_texts(chunk)), None)
-
-    def good_texts(self, chunk: int) -> Iterator[int]:
-        """The texts of the chunk that have a vector."""
-        if self._committed[chunk]:
-            return (text for text in range(*self.plan.bounds(chunk)) if text not in self.bad)
-        return self.parts(chunk).good_texts()
+    def known_good(self) -> list[int]:
+        """Return the texts of one chunk that have a vector; none if no text has."""
+        for chunk in itertools.chain(range(self.plan.count) if self.chunks_done else (), list(self._parts)):
+            if self._committed[chunk]:
+                good = [text for text in range(*self.plan.bounds(chunk)) if text not in self.bad]
+            else:
+                good = self._parts[chunk].good_texts() if chunk in self._parts else []
+            if good:
+                return good
+        return []
 
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
@@ -322,43 +332,46 @@ class Ledger:
         return number, files
 
     def attempt_folders(self) -> Iterator[tuple[int, AttemptFiles]]:
-        """(chunk, files) of every attempt that left a folder."""
-        for chunk_folder in sorted(self.layout.attempts.iterdir()):
-            if chunk_folder.name.isdecimal() and chunk_folder.is_dir():
-                for folder in sorted(chunk_folder.iterdir()):
-                    yield int(chunk_folder.name), AttemptFiles(folder)
+        """Give (chunk, files) of every attempt that left a folder."""
+        for folder in sorted(self.layout.attempts.glob("*/*")):
+            if folder.parent.name.isdecimal():
+                yield int(folder.parent.name), AttemptFiles(folder)
 
     def taken_apart(self) -> list[int]:
-        """Chunks of which parts are known; folders of chunks that are committed are removed."""
+        """Return the chunks of which parts are known; folders of chunks that are committed are removed."""
         found = []
         for path in sorted(self.layout.parts.iterdir()) if self.layout.parts.is_dir() else ():
-            chunk = int(path.name) if path.name.isdecimal() else None
-            if chunk is not None and chunk < self.plan.count and not self._committed[chunk]:
+            chunk = int(path.name) if path.name.isdecimal() else self.plan.count
+            if chunk < self.plan.count and not self._committed[chunk]:
                 found.append(chunk)
             else:
                 remove_folder(path)
         return found
 
     def saved(self) -> dict[int, int]:
-        """How many texts of each chunk that is not committed need no attempt any more, where there are some."""
-        chunks = self.taken_apart()
-        missing = {chunk: sum(stop - start for start, stop in self.parts(chunk).missing()) for chunk in chunks}
-        return {chunk: self.plan.size(chunk) - missing[chunk] for chunk in chunks}
+        """Count the texts that need no attempt any more, by chunk that is not committed and has some."""
+        missing = {chunk: self.parts(chunk).missing() for chunk in self.taken_apart()}
+        return {
+            chunk: self.plan.size(chunk) - sum(stop - start for start, stop in each) for chunk, each in missing.items()
+        }
 
     def fix_facts(self, facts: Facts) -> None:
-        """The first vectors fix the facts of the output. Raises OSError."""
+        """Have the first vectors fix the facts of the output. Raises OSError."""
         if self.facts is None:
             write_facts(self.layout, facts)
             self.facts = facts
 
     def note_versions(self, facts: Facts) -> list[str]:
         """Keep the versions that compute now; return how they differ from the first, in words. Raises OSError."""
-        if self.facts is None or not (changed := _differences(self.facts.versions, facts.versions)):
-            return []
-        if facts.versions not in self.other_versions:
-            others = [*self.other_versions, facts.versions]
-            write_facts(self.layout, self.facts, others)
-            self.other_versions = others
+        before, now = self.facts.versions if self.facts is not None else facts.versions, facts.versions
+        changed = [
+            f"{name} {before.get(name) or 'absent'} before, {now.get(name) or 'absent'} now"
+            for name in _SHAPING
+            if before.get(name) != now.get(name)
+        ]
+        if self.facts is not None and changed and now not in self.other_versions:
+            write_facts(self.layout, self.facts, [*self.other_versions, now])
+            self.other_versions.append(now)
         return changed
 
     def commit(self, chunk: int, vectors: Path, file_digest: str, facts: Facts) -> None:
@@ -375,7 +388,8 @@ class Ledger:
         with open(vectors, "rb") as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)
-        parts.settle()
+        if parts.bad:  # without this record, rows of NaN would count as damage
+            write_quarantine(self.layout, chunk, parts.bad)
         vectors.replace(target)
         sync_folder(target.parent)
         self.bad.update({text.text: text for text in parts.bad})
@@ -384,9 +398,13 @@ class Ledger:
         self._count(chunk, committed=True)
 
     def discard(self, chunk: int) -> None:
-        """Remove what is committed of the chunk: it is pending again."""
+        """Remove what is committed of the chunk: it is pending again. Raises OSError."""
         self.layout.quarantine_of(chunk).unlink(missing_ok=True)
-        remove_chunk(self.layout, chunk)
+        for path in self.layout.chunk(chunk, "").parent.glob(f"{chunk:06d}-*"):
+            if path.is_dir():
+                remove_folder(path)
+            else:
+                path.unlink()
         if chunk < self.plan.count:
             start, stop = self.plan.bounds(chunk)
             self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
@@ -399,44 +417,12 @@ class Ledger:
         self.texts_done += change * self.plan.size(chunk)
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
-        """(number, file) of committed chunks, in order."""
+        """Give (number, file) of committed chunks, in order."""
         return chunk_files(self.layout)
-
-    def remove_chunks(self) -> None:
-        """Remove the chunk files of a finished output. Raises OSError."""
-        remove_folder(self.layout.chunks)
-
-    def _load_quarantine(self) -> None:
-        self.bad = {}
-        for chunk, texts in read_quarantine(self.layout):
-            start, stop = self.plan.bounds(chunk)
-            if chunk >= self.plan.count or not self._committed[chunk]:
-                self.layout.quarantine_of(chunk).unlink()
-            elif texts is None or not all(start <= text.text < stop for text in texts):
-                self.discard(chunk)
-            else:
-                self.bad.update({text.text: text for text in texts})
-
-    def _size_fits(self, number: int, path: Path) -> bool:
-        try:
-            state = path.lstat()
-        except FileNotFoundError:  # a second file of the same number took both with it
-            return False
-        if not stat.S_ISREG(state.st_mode):
-            return False
-        return self.facts is None or state.st_size == _HEADER_BYTES + 4 * self.plan.size(number) * self.facts.dimension
-
-
-def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """In words: the libraries that shape vectors and are not the same in both."""
-    pairs = [(name, before.get(name), now.get(name)) for name in _SHAPING]
-    return [
-        f"{name} {was or 'absent'} before, {is_now or 'absent'} now" for name, was, is_now in pairs if was != is_now
-    ]
 
 
 def ledger_of(layout: OutputLayout) -> Ledger | None:
-    """The output's ledger, not loaded, or None where it was never begun. Raises DamagedError, OSError."""
+    """Return the output's ledger, not loaded, or None if it was never begun. Raises DamagedError, OSError."""
     fixed, record = read_fixed(layout), read_staged(layout)
     if fixed is None or record is None:
         return None

@@ -26,7 +26,7 @@ class DamagedError(Exception):
 
 
 def digest_of(value: Any) -> str:
-    """sha256 of the value's canonical JSON form, as hex."""
+    """Return the sha256 of the value's canonical JSON form, as hex."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -38,11 +38,11 @@ def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = 
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The content, or None where the file does not exist.
+    """Return the content, or None if the file does not exist.
 
     Raises DamagedError if it is torn or altered, or is not a file; OSError if it cannot be read.
     """
-    if path.exists() and not path.is_file():  # a pipe in the place of a manifest would be waited for
+    if path.exists() and not path.is_file():  # to open a pipe in the place of a manifest would wait
         raise DamagedError(str(path))
     try:
         with open(path, "rb") as file:
@@ -50,33 +50,29 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        content = json.loads(data if len(data) <= _LIMIT_BYTES else b"")
-        seal = content.pop(_SEAL)
-        whole = seal == digest_of(content)
+        content: dict[str, Any] = json.loads(data if len(data) <= _LIMIT_BYTES else b"")
+        whole = content.pop(_SEAL) == digest_of(content)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise DamagedError(str(path))
-    assert isinstance(content, dict)
     return content
 
 
 def read_record(kind: type[_Record], path: Path) -> _Record | None:
-    """The record of a dataclass's shape, or None where the file does not exist.
+    """Return the record of a dataclass's shape, or None if the file does not exist.
 
     Raises as `read_sealed`; DamagedError also if the file is whole but of another shape.
     """
     content = read_sealed(path)
-    if content is None:
-        return None
-    record = from_json(kind, json.dumps(content))
-    if record is None:
+    record = None if content is None else from_json(kind, json.dumps(content))
+    if content is not None and record is None:
         raise DamagedError(str(path))
     return record
 
 
 def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
-    """The record, or None if it cannot be had, for whatever reason."""
+    """Return the record, or None if it cannot be had, for whatever reason."""
     try:
         return read_record(kind, path)
     except (DamagedError, OSError):
@@ -99,21 +95,16 @@ class Stamp:
     inode: int
 
     def untouched(self, path: Path) -> bool:
-        """Whether the file is still in the state in which it was stamped."""
+        """Say whether the file is still in the state in which it was stamped."""
         try:
-            return self.state == state_of(path)
+            return (self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode) == state_of(path)
         except OSError:
             return False
 
-    @property
-    def state(self) -> State:
-        """That in which it was stamped."""
-        return self.size_bytes, self.mtime_ns, self.ctime_ns, self.inode
-
     def holds(self, path: Path) -> bool:
-        """Whether the file has the stamped content; reads it only when it was touched.
+        """Say whether the file has the stamped content; reads it only if it was touched.
 
-        Raises OSError where the machine refuses that: it says nothing of the file.
+        Raises OSError if the machine refuses that: it says nothing of the file.
         """
         if self.untouched(path):
             return True
@@ -137,13 +128,13 @@ def stamp_as(path: Path, digest: str) -> Stamp:
 
 
 def digest_file(path: Path) -> str:
-    """sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
+    """Return the sha256 of the file's bytes, hex, in bounded memory. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def state_of(path: Path) -> State:
-    """As it is now. Raises OSError."""
+    """Return the file's state as it is now. Raises OSError."""
     return _state(path.stat())
 
 
@@ -170,43 +161,42 @@ class _ModelRecord:
 
 
 def read_pins(path: Path) -> tuple[Snapshot, ...]:
-    """All that are fixed. Raises OSError."""
-    return _read(path).pins
+    """Return all commits that are fixed. Raises OSError."""
+    return _model_record(path).pins
 
 
 def read_pin(path: Path, name: str, asked: str | None) -> Snapshot | None:
-    """The commit fixed for this hub id and this revision of a config; None where there is none. Raises OSError."""
-    return next((pin for pin in _read(path).pins if (pin.name, pin.asked) == (name, asked)), None)
+    """Return the commit fixed for this hub id and this revision of a config, if there is one. Raises OSError."""
+    return next((pin for pin in read_pins(path) if (pin.name, pin.asked) == (name, asked)), None)
 
 
 def write_pin(path: Path, pin: Snapshot) -> None:
     """Fix a commit; it takes the place of an earlier one of the same hub id and revision. Raises OSError."""
-    record = _read(path)
+    record = _model_record(path)
     others = tuple(each for each in record.pins if (each.name, each.asked) != (pin.name, pin.asked))
     write_sealed(path, asdict(replace(record, pins=(*others, pin))))
 
 
 def read_stamps(path: Path) -> dict[str, Stamp]:
-    """The stamps of the local folder that was used last. Raises OSError."""
-    return _read(path).stamps
+    """Return the stamps of the local folder that was used last. Raises OSError."""
+    return _model_record(path).stamps
 
 
 def write_stamps(path: Path, stamps: dict[str, Stamp]) -> None:
     """Replace them. Raises OSError."""
-    write_sealed(path, asdict(replace(_read(path), stamps=stamps)))
+    write_sealed(path, asdict(replace(_model_record(path), stamps=stamps)))
 
 
-def _read(path: Path) -> _ModelRecord:
-    """What is there; nothing, where it is damaged."""
+def _model_record(path: Path) -> _ModelRecord:
+    """Read what is there; nothing, if it is damaged: the model is looked for again."""
     try:
-        content = read_sealed(path) or {}
+        return read_record(_ModelRecord, path) or _ModelRecord()
     except DamagedError:
         return _ModelRecord()
-    return from_json(_ModelRecord, json.dumps(content)) or _ModelRecord()
 
 
 class LessonFile:
-    """The lessons for one model, by kind of device (`Device.model`)."""
+    """Batch limits learned for one model, by kind of device (`Device.model`)."""
 
     def __init__(self, path: Path, key: str) -> None:
         """`key` names the model."""
@@ -215,24 +205,18 @@ class LessonFile:
 
     def get(self, kind: str) -> tuple[int, int | None] | None:
         """Say how many rows and padded tokens (None = not known) a batch may have on devices of the kind."""
-        values: object = None
-        with contextlib.suppress(OSError):
-            values = self._read().get(self._key_of(kind))
-        match values:
+        match self._read().get(f"{kind}|{self._key}"):
             case [int() as rows, (int() | None) as tokens]:
                 return rows, tokens
         return None
 
     def save(self, kind: str, rows: int, tokens: int | None) -> None:
-        """Keep it; on a full disk the run has it in mind all the same."""
+        """Keep it; on a full disk the run remembers it all the same."""
         with contextlib.suppress(OSError):
-            write_sealed(self._path, {**self._read(), self._key_of(kind): [rows, tokens]})
+            write_sealed(self._path, {**self._read(), f"{kind}|{self._key}": [rows, tokens]})
 
     def _read(self) -> dict[str, Any]:
         try:
             return read_sealed(self._path) or {}
-        except DamagedError:
+        except (DamagedError, OSError):
             return {}
-
-    def _key_of(self, kind: str) -> str:
-        return f"{kind}|{self._key}" if kind else self._key

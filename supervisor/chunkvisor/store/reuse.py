@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.store.artifact import fill, pick_rows
 from chunkvisor.store.identity import Fixed, Plan, Staged
 from chunkvisor.store.layout import Entry, OutputLayout
-from chunkvisor.store.pickrows import fill, pick_rows
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_sealed
 
 WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])

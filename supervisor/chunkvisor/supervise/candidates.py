@@ -16,10 +16,10 @@ from chunkvisor.assemble.reader import CommittedRows, FinalRows, RowReader, Scra
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import TableFiles
+from chunkvisor.store.artifact import pick_rows
 from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.pickrows import pick_rows
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import Place, PlaceKind, read_reuse, work_with
 from chunkvisor_worker.contract.messages import Facts

@@ -13,14 +13,14 @@ from chunkvisor.assemble.join import Final, Origin, assemble, build_manifest, te
 from chunkvisor.assemble.manifest import announce, publish_manifest, read_recorded
 from chunkvisor.assemble.reader import Taken, TakenDamagedError
 from chunkvisor.assemble.sides import write_sides
-from chunkvisor.decide.bisect import BadText
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.attempt import Job
-from chunkvisor.store.identity import TEXT_KEYS
+from chunkvisor.store.identity import TEXT_KEYS, BadText
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import Reuse
 from chunkvisor.supervise.taken import taken_of
+from chunkvisor_worker.contract.files import remove_folder
+from chunkvisor_worker.contract.messages import Spec
 
 if TYPE_CHECKING:
     from chunkvisor.supervise.opening import Begun, Opening
@@ -33,7 +33,7 @@ class Finish:
     """Called once, when no chunk is left: see `OutputRun.finish`."""
 
     def __init__(
-        self, opening: "Opening", made: "Begun", ledger: Ledger, table: StagedTable, reuse: Reuse | None, job: Job
+        self, opening: "Opening", made: "Begun", ledger: Ledger, table: StagedTable, reuse: Reuse | None, job: Spec
     ) -> None:
         self._opening, self._made, self._ledger, self._table = opening, made, ledger, table
         self._reuse, self._job, self._layout = reuse, job, ledger.layout
@@ -70,7 +70,7 @@ class Finish:
         drop_before(layout)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not config.chunk.keep and not manifest["quarantined"]:
-            self._ledger.remove_chunks()
+            remove_folder(self._ledger.layout.chunks)
         return {
             "rows": self._made.staged.rows,
             "dimension": final.dimension,

@@ -26,7 +26,6 @@ from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.resolve import shown
 from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
-from chunkvisor.store.attempt import Job
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.identity import (
     Fixed,
@@ -42,14 +41,15 @@ from chunkvisor.store.identity import (
 )
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.leftovers import anything_kept
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import PlaceKind, is_planned, read_reuse, work_with
+from chunkvisor.store.workdir import anything_kept
 from chunkvisor.supervise.finish import Finish
 from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.staging import asked, propose, request_of, staged_before, worker_rate
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
+from chunkvisor_worker.contract.messages import Spec
 
 if TYPE_CHECKING:
     from chunkvisor.supervise.means import Means
@@ -397,10 +397,16 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
     )
     encode, plugin = config.effective_encode(name), config.model.is_plugin
     threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
-    job = Job(
+    job = Spec(
         run_id=opening.run_id,
         fingerprint=ledger.fingerprint,
         output=name,
+        chunk=0,
+        attempt=0,
+        start=0,
+        stop=0,
+        texts_digest="",
+        device=opening.device_kind,
         model=model_spec(config.model, opening.source.path, opening.source.revision),
         encode=encode_spec(encode),
         import_path=(str(opening.loaded.folder),),

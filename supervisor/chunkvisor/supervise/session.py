@@ -22,9 +22,7 @@ from chunkvisor.show.outside import is_textfile, not_understood
 from chunkvisor.show.record import open_invocation
 from chunkvisor.store.disk import check_target, memory_halt, refusal, workdir_gone
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.leftovers import anything_kept
-from chunkvisor.store.lock import hold
-from chunkvisor.store.mark import claim
+from chunkvisor.store.workdir import anything_kept, claim, hold
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.work import RunWork
 from chunkvisor.units import counted

@@ -9,8 +9,7 @@ from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.forms import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.reader import FinalRows, RowReader, Scratch, Taken, TakenDamagedError, copied_rows
-from chunkvisor.decide.bisect import BadText
-from chunkvisor.store.identity import read_facts
+from chunkvisor.store.identity import BadText, read_facts
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError

@@ -9,7 +9,7 @@ from chunkvisor.commands.doctor.readings import GpuReading, Readings, Wanted, Wh
 from chunkvisor.devices.gpu import Device, ProbeReading, select_visible
 from chunkvisor.devices.health import asks_for_recovery
 from chunkvisor.judge import describe_exit
-from chunkvisor.store.leftovers import last_line
+from chunkvisor.store.attempt import last_line
 from chunkvisor.units import counted, human_bytes, listed
 from chunkvisor_worker.contract.messages import Phase, ProbeReport
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log

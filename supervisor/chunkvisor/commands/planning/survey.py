@@ -36,11 +36,11 @@ from chunkvisor.events.journal import Entry, read_with_trials
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.dedupe import WhereWriter, matches
 from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
 from chunkvisor.store.identity import Fixed, Identity, Plan, arithmetic_variables, identity_of, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import committed_chunks
-from chunkvisor.store.leftovers import verdict_of_child
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first

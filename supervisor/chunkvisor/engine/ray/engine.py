@@ -36,7 +36,6 @@ from chunkvisor.engine.ray.wire import (
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting, event_of
 from chunkvisor.judge import NODE_LOST, backoff_s
-from chunkvisor.store.attempt import Job
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder
@@ -397,7 +396,7 @@ def cluster_devices(config: Config) -> tuple[Device, ...]:
     return (Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),)
 
 
-def ray_engine(config: Config, layout: Layout, job: Job | None, run_id: str, emit: Emit) -> RayEngine:
+def ray_engine(config: Config, layout: Layout, job: Spec | None, run_id: str, emit: Emit) -> RayEngine:
     """Make the engine, not connected yet; `job` is any of the run's: all have the same model. None: nothing is to do.
 
     Raises OSError if the engine's folder cannot be made.
