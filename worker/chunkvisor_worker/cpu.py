@@ -23,35 +23,12 @@ _WORTHWHILE = 0.9
 are to choose the same, whatever else the machine does."""
 _TOLERANCE = 1e-5
 """Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model."""
-_CLEAR = (0.7, 1.05)
-"""Below the first and above the second, one round of timing tells as much as several."""
 _SHAPES = 4
-_ROUNDS = 3
-_TIME_LIMIT_S = 0.3
+_ROUNDS = 2
 _MULTIPLICATIONS = 1 << 28
 """In one timed product: some 5 ms of one core."""
-_ROWS = (16, 512)
-"""Of one timed product: least and most."""
 _TYPICAL_ROWS = 1024
 """Tokens of a batch, for which oneDNN chooses the order of the packed weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What the layers of one shape take."""
-
-    layers: int
-    """How many there are."""
-    rows: int
-    """Of the product that was timed."""
-    own_s: float
-    packed_s: float
-
-
-def time_ratio(timings: Sequence[Timing]) -> float:
-    """What all layers take for one token with packed weights, by what they take with torch's own; inf: not timed."""
-    own_s = sum(each.layers * each.own_s / each.rows for each in timings)
-    return sum(each.layers * each.packed_s / each.rows for each in timings) / own_s if own_s > 0 else float("inf")
 
 
 def choose(model: Any, forward: Callable[[], Any]) -> LinearKernel:
@@ -67,7 +44,7 @@ def choose(model: Any, forward: Callable[[], Any]) -> LinearKernel:
     ratio = 0.0
     try:
         if wanted != ONEDNN:
-            ratio = round(time_ratio(_measure(layers)), 3)
+            ratio = round(measured_ratio(layers), 3)
         if ratio > _WORTHWHILE:
             return LinearKernel(TORCH, ratio)
         expected = forward()
@@ -146,51 +123,40 @@ def _packed(weight: Any) -> Any:
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS)
 
 
-def _measure(layers: Sequence[Any]) -> list[Timing]:
-    """Time the shapes that take most, by the CPU time of one thread, which is the same on a busy machine."""
+def measured_ratio(layers: Sequence[Any]) -> float:
+    """Time both kernels for one token of all layers, packed by own, in the shapes that take most.
+
+    It counts the CPU time of one thread, which is the same on a busy machine.
+    """
     import torch
 
     shapes = Counter((layer.out_features, layer.in_features) for layer in layers)
-    dear = sorted(shapes, key=lambda shape: -shapes[shape] * shape[0] * shape[1])[:_SHAPES]
     of_shape = {(layer.out_features, layer.in_features): layer for layer in reversed(layers)}
-    with _one_thread(), torch.inference_mode():
-        return _timed(torch, [(shapes[shape], of_shape[shape]) for shape in dear])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    own_s = packed_s = 0.0
+    try:
+        with torch.inference_mode():
+            for shape in sorted(shapes, key=lambda each: -shapes[each] * each[0] * each[1])[:_SHAPES]:
+                layer = of_shape[shape]
+                rows = min(512, max(16, _MULTIPLICATIONS // layer.weight.numel()))
+                given, weight, bias = torch.rand(rows, layer.in_features), _packed(layer.weight), layer.bias
+                own = functools.partial(torch.nn.functional.linear, given, layer.weight, bias)
+                packed = functools.partial(torch.ops.mkldnn._linear_pointwise, given, weight, bias, "none", [], "")
+                own_s += shapes[shape] / rows * _least_s(own)
+                packed_s += shapes[shape] / rows * _least_s(packed)
+    finally:
+        torch.set_num_threads(threads)
+    return packed_s / own_s if own_s > 0 else math.inf
 
 
-def _timed(torch: Any, layers: Sequence[tuple[int, Any]]) -> list[Timing]:
-    trials = [_Trial(torch, count, layer) for count, layer in layers]
-    began_s = time.thread_time()
-    for number in range(_ROUNDS + 1):
-        for trial in trials:
-            trial.run(counts=number > 0)  # the first round makes the kernels
-        timings = [Timing(trial.layers, trial.rows, *trial.least_s) for trial in trials]
-        slow = time.thread_time() - began_s > _TIME_LIMIT_S
-        if number and (slow or not _CLEAR[0] <= time_ratio(timings) <= _CLEAR[1]):
-            break
-    return timings
-
-
-class _Trial:
-    """Products of one layer, by both kernels."""
-
-    def __init__(self, torch: Any, layers: int, layer: Any) -> None:
-        self.layers = layers
-        self.rows = min(_ROWS[1], max(_ROWS[0], _MULTIPLICATIONS // layer.weight.numel()))
-        self.least_s = [float("inf"), float("inf")]
-        """Of torch's own, and with packed weights."""
-        given, packed = torch.rand(self.rows, layer.in_features), _packed(layer.weight)
-        self._calls: tuple[Callable[[], Any], ...] = (
-            lambda: torch.nn.functional.linear(given, layer.weight, layer.bias),
-            lambda: torch.ops.mkldnn._linear_pointwise(given, packed, layer.bias, "none", [], ""),
-        )
-
-    def run(self, *, counts: bool) -> None:
-        for which, call in enumerate(self._calls):
-            before_s = time.thread_time()
-            call()
-            took_s = time.thread_time() - before_s
-            if counts:
-                self.least_s[which] = min(self.least_s[which], took_s)
+def _least_s(call: Callable[[], Any]) -> float:
+    took_s = []
+    for _ in range(_ROUNDS + 1):  # the first round makes the kernels
+        before_s = time.thread_time()
+        call()
+        took_s.append(time.thread_time() - before_s)
+    return min(took_s[1:])
 
 
 def _has_onednn() -> bool:
@@ -215,21 +181,6 @@ def _is_plain(parameter: Any) -> bool:
 def _address(parameter: Any) -> int:
     """The same for two parameters that share their numbers."""
     return int(parameter.data_ptr()) if _is_plain(parameter) else id(parameter)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within it, torch computes with one thread."""
-    import torch
-
-    threads = torch.get_num_threads()
-    if threads != 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if threads != 1:
-            torch.set_num_threads(threads)
 
 
 Wait: TypeAlias = Callable[[], Vectors]

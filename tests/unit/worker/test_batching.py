@@ -1,20 +1,15 @@
-"""How texts are cut into batches."""
+"""How texts are cut into batches, and how the memory of a GPU, as measured, narrows them."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor_worker.batching import cut, padded_tokens
+from chunkvisor_worker.batching import PROBE_TOKENS, cut, cut_measured, fitting_tokens, padded_tokens, unseen_mask_bytes
 from chunkvisor_worker.contract.messages import Limits
 
-LENGTHS = st.lists(st.integers(0, 600), max_size=80)
-LIMITS = st.builds(
-    Limits,
-    rows=st.integers(1, 50),
-    tokens=st.none() | st.integers(1, 2000),
-    padding=st.none() | st.integers(0, 300),
-)
+GB = 1 << 30
+MEASURED = Limits(1 << 20, 32_768, measured=True)
 
 
 @pytest.mark.parametrize(
@@ -26,27 +21,22 @@ LIMITS = st.builds(
         ([3, 3, 3], Limits(8), [[0, 1, 2]]),
         ([500, 2, 2], Limits(8, 100), [[0], [1, 2]]),
         ([0, 0, 0], Limits(2, 100), [[0, 1], [2]]),
-        ([7, 7], Limits(1, 1000), [[0], [1]]),
         ([9, 8, 7, 3], Limits(8, 1000, padding=0), [[0], [1], [2], [3]]),
         ([9, 8, 7, 3], Limits(8, 1000, padding=3), [[0, 1, 2], [3]]),
-        ([9, 9, 9], Limits(8, 1000, padding=0), [[0, 1, 2]]),
     ],
 )
 def test_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) -> None:
-    """Longest first, ties in order, under both limits."""
+    """The longest come first, ties in order, under all limits."""
     assert [batch.tolist() for batch in cut(lengths, limits)] == expected
 
 
 @pytest.mark.parametrize(
     ("lengths", "limits", "expected"),
     [
-        ([], Limits(8, 100), []),
         ([3, 9, 3, 5], Limits(8, 17), [[1, 3, 0], [2]]),
         ([3, 9, 3, 5], Limits(2, 17), [[1, 3], [0, 2]]),
-        ([500, 2, 2], Limits(8, 100), [[0], [1, 2]]),
         ([500, 2, 2], Limits(8, 502, padding=0), [[0, 1], [2]]),
         ([0, 0, 0], Limits(8, 2), [[0, 1], [2]]),
-        ([9, 1], Limits(8), [[0, 1]]),
     ],
 )
 def test_flat_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) -> None:
@@ -55,19 +45,22 @@ def test_flat_batches(lengths: list[int], limits: Limits, expected: list[list[in
     assert sum(padded_tokens(lengths, np.array(batch), flat=True) for batch in expected) == sum(lengths)
 
 
-@given(LENGTHS, LIMITS)
-def test_each_text_is_in_exactly_one_batch(lengths: list[int], limits: Limits) -> None:
-    """The batches are a permutation of the positions."""
-    positions = [position for batch in cut(lengths, limits) for position in batch.tolist()]
-
-    assert sorted(positions) == list(range(len(lengths)))
-
-
-@given(LENGTHS, LIMITS)
+@given(
+    st.lists(st.integers(0, 600), max_size=80),
+    st.builds(
+        Limits,
+        rows=st.integers(1, 50),
+        tokens=st.none() | st.integers(1, 2000),
+        padding=st.none() | st.integers(0, 300),
+    ),
+)
 def test_limits_hold(lengths: list[int], limits: Limits) -> None:
-    """No batch has too many rows, and only a single long text has too many tokens."""
-    for batch in cut(lengths, limits):
-        assert batch.dtype == np.int64
+    """Each text is in one batch, lengths only fall, and only a single long text has too many tokens."""
+    batches = cut(lengths, limits)
+    positions = [position for batch in batches for position in batch.tolist()]
+    assert sorted(positions) == list(range(len(lengths)))
+    assert [lengths[position] for position in positions] == sorted(lengths, reverse=True)
+    for batch in batches:
         assert 1 <= len(batch) <= limits.rows
         if limits.tokens is not None and len(batch) > 1:
             assert padded_tokens(lengths, batch) <= limits.tokens
@@ -75,24 +68,57 @@ def test_limits_hold(lengths: list[int], limits: Limits) -> None:
             assert padded_tokens(lengths, batch) - sum(lengths[position] for position in batch) <= limits.padding
 
 
-@given(LENGTHS, LIMITS)
-def test_lengths_only_fall(lengths: list[int], limits: Limits) -> None:
-    """The longest text comes first, so that what does not fit fails at once."""
-    ordered = [lengths[position] for batch in cut(lengths, limits) for position in batch]
-
-    assert ordered == sorted(lengths, reverse=True)
-
-
-@given(LENGTHS, LIMITS)
-def test_the_same_lengths_give_the_same_batches(lengths: list[int], limits: Limits) -> None:
-    """A list and an array of the same lengths are cut alike, every time."""
-    first = cut(lengths, limits)
-    second = cut(np.array(lengths, dtype=np.int64), limits)
-
-    assert [batch.tolist() for batch in first] == [batch.tolist() for batch in second]
+@pytest.mark.parametrize(
+    ("took_bytes", "free_bytes", "expected"), [(GB, 10 * GB, 24_576), (GB, GB, 4096), (0, GB, 4096)]
+)
+def test_tokens_that_fit(took_bytes: int, free_bytes: int, expected: int) -> None:
+    """Memory is taken to grow with the padded tokens; what has fitted fits again."""
+    assert fitting_tokens(4096, took_bytes, free_bytes) == expected
 
 
-def test_rows_below_one_are_refused() -> None:
-    """A limit of no rows cannot be met."""
-    with pytest.raises(ValueError, match=r"limits\.rows is 0"):
-        cut([1], Limits(0))
+@pytest.mark.parametrize(
+    ("lengths", "element_bytes", "expected"),
+    [
+        ([1000], 2, 1000**2 * 5),  # no padding, no mask
+        ([512, 512], 4, 2 * 512**2 * 9),
+        ([512, 500], 4, 2 * 512**2 * 4),  # a mask, not copied for its width
+        ([501, 500], 4, 0),  # as large as they get
+        ([], 4, 0),
+    ],
+)
+def test_what_a_mask_would_have_taken(lengths: list[int], element_bytes: int, expected: int) -> None:
+    """A batch without padding has no mask, one of a round length a small one."""
+    assert unseen_mask_bytes(np.array(lengths, dtype=np.int64), element_bytes) == expected
+
+
+def test_batches_leave_room_for_a_mask() -> None:
+    """Behind a text that had none, batches are smaller than it alone would let them be; one more text always fits."""
+    lengths = np.array([PROBE_TOKENS] + [PROBE_TOKENS - 1, PROBE_TOKENS - 2] * 8, dtype=np.int64)
+
+    def largest(element_bytes: int, free_bytes: int) -> int:
+        batches = list(cut_measured(lengths, MEASURED, lambda: (GB // 8, free_bytes), element_bytes))
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+        return max(len(batch) for batch in batches)
+
+    # 32 KiB for a token as measured; 20 KiB of a mask in half precision, 36 in single.
+    assert [largest(each, 2 * GB) for each in (0, 2, 4)] == [8, 5, 4]
+    assert largest(4, GB // 8) == 1
+
+
+@pytest.mark.parametrize(("free_bytes", "largest"), [(100 * GB, 32_768), (4 * GB, 9_830), (0, PROBE_TOKENS)])
+def test_batches_follow_what_was_measured(free_bytes: int, largest: int) -> None:
+    """The first batch is small; those behind it are as large as fits, and no larger than the limits."""
+    lengths = np.full(1000, 128, dtype=np.int64)
+    asked: list[int] = []
+
+    def needs() -> tuple[int, int]:
+        asked.append(1)
+        return GB, free_bytes
+
+    batches = list(cut_measured(lengths, MEASURED, needs))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(1000))
+    assert padded_tokens(lengths, batches[0]) == PROBE_TOKENS
+    assert max(padded_tokens(lengths, batch) for batch in batches) == largest // 128 * 128
+    assert len(asked) == 1
+    few = list(cut_measured(lengths[:3], MEASURED, lambda: pytest.fail("asked")))
+    assert [batch.tolist() for batch in few] == [batch.tolist() for batch in cut(lengths[:3], MEASURED)]

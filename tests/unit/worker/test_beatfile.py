@@ -1,4 +1,4 @@
-"""The file of the beat: overwritten in its place, read as a whole or not at all."""
+"""The beat: overwritten in its place, read as a whole or not at all, and what it says of the phases."""
 
 import json
 import os
@@ -6,10 +6,12 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import read_beat, write_beat
+from chunkvisor_worker.progress import BeatWriter
 
 OTHER = Beat(1, 2, Phase.START)
 BEAT = Beat(7, 4711, Phase.FORWARD, rows_total=1000, rows_done=32, tokens_done=1999)
@@ -87,3 +89,34 @@ def test_what_is_no_beat_is_none(tmp_path: Path, content: bytes) -> None:
     assert read_beat(path) is None
     write_beat(path, BEAT)
     assert read_beat(path) == BEAT
+
+
+def test_opening_is_the_time_from_go_to_the_first_batch(tmp_path: Path) -> None:
+    """Context and copy of the weights are told from computing, each in its own phase and both in `opening_s`."""
+    progress = BeatWriter(tmp_path / "beat.json")
+    for phase in (Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY):
+        progress.phase(phase)
+        beat = read_beat(tmp_path / "beat.json")
+        assert beat is not None
+        assert beat.opening_s == 0.0
+    progress._go_s = (progress._go_s or 0.0) - 10  # ten seconds ago
+    progress.phase(Phase.FORWARD)
+    progress.batch(np.arange(1), 1)
+    progress.phase(Phase.DONE)
+
+    beat = read_beat(tmp_path / "beat.json")
+    assert beat is not None
+    assert 10 <= beat.opening_s < 70
+    assert set(progress.phase_s) >= {"cuda_init", "weights_copy", "forward"}
+
+
+def test_a_phase_that_goes_on_is_not_written_again(tmp_path: Path) -> None:
+    """Its time adds up all the same; the next phase is written at once."""
+    progress = BeatWriter(tmp_path / "beat.json")
+    for phase in (Phase.IMPORT, Phase.IMPORT, Phase.TOKENIZE):
+        progress.phase(phase)
+
+    beat = read_beat(tmp_path / "beat.json")
+    assert beat is not None
+    assert (beat.seq, beat.phase) == (2, Phase.TOKENIZE)
+    assert set(progress.phase_s) == {"start", "import"}

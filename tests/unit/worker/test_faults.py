@@ -56,30 +56,17 @@ def test_strange_exception_makes_a_record(error: BaseException) -> None:
     assert exit_code_of(fault) is WorkerExit.UNKNOWN
 
 
-def test_numbers_are_integers_only() -> None:
-    """A number of the wrong type, or behind a property that raises, is no number."""
-    (cause,) = fault_of(Hostile("x"), Phase.FORWARD).chain
-
-    assert (cause.errno, cause.error_code, cause.http_status) == (None, None, None)
-
-
 def test_numbers_are_found() -> None:
-    """errno, CUDA's code and the HTTP status come from where the libraries put them."""
+    """errno, CUDA's code and the HTTP status come from where the libraries put them, and are integers."""
     error = OSError(28, "No space left on device")
     error.error_code = 710  # type: ignore[attr-defined]  # as torch does
     error.response = type("Response", (), {"status_code": 429})()  # type: ignore[attr-defined]  # as the hub does
 
     (cause,) = fault_of(error, Phase.WRITE).chain
-
     assert (cause.errno, cause.error_code, cause.http_status) == (28, 710, 429)
-
-
-def test_bases_are_qualified_and_nearest_first() -> None:
-    """The names of the base classes are recorded without `object`."""
-    (cause,) = fault_of(ModuleNotFoundError("x"), Phase.IMPORT).chain
-
-    assert cause.name == "builtins.ModuleNotFoundError"
-    assert cause.bases == ("builtins.ImportError", "builtins.Exception", "builtins.BaseException")
+    assert (cause.name, cause.bases) == ("builtins.OSError", ("builtins.Exception", "builtins.BaseException"))
+    (cause,) = fault_of(Hostile("x"), Phase.FORWARD).chain
+    assert (cause.errno, cause.error_code, cause.http_status) == (None, None, None)
 
 
 def test_chain_follows_causes_and_contexts_that_are_shown() -> None:
@@ -90,19 +77,10 @@ def test_chain_follows_causes_and_contexts_that_are_shown() -> None:
     second.__context__ = hidden
     third.__context__ = hidden
     third.__suppress_context__ = True
-
     chain = fault_of(first, Phase.FORWARD).chain
-
     assert [cause.name.partition(".")[2] for cause in chain] == ["KeyError", "ValueError", "TypeError"]
-
-
-def test_ring_of_causes_ends() -> None:
-    """A chain that leads back into itself is recorded once."""
-    one, two = ValueError("1"), ValueError("2")
-    one.__cause__ = two
-    two.__cause__ = one
-
-    assert [cause.message for cause in fault_of(one, Phase.FORWARD).chain] == ["1", "2"]
+    third.__cause__ = first  # a ring
+    assert len(fault_of(first, Phase.FORWARD).chain) == 3
 
 
 def test_long_chain_is_cut() -> None:
@@ -160,20 +138,7 @@ def test_tokens_are_masked(text: str, kept: str) -> None:
     assert fault.chain[0].message == kept
     assert "SECRET" not in json.loads(to_json(fault))["traceback"].split("RuntimeError: ", 1)[1]
     assert "SECRET" not in to_json(fault).decode()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The tokenizer has no pad_token: [PAD]",
-        "max_new_tokens=512",
-        "http://127.0.0.1:8080/a@b",
-        "index out of range in self",
-    ],
-)
-def test_innocent_text_stays(text: str) -> None:
-    """What only looks like a secret is kept."""
-    assert masked(text) == text
+    assert masked("no pad_token: [PAD]; max_new_tokens=512") == "no pad_token: [PAD]; max_new_tokens=512"
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,9 @@ def test_figures() -> None:
     assert figures.reserved_bytes == round(2.58 * GIB) + 10 * MIB
     assert figures.others_bytes == figures.total_bytes - figures.free_bytes - figures.ours_bytes
     assert figures.others_named
-
-
-def test_torch_of_2022_and_earlier() -> None:
-    """The form in brackets of torch 2.0 and before is read, too."""
-    figures = read_oom(PIECES)
-    assert figures is not None
-    assert (figures.free_bytes, figures.reserved_bytes) == (round(3.03 * GIB), round(1.24 * GIB))
+    old = read_oom(PIECES)  # the form in brackets of torch 2.0 and before
+    assert old is not None
+    assert (old.free_bytes, old.reserved_bytes) == (round(3.03 * GIB), round(1.24 * GIB))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,324 @@
+"""What makes a CPU fast and changes no vector: linear layers packed for oneDNN, and batches computed side by side."""
+
+import ast
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkvisor_worker import cpu
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR
+from chunkvisor_worker.cpu import STATELESS, Lanes, choose, is_stateless, lanes_for, pack, packable, unpack
+from chunkvisor_worker.encoder import Indices, Vectors
+from late import Late, needs
+
+torch: Any = Late("torch")
+WAIT_S = 60.0
+
+
+def two_layers() -> Any:
+    """Make a model of two layers of odd sizes, one of them without a bias."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(33, 70), torch.nn.GELU(), torch.nn.Linear(70, 17, bias=False)).eval()
+
+
+def forward_of(model: Any, *shape: int) -> Callable[[], Any]:
+    """Make a function that gives what the model makes of the same input, each time."""
+    given = torch.rand(*(shape or (3, 33)), generator=torch.Generator().manual_seed(1))
+
+    def forward() -> Any:
+        with torch.inference_mode():
+            return model(given)
+
+    return forward
+
+
+@needs("torch")
+@pytest.mark.parametrize("shape", [(1, 33), (33,), (5, 33), (2, 7, 33), (1, 4100, 33), (0, 33), (2, 3, 4, 33)])
+def test_packed_weights_compute_the_same(shape: tuple[int, ...]) -> None:
+    """One token, none, many, in any number of dimensions, with a bias and without: equal to 1e-6."""
+    model = two_layers()
+    expected = forward_of(model, *shape)()
+    layers = packable(model)
+    pack(layers)
+    assert len(layers) == 2
+    found = forward_of(model, *shape)()
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    strided = torch.rand(4, 33, 6).transpose(1, 2)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(strided), model(strided.contiguous()), rtol=0, atol=1e-6)
+
+
+@needs("torch")
+def test_weights_are_there_once_and_come_back_to_the_last_bit() -> None:
+    """A packed weight replaces the dense one, and shows the same shape, dtype, device and size."""
+    model = two_layers()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    shapes = {name: (value.shape, value.dtype, value.device) for name, value in model.named_parameters()}
+    pack(packable(model))
+    assert {name: (value.shape, value.dtype, value.device) for name, value in model.named_parameters()} == shapes
+    assert [layer.weight.is_mkldnn for layer in (model[0], model[2])] == [True, True]
+    assert isinstance(model[0], torch.nn.Linear)
+    assert not packable(model), "they are not packed twice"
+    unpack([model[0], model[2]])
+    assert type(model[0]) is torch.nn.Linear
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def shared() -> Any:
+    """Make a layer that has its weight in common with an embedding, and one that has its own."""
+    model = torch.nn.ModuleList([torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8)])
+    model[1].weight = model[0].weight
+    return model
+
+
+def wrapped() -> Any:
+    """Make a layer with a replaced forward (accelerate), next to another."""
+    model = two_layers()
+    model[0].forward = lambda given: given
+    return model
+
+
+def normed() -> Any:
+    """Make a layer whose weight is made anew for each pass, next to another."""
+    model = two_layers()
+    torch.nn.utils.spectral_norm(model[0])
+    return model
+
+
+@needs("torch")
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (shared, 1),
+        (wrapped, 1),
+        (normed, 1),
+        (lambda: two_layers().bfloat16(), 0),
+        (lambda: torch.nn.MultiheadAttention(8, 2), 0),
+        (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)), 0),
+        (lambda: torch.nn.Linear(4, 4, device="meta"), 0),
+    ],
+)
+def test_only_plain_layers_are_packed(make: Callable[[], Any], count: int) -> None:
+    """Shared, wrapped and derived weights, and those in another precision or place, are left as they are."""
+    assert len(packable(make())) == count
+
+
+@needs("torch")
+@pytest.mark.parametrize(
+    ("wanted", "ratio", "name"),
+    [("", 0.4, "onednn"), ("", 0.99, "torch"), ("onednn", 0.99, "onednn"), ("torch", 0.4, "torch")],
+)
+def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, ratio: float, name: str) -> None:
+    """The measurement decides, or the variable; what is not chosen leaves no trace."""
+    monkeypatch.setenv(LINEAR, wanted)
+    monkeypatch.setattr(cpu, "measured_ratio", lambda layers: ratio)
+    model = two_layers()
+    chosen = choose(model, forward_of(model))
+    assert (chosen.name, chosen.time_ratio) == (name, 0.0 if wanted else ratio)
+    assert model[0].weight.is_mkldnn is (name == "onednn")
+
+
+def reader() -> Any:
+    """Make a model that multiplies by the weight of its layer without calling it."""
+
+    class Reader(torch.nn.Module):  # type: ignore[misc]  # torch is not followed, see pyproject.toml
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(33, 4)
+
+        def forward(self, given: Any) -> Any:
+            return given @ self.layer.weight.view(4, 33).t()
+
+    return Reader()
+
+
+@needs("torch")
+@pytest.mark.parametrize("found", ["error", "other numbers", "nan"])
+def test_a_model_that_packed_weights_do_not_suit_keeps_its_own(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    """If its code reads weights, or its vectors change, the model is left as it was, to the last bit."""
+    monkeypatch.setenv(LINEAR, "onednn")
+    model = reader()
+    before = model.layer.weight.detach().clone()
+    answers = iter([torch.ones(1, 4), torch.full((1, 4), 1.001 if found == "other numbers" else math.nan)])
+    chosen = choose(model, forward_of(model) if found == "error" else lambda: next(answers))
+    assert chosen.name == "torch"
+    assert type(model.layer) is torch.nn.Linear
+    assert torch.equal(model.layer.weight, before)
+
+
+@needs("torch")
+def test_the_measurement_leaves_model_and_threads() -> None:
+    """It gives a ratio, packs nothing, and torch has as many threads as before."""
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 8))
+    threads = torch.get_num_threads()
+    assert 0 < cpu.measured_ratio(packable(model)) < math.inf
+    assert torch.get_num_threads() == threads
+    assert not any(layer.weight.is_mkldnn for layer in model)
+
+
+@pytest.mark.parametrize(
+    ("threads", "batches", "products", "expected"),
+    [
+        pytest.param(2, 8, 1e10, Lanes(2, 1, 2), id="four batches a lane"),
+        pytest.param(2, 7, 1e10, Lanes(), id="too few batches"),
+        pytest.param(64, 100, 1e10, Lanes(25, 2, 25), id="many cores, few batches"),
+        pytest.param(16, 100, 6e11, Lanes(4, 4, 4), id="batches that take long"),
+        pytest.param(2, 100, 14e11, Lanes(), id="batches that take too long"),
+        pytest.param(0, 0, 1e10, Lanes(), id="nothing at all"),
+    ],
+)
+def test_lanes_for(
+    threads: int, batches: int, products: float, expected: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many short batches get a lane for each thread, few or long ones fewer lanes; one, if the variable says so."""
+    assert lanes_for(threads, batches, products) == expected
+    monkeypatch.setenv(BATCHES_AT_ONCE, "1")
+    assert lanes_for(threads, batches, products) == Lanes()
+
+
+def batches_of(*sizes: int) -> list[Indices]:
+    """Make batches of consecutive positions."""
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+class Machine:
+    """Starts batches and notes which thread computes what; a batch of `meeting` waits until two are at it."""
+
+    def __init__(self, meeting: tuple[int, ...] = ()) -> None:
+        self.threads: dict[int, str] = {}
+        self.begun: list[int] = []
+        self.running = self.most = 0
+        self.others: dict[int, int] = {}
+        """How many others were being computed when a batch began."""
+        self._lock = threading.Lock()
+        self._both = threading.Barrier(2)
+        self._meeting = meeting
+
+    def begins(self, indices: Indices) -> bool:
+        """Note the batch."""
+        self.begun.append(int(indices[0]))
+        return True
+
+    def start(self, indices: Indices) -> Callable[[], Vectors]:
+        """Compute one number for each text: its position."""
+        first = int(indices[0])
+        with self._lock:
+            self.others[first] = self.running
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.threads[first] = threading.current_thread().name
+        if first in self._meeting:
+            self._both.wait(WAIT_S)
+        with self._lock:
+            self.running -= 1
+        return lambda: indices[:, None].astype(np.float32)
+
+
+def positions(found: Iterator[tuple[Indices, Vectors]]) -> list[int]:
+    """List all texts in the order in which they came; each has its own vector."""
+    came = []
+    for indices, vectors in found:
+        assert vectors[:, 0].tolist() == indices.tolist()
+        came += indices.tolist()
+    return came
+
+
+@needs("torch")
+def test_two_lanes_compute_at_the_same_time_and_in_order() -> None:
+    """Two batches are under way at once and come back in order; a text alone has the machine to itself."""
+    threads = torch.get_num_threads()
+    machine = Machine(meeting=(0, 2))
+    found = positions(Lanes(2, 1, 2).compute(batches_of(2, 2, 1, 2, 2), machine.begins, machine.start))
+    assert found == list(range(9))
+    assert machine.begun == [0, 2, 4, 5, 7]
+    assert machine.most == 2
+    assert machine.threads.pop(4) == threading.main_thread().name
+    assert all(name.startswith("lane") for name in machine.threads.values())
+    assert machine.others[4] == machine.others[5] == 0
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("lanes", "begun"), [(Lanes(), [0]), (Lanes(ahead=1), [0, 2])], ids=["one", "ahead"])
+def test_one_lane_computes_in_this_thread(lanes: Lanes, begun: list[int]) -> None:
+    """Without lanes a batch is handed on before the next begins; on a GPU the next is launched before that."""
+    machine = Machine()
+    next(lanes.compute(batches_of(2, 2, 2), machine.begins, machine.start))
+    assert machine.begun == begun
+    assert set(machine.threads.values()) == {threading.main_thread().name}
+
+
+@needs("torch")
+@pytest.mark.parametrize("lanes", [Lanes(), Lanes(ahead=1), Lanes(2, 1, 2)], ids=["one", "gpu", "two"])
+def test_told_to_leave(lanes: Lanes) -> None:
+    """Once no batch more may begin, those under way still come back."""
+    found = lanes.compute(batches_of(2, 2, 2, 2), lambda indices: bool(indices[0] < 4), Machine().start)
+    assert positions(found) == [0, 1, 2, 3]
+
+
+@needs("torch")
+def test_an_error_in_a_lane_is_raised_as_it_is() -> None:
+    """What a batch fails with is raised when its vectors are asked for; batches before it have theirs."""
+    machine = Machine()
+
+    def start(indices: Indices) -> Callable[[], Vectors]:
+        if indices[0] == 4:
+            raise MemoryError("no memory for the batch")
+        return machine.start(indices)
+
+    found = Lanes(2, 1, 2).compute(batches_of(2, 2, 2, 2), lambda _: True, start)
+    assert [next(found)[0].tolist(), next(found)[0].tolist()] == [[0, 1], [2, 3]]
+    with pytest.raises(MemoryError, match="no memory for the batch"):
+        next(found)
+
+
+def model(model_type: str, *rope_types: object) -> Any:
+    """Make a stand-in for a model of transformers with rotary embeddings of these kinds."""
+    modules = [SimpleNamespace(rope_type=each) for each in rope_types]
+    config = SimpleNamespace(model_type=model_type)
+    return SimpleNamespace(transformers_model=SimpleNamespace(modules=lambda: modules, config=config))
+
+
+@needs("transformers")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(model("bert"), True, id="no rotary embeddings"),
+        pytest.param(model("qwen2", "default"), True, id="fixed frequencies"),
+        pytest.param(model("qwen2", "default", "dynamic"), False, id="frequencies that grow"),
+        pytest.param(model("modernbert", {"full_attention": "default", "sliding": "longrope"}), False, id="by layer"),
+        pytest.param(model("my-own"), False, id="unknown"),
+    ],
+)
+def test_is_stateless(given: Any, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only model types that are known to keep nothing have several passes at once; with an older transformers none."""
+    assert is_stateless(given) is expected
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert not is_stateless(given)
+
+
+@needs("transformers")
+@pytest.mark.parametrize("model_type", sorted(STATELESS))
+def test_stateless_models_assign_nothing_in_their_forward_pass(model_type: str) -> None:
+    """In transformers as it is installed, no encoder of these types writes to itself after it is built."""
+    import transformers
+
+    family = model_type.replace("-", "_").removesuffix("_text")
+    file = Path(transformers.__file__).parent / "models" / family / f"modeling_{family}.py"
+    if not file.exists():
+        pytest.skip(f"this transformers has no {family}")
+    found = set()
+    for kind in (each for each in ast.parse(file.read_text()).body if isinstance(each, ast.ClassDef)):
+        for method in (each for each in kind.body if isinstance(each, ast.FunctionDef)):
+            if "For" in kind.name or method.name.startswith(("__init__", "set_", "_init_", "_tie", "tie_", "post_")):
+                continue
+            for node in ast.walk(method):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    found.add(node.attr if isinstance(node.value, ast.Name) and node.value.id == "self" else "")
+    assert found <= {"layer_idx", ""}
