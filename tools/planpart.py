@@ -4,18 +4,10 @@ They are of 17,666 commit messages and all-MiniLM-L6-v2, on the CPU of a machine
 """
 
 from itertools import pairwise
+from typing import Any
 
-from chunkvisor.commands.planning.draw import draw
-from chunkvisor.commands.planning.histogram import Bin, Distribution
-from chunkvisor.commands.planning.survey import (
-    Forecast,
-    LongText,
-    OutputForecast,
-    Unit,
-    activation_bytes,
-    final_bytes,
-    memory_bytes,
-)
+from chunkvisor.commands.plan import LIBRARIES_BYTES, activation_bytes
+from chunkvisor.commands.plandraw import draw
 from chunkvisor.engine.modelfolder import ModelShape
 
 _ROWS, _TEXTS, _DIMENSION, _MAX_LENGTH, _BATCH_TOKENS, _CORES = 17_666, 16_969, 384, 256, 2048, 2
@@ -33,44 +25,46 @@ def sample() -> str:
     return "\n".join(["```text", *draw(_forecast()), "```"])
 
 
-def _forecast() -> Forecast:
+def _forecast() -> dict[str, Any]:
     batch = activation_bytes(_SHAPE, 4, _BATCH_TOKENS // _MAX_LENGTH, _MAX_LENGTH)
-    bins = (Bin(low + 1, high, _COUNTS[high]) for low, high in pairwise((-1, *_COUNTS)))
-    output = OutputForecast(
-        rows=_ROWS,
-        distinct_texts=_TEXTS,
-        duplicate_share=1 - _TEXTS / _ROWS,
-        chunks=17,
-        chunks_done=0,
-        chunk_size=1000,
-        texts_left=_TEXTS,
-        texts_measured=_TEXTS,
-        length_unit=Unit.TOKENS,
-        max_length=_MAX_LENGTH,
-        lengths=Distribution(_TEXTS, 25, 119, 3553, tuple(bins), truncated=126, lost_share=0.046),
-        longest=tuple(LongText(n, line - 1, f"datasets/commits.jsonl:{line}") for line, n in _LONGEST.items()),
-        batch_rows=_BATCH_TOKENS,
-        batch_tokens=_BATCH_TOKENS,
-        batches=505,
-        padding_share=0.042,
-        dimension=_DIMENSION,
-        final_bytes=final_bytes(_ROWS, 4 * _DIMENSION),
-        disk_bytes=int(53.1 * _MIB),
-        activation_bytes=batch,
-    )
-    return Forecast(
-        outputs={"commits": output},
-        peak_disk_bytes=output.disk_bytes,
-        final_disk_bytes=output.final_bytes,
-        free_disk_bytes=int(75.6 * 1024 * _MIB),
-        weights_bytes=_WEIGHTS_BYTES,
-        workers=2,
-        per_gpu=False,
-        host_memory_bytes=memory_bytes(_WEIGHTS_BYTES, batch, workers=2, computing=_CORES),
-        total_memory_bytes=int(23.5 * 1024 * _MIB),
-        gpu_memory_bytes=None,
-        texts_per_s=None,
-        time_s=None,
-        notes=(),
-        batches_at_once=_CORES,
-    )
+    bins = [{"low": low + 1, "high": high, "count": _COUNTS[high]} for low, high in pairwise((-1, *_COUNTS))]
+    lengths = {"count": _TEXTS, "median": 25, "p95": 119, "longest": 3553, "bins": bins}
+    output = {
+        "rows": _ROWS,
+        "distinct_texts": _TEXTS,
+        "duplicate_share": 1 - _TEXTS / _ROWS,
+        "rows_empty": 0,
+        "length_unit": "tokens",
+        "lengths": {**lengths, "truncated": 126, "lost_share": 0.046},
+        "max_length": _MAX_LENGTH,
+        "longest": [{"length": n, "place": f"datasets/commits.jsonl:{line}"} for line, n in _LONGEST.items()],
+        "batches": 505,
+        "padding_share": 0.042,
+        "batch_rows": _BATCH_TOKENS,
+        "batch_tokens": _BATCH_TOKENS,
+        "texts_known": 0,
+        "chunks": 17,
+        "chunks_done": 0,
+        "chunk_size": 1000,
+        "chunk_size_reason": None,
+        "dimension": _DIMENSION,
+        "final_bytes": 4 * _DIMENSION * _ROWS + 128,
+        "activation_bytes": batch,
+        "texts_left": _TEXTS,
+    }
+    return {
+        "outputs": {"commits": output},
+        "peak_disk_bytes": int(53.1 * _MIB),
+        "final_disk_bytes": output["final_bytes"],
+        "free_disk_bytes": int(75.6 * 1024 * _MIB),
+        "weights_bytes": _WEIGHTS_BYTES,
+        "workers": 2,
+        "per_gpu": False,
+        "host_memory_bytes": 2 * (LIBRARIES_BYTES + _WEIGHTS_BYTES) + _CORES * batch,
+        "total_memory_bytes": int(23.5 * 1024 * _MIB),
+        "gpu_memory_bytes": None,
+        "texts_per_s": None,
+        "time_s": None,
+        "notes": [],
+        "batches_at_once": _CORES,
+    }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asking import ask_each
 
-from chunkvisor.commands.planning.survey import activation_bytes
+from chunkvisor.commands.plan import activation_bytes
 from chunkvisor.config.model import AUTO_TOKENS
 from chunkvisor.devices.dtypes import Card, lacks
 from chunkvisor.engine.modelfolder import shape_of

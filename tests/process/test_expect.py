@@ -22,6 +22,8 @@ def written(workplace: Workplace) -> Path:
     ended = workplace.call("audit", str(workplace.config_path), "--rows", "12", "--write-expect", str(path))
     assert ended.returncode == 0, ended.stderr
     assert "10 texts with the vectors that the model gives now" in ended.stdout
+    again = workplace.call("audit", str(workplace.config_path), "--rows", "3", "--write-expect", str(path))
+    assert (again.returncode, f"{path} is there already" in again.stderr) == (78, True)
     return path
 
 
@@ -65,12 +67,12 @@ def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> No
         (None, "cannot be read"),
     ],
 )
-@pytest.mark.parametrize("command", ["run", "plan", "doctor"])
-def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, words: str, command: str) -> None:
-    """By its name and the line that is wrong, before a worker starts."""
+def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, words: str) -> None:
+    """By its name and the line that is wrong, before a worker starts; by the plan as by a run."""
     if content is not None:
         (workplace.folder / "expected.jsonl").write_text(content)
     prepare(workplace, model__expect="expected.jsonl")
+    command = "run" if content is None else "plan"
     ended = workplace.call(command, str(workplace.config_path))
     told = " ".join((ended.stdout + ended.stderr).split())
     assert ended.returncode == 78, told
@@ -78,17 +80,8 @@ def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, 
     assert words in told
 
 
-def test_audit_writes_no_file_over_another(workplace: Workplace) -> None:
-    """A second time, it is refused by name."""
-    path = written(workplace)
-    before = path.read_bytes()
-    ended = workplace.call("audit", str(workplace.config_path), "--rows", "3", "--write-expect", str(path))
-    assert ended.returncode == 78
-    assert f"{path} is there already" in ended.stderr
-    assert path.read_bytes() == before
-
-
 @pytest.mark.model
+@pytest.mark.soak(only=True)
 def test_of_a_real_model(workplace: Workplace, minilm_path: Path) -> None:
     """Another dtype passes, another prompt does not."""
     name = {"model__name": str(minilm_path)}

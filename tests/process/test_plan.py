@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from chunkvisor.commands.planning.survey import MOST_TEXTS
+from chunkvisor.commands import plan
+from chunkvisor.config.load import load
 from harness import Workplace
 
 TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
@@ -84,15 +85,9 @@ def test_another_source_than_before(workplace: Workplace) -> None:
     assert (found["outputs"]["out"]["rows"], found["outputs"]["out"]["chunks_done"]) == (3, 0)
     assert (found["outputs"]["out"]["texts_known"], found["outputs"]["out"]["texts_left"]) == (2, 1)
     assert any("which a run accepts with --update" in note for note in found["notes"])
-    assert not any("--update" in note for note in plan_of(workplace, "--max-rows", "1")["notes"])  # of no run here
-
-
-def test_rows_can_be_limited(workplace: Workplace) -> None:
-    """`--max-rows` and `--set` mean what they mean to a run."""
-    workplace.write_source([f"text {number}" for number in range(10)])
-    workplace.write_config("good:make")
-    out = plan_of(workplace, "--max-rows", "7", "--set", "chunk.size=3")["outputs"]["out"]
-    assert (out["rows"], out["chunks"]) == (7, 3)
+    limited = plan_of(workplace, "--max-rows", "2", "--set", "chunk.size=1")
+    assert not any("--update" in note for note in limited["notes"])  # it is of no run here
+    assert limited["outputs"]["out"]["rows"] == 2
 
 
 def test_a_pipe_that_knows_no_blocks(workplace: Workplace) -> None:
@@ -170,16 +165,11 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
 
 def test_very_many_texts_are_sampled(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit evenly spread chunks are measured, and the plan says so."""
-    from chunkvisor.commands.planning import survey
-    from chunkvisor.config.load import load
-
-    assert MOST_TEXTS == 1_000_000
-    monkeypatch.setattr(survey, "MOST_TEXTS", 10)
+    monkeypatch.setattr(plan, "MOST_TEXTS", 10)
     workplace.write_source(["x" * (number + 1) for number in range(40)])
     workplace.write_config("good:make", chunk__size=2)
-    forecast = survey.survey(load(workplace.config_path), None, lambda _step: None)
-    out = forecast.outputs["out"]
-    assert (out.distinct_texts, out.texts_measured, out.lengths.count) == (40, 10, 10)
-    assert [text.length for text in out.longest] == [34, 33, 26]
-    assert [text.row for text in out.longest] == [33, 32, 25]
-    assert any("10 of 40 distinct texts were measured" in note for note in forecast.notes)
+    found = plan.forecast(load(workplace.config_path), None, lambda _step: None)
+    out = found["outputs"]["out"]
+    assert (out["distinct_texts"], out["texts_measured"], out["lengths"]["count"]) == (40, 10, 10)
+    assert [(text["length"], text["row"]) for text in out["longest"]] == [(34, 33), (33, 32), (26, 25)]
+    assert any("10 of 40 distinct texts were measured" in note for note in found["notes"])

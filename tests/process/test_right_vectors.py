@@ -13,7 +13,7 @@ import pytest
 import modelkinds as kinds
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import encode_spec, model_spec
-from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
+from chunkvisor.engine.modelchecks import ModelFindings, check_model_files, refuse_wrong_model
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import Limits, Loaded, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
@@ -97,16 +97,12 @@ T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "nu
 EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # kind: (builder, section model, section encode, the same for plain encode)
     "BERT": (kinds.bert, {}, {}, {}),
-    "MPNet": (kinds.encoder("MPNet"), {}, {}, {}),
     "RoBERTa": (kinds.encoder("Roberta"), {}, {}, {}),
-    "XLM-R": (kinds.encoder("XLMRoberta", "cls"), {}, {}, {}),
     "DistilBERT": (kinds.encoder("DistilBert", **DISTIL), {}, {}, {}),
     "ModernBERT": (kinds.encoder("ModernBert", **MODERN), {}, {}, {}),
-    "NomicBERT": (kinds.encoder("NomicBert"), {}, {}, {}),
     "Qwen2": (kinds.decoder("Qwen2"), {}, {}, {}),
     "Qwen2, is_causal: false": (kinds.decoder("Qwen2", "mean", is_causal=False), {}, {}, {}),
     "Qwen3": (kinds.decoder("Qwen3"), {}, {}, {}),
-    "Mistral": (kinds.decoder("Mistral", sliding_window=None), {}, {}, {}),
     "Gemma 2": (kinds.decoder("Gemma2", "mean"), {}, {}, {}),
     "EmbeddingGemma": (kinds.decoder("Gemma3Text", "mean", use_bidirectional_attention=True), {}, {}, {}),
     "T5": (kinds.encoder("T5Encoder", **T5), {}, {}, {}),
@@ -114,9 +110,7 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "Dense": (kinds.dense, {}, {}, {}),
     "default prompt": (of_prompts, {}, {}, {}),
     "task: query": (of_prompts, {}, {"task": "query"}, {"prompt_name": "query"}),
-    "task: document": (of_prompts, {}, {"task": "document"}, {"prompt": ""}),
     "truncate_dim saved": (with_truncate_dim, {}, {}, {}),
-    "truncate_dim saved, another asked for": (with_truncate_dim, {}, {"truncate_dim": 16}, {"truncate_dim": 16}),
     "Router, query": (kinds.router, {}, {"task": "query"}, {"task": "query"}),
     "Router, document": (kinds.router, {}, {"kwargs": {"task": "document"}}, {"task": "document"}),
     "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
@@ -202,11 +196,6 @@ def blind_to_is_causal(folder: Path) -> Path:
     return path
 
 
-def routed(folder: Path) -> Path:
-    """A Router, and no task in the config."""
-    return kinds.router(folder)
-
-
 REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     # kind: (builder, section model, words of the message, in this order)
     "sparse": (of_class("SparseEncoder"), {}, "class SparseEncoder.*config_sentence_transformers.json.*plug-in"),
@@ -250,7 +239,7 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     "no pad token": (without_pad("Mistral"), {}, "no pad token.*pad_token"),
     "made-up pad token": (without_pad("Qwen2"), {}, "pad token <.endoftext.> has the id 263.*263 rows.*pad_token"),
     "length beyond positions": (too_long, {}, "200 tokens.*positions for 38.*model.max_length to 38"),
-    "Router, undecided": (routed, {}, "query, document.*router_config.json.*encode.task to query or document"),
+    "Router, undecided": (kinds.router, {}, "query, document.*router_config.json.*encode.task to query or document"),
 }
 
 
@@ -357,23 +346,24 @@ def test_the_missions_own_model(tmp_path: Path) -> None:
     assert loaded.causal is False
 
 
-def test_prompts_of_which_none_is_chosen(tmp_path: Path) -> None:
-    """A model with prompts and an output without one gives a warning with their names; any choice silences it."""
+def test_prompts(tmp_path: Path) -> None:
+    """A name that the model does not have is refused; if it has some and an output none, a warning names them."""
     path = kinds.bert(tmp_path, prompts={"query": "look for: "})
 
-    def warnings(**encode: Any) -> tuple[tuple[str, str], ...]:
-        values = {
-            "workdir": "w",
-            "model": {"name": str(path)},
-            "encode": encode,
-            "outputs": {"out": {"source": "s.txt"}},
-        }
-        return check_model_files(from_values(values, tmp_path), str(path)).warnings
+    def found(trust: bool | None = None, **encode: Any) -> ModelFindings:
+        model = {"name": str(path), "trust_remote_code": trust}
+        values = {"workdir": "w", "model": model, "encode": encode, "outputs": {"out": {"source": "s.txt"}}}
+        return check_model_files(from_values(values, tmp_path), str(path))
 
-    assert "'query'" in warnings()[0][0]
-    assert not warnings(prompt="")
-    assert not warnings(prompt_name="query")
-    assert not warnings(task="query")
+    assert "'query'" in found().warnings[0][0]
+    assert not found(prompt="").warnings
+    assert not found(task="query").warnings
+    assert found(prompt_name="query") == found(prompt_name="document") == ModelFindings()
+    (fault,) = found(prompt_name="pasage").faults
+    assert (fault.code, "no prompt named 'pasage'" in fault.what, "'query'" in fault.why) == (78, True, True)
+    assert not found(True, prompt_name="its own").faults, "the model's code may have more"
+    (path / "config_sentence_transformers.json").unlink()
+    assert not found(prompt_name="any").faults, "the worker decides"
 
 
 @pytest.fixture
@@ -421,28 +411,17 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
     assert job.run("--from-scratch").returncode == 0
 
 
-def test_code_left_out_on_purpose_stands_in_the_manifest(job: Workplace, tmp_path: Path) -> None:
-    """With `trust_remote_code: false` the run says which code it leaves out, and the manifest that it was left out."""
-    configure(job, with_negative_code(tmp_path), model__trust_remote_code=False)
-
-    ended = job.run()
-
-    assert ended.returncode == 0, ended.stderr
-    assert "(modeling_own.py) is left out, because model.trust_remote_code is false" in ended.stderr
-    assert job.manifest()["model"]["trust_remote_code"] is False
-    assert job.manifest()["model"]["loaded"]["modules"][0] == "Transformer (BertModel)"
-
-
 def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> None:
-    """A warning of the libraries while they load stands on the terminal once, whatever the number of workers."""
-    path = with_left_over(tmp_path)
+    """What is left out, and what the libraries warn of, is said once, and stands in the manifest."""
+    path = with_negative_code(tmp_path)
     kinds.change(path / "config_sentence_transformers.json", default_prompt_name="mine", prompts={"mine": "a: "})
-    configure(job, path)
+    configure(job, path, model__trust_remote_code=False)
 
     ended = job.run()
 
     assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("(modeling_own.py) is left out, because model.trust_remote_code is false") == 1
     assert ended.stderr.count("Default prompt name is set to 'mine'") == 1
-    assert ended.stderr.count("does not use: cls.predictions.bias") == 1
-    notes = job.manifest()["model"]["loaded"]["notes"]
-    assert any("does not use: cls.predictions.bias" in note for note in notes)
+    model = job.manifest()["model"]
+    assert (model["trust_remote_code"], model["loaded"]["modules"][0]) == (False, "Transformer (BertModel)")
+    assert any("Default prompt name" in note for note in model["loaded"]["notes"])

@@ -15,9 +15,9 @@ import pytest
 from chunkvisor_worker import sentence_transformer
 from chunkvisor_worker.contract.exits import LINEAR
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase
+from chunkvisor_worker.loaded import TokenizerMismatchError
 from chunkvisor_worker.model import is_placed_by_loading, position_limit, split_kwargs
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
-from chunkvisor_worker.tokenizer_check import TokenizerMismatchError
 
 pytestmark = pytest.mark.model
 

@@ -26,8 +26,8 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
+from chunkvisor_worker.loaded import check_tokenizer
 from chunkvisor_worker.model import NO_LIMIT, chosen_prompt, split_kwargs
-from chunkvisor_worker.tokenizer_check import check_tokenizer
 
 BLOCK_TEXTS = 1024
 """Texts tokenized at once; more of them keep more cores busy, and more memory."""

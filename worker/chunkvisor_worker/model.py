@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
-from chunkvisor_worker.loaded import WrongModelError, loading_code
-from chunkvisor_worker.tokenizer_check import check_tokenizer
+from chunkvisor_worker.loaded import WrongModelError, check_tokenizer, loading_code
 
 CONSTRUCTOR_KWARGS = frozenset(
     {

@@ -9,8 +9,8 @@ import numpy as np
 
 from chunkvisor_worker.batching import estimated_tokens, slices
 from chunkvisor_worker.encoder import Indices, Progress
+from chunkvisor_worker.loaded import check_ids
 from chunkvisor_worker.model import max_length, table_rows
-from chunkvisor_worker.tokenizer_check import check_ids
 
 
 def is_flattened(model: Any) -> bool:

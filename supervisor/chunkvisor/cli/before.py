@@ -38,15 +38,15 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     \b
     Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
     """
-    from chunkvisor.commands.planning.draw import draw
-    from chunkvisor.commands.planning.survey import survey
+    from chunkvisor.commands.plan import forecast
+    from chunkvisor.commands.plandraw import draw
     from chunkvisor.config.load import load
 
-    forecast = survey(load(config, overrides), max_rows, _say)
+    found = forecast(load(config, overrides), max_rows, _say)
     if as_json:
-        say(json.dumps(forecast.to_json(), indent=2))
+        say(json.dumps(found, indent=2))
     else:
-        say("\n".join(draw(forecast, blocks=_can_draw(), columns=columns_of(sys.stdout))), indent=11)
+        say("\n".join(draw(found, blocks=_can_draw(), columns=columns_of(sys.stdout))), indent=11)
 
 
 @click.command("doctor")
@@ -61,7 +61,9 @@ def doctor(config: Path | None, as_json: bool) -> None:
     \b
     Example: chunkvisor doctor embeddings.yaml
     """
-    from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
+    from chunkvisor.commands.doctor import exit_code, render, to_json
+    from chunkvisor.commands.doctor.checks import examine
+    from chunkvisor.commands.doctor.readings import gather
 
     findings = examine(gather(config, _say))
     if as_json:

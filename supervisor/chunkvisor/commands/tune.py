@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.commands.planning.survey import sample_of
+from chunkvisor.commands.plan import table_of
 from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, EncodeConfig, encode_spec, model_spec, resolve_limits
@@ -338,7 +338,7 @@ def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) 
     devices = find_devices(config.device)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as name:
         scratch = Path(name)
-        tables = [sample_of(config, output, None, scratch, say).table for output in config.outputs]
+        tables = [table_of(config, output, None, scratch, say) for output in config.outputs]
         model = model_spec(config.model, source.path, source.revision)
         bench = Bench(loaded, model, devices[0], scratch, say)
         texts = _texts(tables, _FIRST_TEXTS)

@@ -1,17 +1,14 @@
 """The parent's side of reading sources: starts the child, waits for it, and puts its table in place."""
 
-import glob
-import itertools
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.child import ask_child
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.sources.readers import lines, read_rows
-from chunkvisor.sources.resolve import Format, IngestRequest, is_remote, resolve, signature
+from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.disk import refusal
 from chunkvisor.store.layout import unfinished
@@ -96,57 +93,3 @@ def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: 
     except Halt as halt:
         if halt.code is ExitCode.CONFIG:
             raise
-
-
-SAMPLE_ROWS = 1000
-_SCRATCH_ROW_BYTES = 32
-"""What staging notes of each row besides its text, until the texts are de-duplicated."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSize:
-    """Of one output; texts that repeat later count as if they did not."""
-
-    rows: int
-    staged_bytes: int
-    """What the copy of the texts takes in the workdir while the source is read, and about that afterwards."""
-    exact: bool = False
-    """The rows are counted; else they are estimated."""
-
-
-def measure_source(request: IngestRequest) -> SourceSize | None:
-    """Estimate the size from the first 1,000 rows, which are read as a run will read them; None if they cannot tell.
-
-    That is so of files elsewhere, and of compressed ones. Raises Halt if they cannot be read, OSError.
-    """
-    files = resolve(request.sources)
-    if any(file.address or file.compression for file in files):
-        return None
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
-        sample = replace(request, max_rows=SAMPLE_ROWS)
-        table = stage_table(sample, Path(scratch) / "table", lambda: None, may_be_empty=request.where is not None)
-        sample_bytes = sum(path.stat().st_size for path in table.folder.iterdir())
-    if not table.rows:
-        return None  # `where` leaves out all of the first rows
-    formats = {file.format for file in files}
-    if formats == {Format.PARQUET}:
-        import duckdb  # late: most configs have another source
-
-        names = [glob.escape(str(file.path)) for file in files]
-        with duckdb.connect() as connection:
-            ((rows,),) = connection.execute("SELECT sum(num_rows) FROM parquet_file_metadata(?)", [names]).fetchall()
-        read, exact = min(rows, SAMPLE_ROWS), True
-    elif Format.PARQUET in formats:
-        return None
-    else:
-        starts = [line for line, _ in read_rows(files[0], (), skip_blank=request.skip_blank, limit=SAMPLE_ROWS + 1)]
-        if not starts:
-            return None
-        before = itertools.takewhile(lambda each: each[0] < starts[SAMPLE_ROWS], lines(files[0]))
-        is_whole, sizes = len(starts) <= SAMPLE_ROWS, [file.path.stat().st_size for file in files]
-        read_bytes = sizes[0] if is_whole else sum(len(line) for _, line in before)
-        read, exact = min(len(starts), SAMPLE_ROWS), is_whole and len(files) == 1
-        rows = round(read * sum(sizes) / read_bytes)
-    kept = round(rows * table.rows / read) if request.where is not None else rows
-    staged_bytes = kept * (sample_bytes // table.rows + _SCRATCH_ROW_BYTES)
-    return SourceSize(kept, staged_bytes, exact=exact and (request.where is None or rows == read))

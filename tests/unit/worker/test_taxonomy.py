@@ -365,8 +365,8 @@ OWN = [
     ("chunkvisor_worker.plugin.PluginError", "setting-impossible", Phase.IMPORT, Outcome.SETUP),
     ("chunkvisor_worker.job.TextsDamagedError", "texts-damaged", TOKENIZE, Outcome.CRASHED),
     ("chunkvisor_worker.loaded.WrongModelError", "wrong-model", LOAD, Outcome.SETUP),
-    ("chunkvisor_worker.tokenizer_check.TokenizerMismatchError", "tokenizer-mismatch", LOAD, Outcome.SETUP),
-    ("chunkvisor_worker.tokenizer_check.TokenizerMismatchError", "token-out-of-range", TOKENIZE, Outcome.BAD_INPUT),
+    ("chunkvisor_worker.loaded.TokenizerMismatchError", "tokenizer-mismatch", LOAD, Outcome.SETUP),
+    ("chunkvisor_worker.loaded.TokenizerMismatchError", "token-out-of-range", TOKENIZE, Outcome.BAD_INPUT),
 ]
 
 

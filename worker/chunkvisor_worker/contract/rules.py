@@ -73,7 +73,7 @@ hub = _family(Outcome.HUB, exit_code=PASSING, evidence=Evidence.RUN)
 bad_input = _family(Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, row_can_cause=True, evidence=Evidence.RUN)
 
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
-_MISMATCH = of_class("chunkvisor_worker.tokenizer_check.TokenizerMismatchError")
+_MISMATCH = of_class("chunkvisor_worker.loaded.TokenizerMismatchError")
 
 _INTERRUPTION = (
     crashed(

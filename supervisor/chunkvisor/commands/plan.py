@@ -1,0 +1,393 @@
+"""Finds out what a run would do and need, without a worker or a GPU. It writes nothing into the workdir."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from chunkvisor.assemble.combine import refuse_unequal
+from chunkvisor.assemble.forms import asked_form
+from chunkvisor.assemble.manifest import read_done_if_whole
+from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.assemble.reader import Scratch
+from chunkvisor.child import for_tokenizer, run_child
+from chunkvisor.config.choices import EngineKind
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
+from chunkvisor.devices.dtypes import lacks, unfit_dtype
+from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16, processor_flags
+from chunkvisor.engine.environment import thread_count
+from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
+from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, computed_dtype, read_model_folder
+from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
+from chunkvisor.engine.trial import read_expected
+from chunkvisor.events.event import ChunkCommitted
+from chunkvisor.events.journal import read_with_trials
+from chunkvisor.sources.child import stage_table
+from chunkvisor.sources.dedupe import matches
+from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.attempt import verdict_of_child
+from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
+from chunkvisor.store.identity import Plan, arithmetic_variables, identity_of, read_facts, read_fixed
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import committed_chunks
+from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import PlaceKind, read_reuse
+from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
+from chunkvisor.supervise.session import require_extras
+from chunkvisor.supervise.staging import propose, request_of, staged_before, worker_rate
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, most_lanes
+from chunkvisor_worker.contract.files import LengthsFiles
+from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, LengthsRequest, LengthsTask
+from chunkvisor_worker.contract.wire import read_message, write_message
+
+LIBRARIES_BYTES = 1 << 30
+"""About what torch and transformers take in a process, next to the weights."""
+CONTEXT_BYTES = 1 << 29
+"""About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards)."""
+MOST_TEXTS = 1_000_000
+"""Of more distinct texts than this, evenly spread chunks are measured."""
+
+Lengths = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output, as far as its source tells."""
+
+    name: str
+    table: StagedTable
+    chunks: Plan
+    every: int
+    """Every Nth chunk is measured."""
+    reason: str | None
+    """Why the chunks have their size, if that was left to us."""
+    begun: bool
+    """A run has fixed it, of this source or of another."""
+    ours: bool
+    """What was done of it is of this source."""
+    known: int = 0
+    """Texts that have a vector already."""
+    lengths: Lengths | None = None
+    unit: str = "characters"
+    report: LengthsReport | None = None
+
+    def texts(self) -> list[range]:
+        """Return the numbers of the texts that are measured, by chunk."""
+        return [range(*self.chunks.bounds(chunk)) for chunk in range(0, self.chunks.count, self.every)]
+
+
+def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Return what `plan --json` prints; `say` gets the steps that take a while.
+
+    Raises Halt if a run would refuse the source or the model; OSError.
+    """
+    config = loaded.config
+    require_extras(config)
+    if config.model.expect is not None:
+        read_expected(config.model.expect)
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:
+        scratch = Path(name)
+        outputs = [_read_output(config, output, max_rows, scratch, say) for output in config.outputs]
+        refuse_unequal(config.combine, {output.name: output.table.rows for output in outputs})
+        say("measuring texts" if config.model.is_plugin else "counting tokens")
+        return _forecast(config, outputs, scratch, whole=max_rows is None)
+
+
+def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> StagedTable:
+    """Open the output's staged table, or stage it in `scratch`. Raises Halt, OSError."""
+    layout, request = Layout(config.workdir).output(name), request_of(config, name, max_rows)
+    if staged_before(request, layout) is not None:
+        with suppress(DamagedError):  # the next run stages it anew, and so do we
+            return StagedTable.open(layout.table)
+    say(f"{name}: reading its source")
+    return stage_table(request, scratch / name, lambda: None)
+
+
+def _read_output(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> _Output:
+    table, fixed, reason = table_of(config, name, max_rows, scratch, say), None, None
+    with suppress(DamagedError):  # a run says so
+        fixed = read_fixed(Layout(config.workdir).output(name))
+    size = fixed.chunk_size if fixed is not None else config.effective_chunk_size(name)
+    if size == "auto":
+        kind, journal = _kind(config), read_with_trials(config.workdir, Layout(config.workdir).events)
+        proposed = propose(worker_rate(journal, config.model.name, kind, name), kind)
+        size, reason = proposed.texts, proposed.reason
+    chunks = Plan(table.distinct, size)
+    every = max(1, -(-table.distinct // MOST_TEXTS)) if chunks.count > 1 else 1
+    ours = fixed is not None and fixed.identity.source_digest == table.digest
+    return _Output(name, table, chunks, every, reason, begun=fixed is not None, ours=ours)
+
+
+def _kind(config: Config) -> str:
+    return "cpu" if "cpu" in config.device else "cuda"
+
+
+def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: bool) -> dict[str, Any]:
+    layout, kind, notes = Layout(config.workdir), _kind(config), list[str]()
+    folder = _measure(config, outputs, scratch, notes)
+    revision = revision_at_hand(config.model, layout.model, read=bool(config.reuse_from))
+    _count_known(config, outputs, revision, scratch)
+    model = read_model_folder(folder) if folder is not None else ModelFolder()
+    dtype = computed_dtype(config.model, str(folder) if folder is not None else None)
+    here = not config.model.is_plugin and config.engine.kind is EngineKind.LOCAL
+    card = find_weakest(config.device) if here else None
+    if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
+        notes.append("; ".join(unfit))
+    if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16(processor_flags()):
+        notes.append(SLOW_BFLOAT16)
+    math_kernel = card is not None and lacks(dtype, card)
+    told = {
+        output.name: _output(config, output, model, notes, whole=whole, math_kernel=math_kernel) for output in outputs
+    }
+    per_device, batch_bytes = config.workers.per_device, [each["activation_bytes"] for each in told.values()]
+    weights = model.loaded_bytes(str(config.model.dtype))
+    if weights is None and not config.model.is_plugin:
+        notes.append("the size of the weights is unknown until a run has downloaded them")
+    if None in batch_bytes and not config.model.is_plugin:
+        notes.append("what a batch takes of the memory is not known for this model, and is not counted")
+    batch = 0 if None in batch_bytes else max(batch_bytes)
+    workers = (per_device + config.workers.standby) * (1 if "cuda" in config.device else len(config.device))
+    at_once, computing = 1, 0
+    if kind == "cpu":
+        given, cores = os.environ | config.env, len(os.sched_getaffinity(0)) // per_device
+        threads = thread_count(given.get("OMP_NUM_THREADS"), "cpu", cores)
+        in_a_chunk = max((each["batches"] or 0) // max(1, each["chunks"]) for each in told.values())
+        at_once = most_lanes(threads, in_a_chunk, given.get(BATCHES_AT_ONCE, "")) if in_a_chunk else 1
+        computing = per_device * at_once
+    rate = None
+    for entry in read_with_trials(config.workdir, layout.events):
+        if isinstance(entry.event, ChunkCommitted) and (entry.event.texts_per_s or 0) > 0:
+            rate = entry.event.texts_per_s
+    on_gpu = None
+    if kind == "cuda" and weights is not None and None not in batch_bytes:
+        on_gpu = per_device * (CONTEXT_BYTES + weights + batch)
+    return {
+        "outputs": told,
+        "peak_disk_bytes": _sum(each["disk_bytes"] for each in told.values()),
+        "final_disk_bytes": _sum(each["final_bytes"] for each in told.values()),
+        "free_disk_bytes": free_bytes(next(p for p in (config.workdir, *config.workdir.parents) if p.exists())),
+        "weights_bytes": weights,
+        "workers": workers,
+        "per_gpu": "cuda" in config.device,
+        "host_memory_bytes": None if weights is None else workers * (LIBRARIES_BYTES + weights) + computing * batch,
+        "total_memory_bytes": int(psutil.virtual_memory().total),
+        "gpu_memory_bytes": on_gpu,
+        "texts_per_s": rate,
+        "time_s": sum(each["texts_left"] for each in told.values()) / rate if rate else None,
+        "notes": notes,
+        "batches_at_once": at_once,
+    }
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    known = list(sizes)
+    return None if None in known else sum(each or 0 for each in known)
+
+
+def _output(
+    config: Config, output: _Output, model: ModelFolder, notes: list[str], *, whole: bool, math_kernel: bool
+) -> dict[str, Any]:
+    name, table, report, lengths = output.name, output.table, output.report, output.lengths
+    assert lengths is not None
+    layout, count = Layout(config.workdir).output(name), len(lengths)
+    work = Plan(table.distinct - output.known, output.chunks.chunk_size)
+    done = bytearray(work.count)
+    if output.ours:
+        done = committed_chunks(layout, work) if read_done_if_whole(layout) is None else bytearray(b"\1") * work.count
+    elif whole and output.begun:
+        what = "the workdir holds work on another source or other rows, which a run accepts with --update"
+        notes.append(f"{name}: {what}")
+    if count < table.distinct:
+        which = f"those of every {output.every:,}th chunk"
+        notes.append(f"{name}: {count:,} of {table.distinct:,} distinct texts were measured, {which}")
+    if note := config.outputs[name].template_note:
+        notes.append(f"{name}: {note}")
+    encode, texts_left = config.effective_encode(name), work.distinct - work.texts_in(done)
+    limits = resolve_limits(encode, _kind(config), plugin=config.model.is_plugin)
+    facts = read_facts(layout) if output.ours else None
+    dimension = facts.dimension if facts is not None else encode.truncate_dim or model.dimension
+    form, disk = asked_form(config.outputs[name]), None if texts_left else 0
+    row_bytes = Numbers(form.dtype, dimension or 0).row_bytes
+    if texts_left and dimension is not None:
+        # A table that a run has staged already is not written again.
+        staged = Layout(config.workdir).outputs in table.folder.parents
+        table_bytes = 0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
+        need = need_bytes(table.rows, texts_left, dimension, 0 if form.is_of_rows else row_bytes)
+        disk = need - RESERVE_BYTES + table_bytes
+    max_length, activation = report.max_length if report is not None else None, None
+    if model.shape is not None and output.unit == "tokens" and count:
+        longest = min(int(lengths.max()), max_length or int(lengths.max()))
+        rows = min(limits.rows, count, max(1, limits.tokens // longest) if limits.tokens else limits.rows)
+        element_bytes = model.element_bytes(str(config.model.dtype))
+        activation = activation_bytes(model.shape, element_bytes, rows, longest, math_kernel=math_kernel)
+    return {
+        "rows": table.rows,
+        "distinct_texts": table.distinct,
+        "duplicate_share": 1 - table.distinct / table.rows,
+        "chunks": work.count,
+        "chunks_done": done.count(1),
+        "chunk_size": work.chunk_size,
+        "texts_left": texts_left,
+        "texts_measured": count,
+        "length_unit": output.unit,
+        "max_length": max_length,
+        "lengths": distribution(lengths, max_length),
+        "longest": _longest(output, lengths),
+        "batch_rows": limits.rows,
+        "batch_tokens": limits.tokens,
+        "batches": round(report.batches * table.distinct / count) if report is not None and count else None,
+        "padding_share": 1 - report.tokens / report.padded_tokens if report and report.padded_tokens else None,
+        "dimension": dimension,
+        "final_bytes": row_bytes * table.rows + 128 if dimension is not None else None,  # numpy's header
+        "disk_bytes": disk,
+        "activation_bytes": activation,
+        "chunk_size_reason": output.reason,
+        "texts_known": output.known,
+        "rows_empty": table.empty,
+    }
+
+
+def _longest(output: _Output, lengths: Lengths) -> list[dict[str, Any]]:
+    found = []
+    for position in np.argsort(-lengths.astype(np.int64), kind="stable")[:3]:
+        chunk, offset = divmod(int(position), output.chunks.chunk_size)  # all chunks are full but the last one
+        text = output.texts()[chunk][offset]
+        row = int(output.table.first_row(text, text + 1)[0])
+        found.append({"length": int(lengths[position]), "row": row, "place": output.table.place_of(row)})
+    return found
+
+
+def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
+    """Summarize lengths: each bin is twice as wide as the one before, and `max_length` ends one."""
+    if not len(lengths):
+        names = ("count", "median", "p95", "longest", "truncated", "lost_share")
+        return {**dict.fromkeys(names, 0), "bins": []}
+    median, p95, longest = (int(value) for value in np.quantile(lengths, (0.5, 0.95, 1), method="higher"))
+    highs = [8]
+    while highs[-1] < longest:
+        highs.append(2 * highs[-1])
+    if max_length is not None and max_length < highs[-1]:
+        highs = sorted({*highs, max_length})
+    lows = [0, *(high + 1 for high in highs)]
+    counts = np.histogram(lengths, [*lows[:-1], highs[-1] + 1])[0].tolist()
+    beyond = np.maximum(lengths.astype(np.int64) - (max_length or longest), 0)
+    total = int(lengths.sum(dtype=np.int64))
+    return {
+        "count": len(lengths),
+        "median": median,
+        "p95": p95,
+        "longest": longest,
+        "bins": [{"low": low, "high": high, "count": n} for low, high, n in zip(lows, highs, counts, strict=False)],
+        "truncated": int(np.count_nonzero(beyond)),
+        "lost_share": int(beyond.sum()) / total if total else 0.0,
+    }
+
+
+def _measure(config: Config, outputs: Sequence[_Output], scratch: Path, notes: list[str]) -> Path | None:
+    """Measure the texts of each output, and return the model's folder. Raises Halt if that is wrong, OSError."""
+    folder, problem = None, ": only the plug-in encoder itself knows its tokens"
+    if not config.model.is_plugin:
+        source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(None, config.model.revision)
+        refuse_wrong_model(config, source.path)
+        folder, problem = _count_tokens(config, source, outputs, scratch / "lengths")
+    if problem:
+        notes.append(f"lengths are in characters{problem}")
+        for output in outputs:
+            blocks = (range(first, min(each.stop, first + 1024)) for each in output.texts() for first in each[::1024])
+            counts = [len(text) for block in blocks for text in output.table.texts(block.start, block.stop)]
+            output.lengths = np.array(counts, dtype=np.int32)
+    else:
+        notes += [f"{what}; {mend}" for what, mend in check_model_files(config, str(folder)).warnings]
+    if any(output.unit == "estimated_tokens" for output in outputs):
+        notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
+    return folder
+
+
+def _count_tokens(
+    config: Config, source: ModelSource, outputs: Sequence[_Output], folder: Path
+) -> tuple[Path | None, str]:
+    """Ask the child that has the tokenizer; return the model's folder, and why tokens cannot be counted."""
+    folder.mkdir(mode=0o700)
+    files, tasks = LengthsFiles(folder), list[LengthsTask]()
+    for output in outputs:
+        table, encode = TableFiles(output.table.folder), config.effective_encode(output.name)
+        limits = resolve_limits(encode, _kind(config), plugin=False)
+        numbers = output.table.distinct, output.chunks.chunk_size, output.every
+        tasks.append(LengthsTask(str(table.texts), str(table.offsets), *numbers, encode_spec(encode), limits))
+    spec = model_spec(config.model, source.path, source.revision)
+    write_message(files.request, LengthsRequest(spec, tuple(tasks)), durable=False)
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
+    returncode = run_child(command, files.log, environment=for_tokenizer())
+    answer = read_message(LengthsAnswer, files.answer)
+    if answer is None or len(answer.reports) != len(tasks):
+        verdict = verdict_of_child(returncode, files.fault, files.log)
+        here = Path(source.path) if source.path is not None else None
+        return here, f", tokens could not be counted: {verdict.reason} {verdict.remedy}".strip()
+    refuse_wrong_model(config, answer.path)  # it may have found the tokenizer's files on the hub
+    for number, (output, report) in enumerate(zip(outputs, answer.reports, strict=True)):
+        output.lengths, output.report = np.load(files.lengths(number), allow_pickle=False), report
+        output.unit = "estimated_tokens" if report.estimated else "tokens"
+    return Path(answer.path), ""
+
+
+def _count_known(config: Config, outputs: Sequence[_Output], revision: str, scratch: Path) -> None:
+    """Count the texts of each output that have a vector elsewhere; no file is checked as a run checks it."""
+    inherited: Mapping[str, str] = {} if config.engine.kind is EngineKind.RAY else os.environ
+    arithmetic, layout = arithmetic_variables(inherited, config.env), Layout(config.workdir)
+    by_name, before = {output.name: output for output in outputs}, list[tuple[str, Path]]()
+    for name in sources_first(config):
+        output = by_name[name]
+        index = TableFiles(output.table.folder).index
+        wanted = identity_of(config, name, revision, output.table.digest, output.table.rows, arithmetic)
+        if output.ours:  # a run has looked
+            with suppress(DamagedError):
+                reuse = read_reuse(layout.output(name))
+                output.known = reuse.taken if reuse is not None else 0
+        elif config.reuse and index.exists():
+            folder = Path(tempfile.mkdtemp(dir=scratch))
+            others = [layout.output(each.name) for each in layout.outputs.glob("*/")]
+            places = [place for other in others for place in (other, other.earlier)]
+            finals = [of_final(place, wanted, PlaceKind.OUTPUT, place.name, Scratch(folder)) for place in places]
+            seen = np.zeros(output.table.rows, dtype=bool)
+            for final in (*filter(None, finals), *of_other_workdirs(config.reuse_from, wanted, Scratch(folder))):
+                for here, there in matches(index, final.index):
+                    seen[here[final.numbers(there) >= 0]] = True
+            for _, earlier in (each for each in before if each[0] == wanted.of_vectors):  # this run makes them first
+                for here, _ in matches(index, earlier):
+                    seen[here] = True
+            output.known = int(seen.sum())
+        if index.exists() and gives_vectors(config, name):
+            before.append((wanted.of_vectors, index))
+
+
+def activation_bytes(
+    shape: ModelShape, element_bytes: int, rows: int, length: int, *, math_kernel: bool = False
+) -> int:
+    """Return what a padded batch of `rows` texts of at most `length` tokens takes at its peak.
+
+    `element_bytes` is the size of one number in the model's dtype. The attention mask has a byte for each pair of
+    tokens of a row, and is copied in the model's dtype while attention is computed; twice if the length is not a
+    multiple of eight.
+    """
+    copies = 1 if length % 8 == 0 else 2
+    if shape.gated:
+        feed_forward = 3 * shape.intermediate + 5 * shape.hidden
+        attention = shape.hidden + 6 * shape.queries + 4 * shape.keys
+    else:
+        feed_forward = 2 * shape.intermediate + 3 * shape.hidden
+        attention = 2 * shape.hidden + 4 * shape.queries
+    of_mask = length * (1 + copies * element_bytes)
+    if math_kernel:
+        # Scores, their softmax (4 bytes each) and where that is nothing (1); query, key and value in float32.
+        of_mask = length * (1 + element_bytes + 9 * shape.heads) + 14 * shape.queries
+    a_token = max(feed_forward * element_bytes + length, attention * element_bytes + of_mask)
+    return rows * length * a_token

@@ -1,0 +1,296 @@
+"""What the doctor's checks make of readings, as a table."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkvisor.commands.doctor import Finding, Severity, exit_code, render, to_json
+from chunkvisor.commands.doctor.checks import before_a_run, examine
+from chunkvisor.commands.doctor.readings import Readings, Sample, read_cgroup
+from chunkvisor.config.load import from_values
+from chunkvisor.config.model import OutputConfig
+from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
+from chunkvisor.engine.modelfolder import ModelFolder
+from chunkvisor.engine.ray.wire import Survey
+from chunkvisor.engine.trial import Expected, Trial
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.judge import Verdict
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Cause, Fault, LinearKernel, Phase, ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.rules import RULES
+
+OK, NOTE, WARNING, FAULT = Severity
+GIB = 1 << 30
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+SMI = f"""<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd"><nvidia_smi_log>
+<driver_version>580.65.06</driver_version><cuda_version>13.0</cuda_version>
+<gpu id="00000000:01:00.0"><product_name>NVIDIA A100</product_name><uuid>{UUID}</uuid>
+<mig_mode><current_mig>Disabled</current_mig></mig_mode><gpu_recovery_action>None</gpu_recovery_action>
+<fb_memory_usage><total>40960 MiB</total><used>3 MiB</used></fb_memory_usage><compute_mode>Default</compute_mode>
+<ecc_errors><volatile><sram_correctable>7</sram_correctable><sram_uncorrectable_parity>N/A</sram_uncorrectable_parity>
+<dram_uncorrectable>0</dram_uncorrectable></volatile></ecc_errors><remapped_rows>
+<remapped_row_pending>No</remapped_row_pending><remapped_row_failure>No</remapped_row_failure></remapped_rows></gpu>
+<gpu id="00000000:02:00.0"><uuid>GPU-9</uuid><gpu_recovery_action>Reset</gpu_recovery_action></gpu>
+</nvidia_smi_log>"""
+"""A well GPU of the job, and a broken one that the job does not use."""
+HELD = (
+    "<used>3 MiB</used></fb_memory_usage><compute_mode>Default</compute_mode>",
+    "<used>30720 MiB</used></fb_memory_usage><processes><process_info><pid>4711</pid>"
+    "<process_name>/opt/python3 train.py --token x</process_name><used_memory>30720 MiB</used_memory>"
+    "</process_info></processes>",
+)
+MISMATCH = SmiAnswer(18, "Failed to initialize NVML: Driver/library version mismatch")
+A100 = ProbedGpu("NVIDIA A100", (8, 0), 40 * GIB, 39 * GIB)
+REPORT = ProbeReport(Phase.DONE, {"torch": "2.14.1"}, cuda="13.0", arch_list=("sm_80",), gpus=(A100,))
+VECTORS = np.array([[4, 2], [1, 1], [4, 2]], dtype=np.float32)
+DONE = Trial(Verdict(Outcome.COMMITTED, "done"), VECTORS, "")
+ILLEGAL = ProbeReading(replace(REPORT, phase=Phase.FORWARD), -4, "Fatal Python error: Illegal instruction\n")
+OTHER = replace(DONE, vectors=VECTORS[::-1] + 1)
+PACKED = replace(DONE, linear=LinearKernel("onednn", 0.48))
+
+
+def well(**changes: Any) -> Readings:
+    """Return the readings of a machine and a job in perfect health, with changes."""
+    values = {"workdir": "work", "model": {"name": "some/model"}, "outputs": {"out": {"source": "s.txt"}}}
+    readings = Readings(
+        config=from_values(values, Path("/tmp")),
+        devices=(Device("cuda", UUID),),
+        smi=SmiAnswer(0, SMI),
+        nodes={"/dev/nvidia0": True},
+        probe=ProbeReading(REPORT, 0),
+        memory=(60 * GIB, 64 * GIB),
+        own={"HF_TOKEN": "hf_secret"},
+        place="cache",
+        sources={"out": ""},
+        samples=(Sample(DONE),),
+    )
+    return replace(readings, **changes)
+
+
+def smi(before: str, after: str) -> Readings:
+    """Return `well` with another answer of nvidia-smi."""
+    assert before in SMI
+    return well(smi=SmiAnswer(0, SMI.replace(before, after)))
+
+
+def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any) -> dict[str, Any]:
+    """Return what a probe found that has computed on no GPU, because of an error."""
+    fault = Fault(Phase.CUDA_INIT, (Cause(name, ("builtins.Exception",), message),), "") if message else None
+    report = replace(REPORT, **{"gpus": (), "fault": fault, "phase": Phase.CUDA_INIT, **changes})
+    return {"probe": ProbeReading(report, 1)}
+
+
+def failing(outcome: Outcome, **changes: Any) -> Readings:
+    """Return `well` with a sample that failed."""
+    return well(samples=(Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words")),))
+
+
+def vectors(*rows: tuple[float, float], **changes: Any) -> Readings:
+    """Return `well` with other vectors."""
+    return well(samples=(Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), **changes),))
+
+
+def card(capability: tuple[int, int], dtype: str, kind: str) -> Readings:
+    """Return WELL on another GPU, with a model in that dtype."""
+    report = replace(REPORT, gpus=(replace(A100, name="NVIDIA", capability=capability),))
+    return well(probe=ProbeReading(report, 0), dtype=dtype, model=ModelFolder(model_type=kind))
+
+
+NO_GPU: dict[str, Any] = {"smi": SmiAnswer(None, ""), "nodes": {}, **torch("Found no NVIDIA driver on your system")}
+EXPECTED = Expected(Path("e.jsonl"), ("a", "b"), VECTORS[:2])
+SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
+BOTH = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
+REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.ValueError")
+WRONG_PRODUCT = torch("a product of matrices of ones sums up to 7", "builtins.ArithmeticError")
+TOO_OLD = torch("The NVIDIA driver on your system is too old (found version 12020).")
+
+CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
+    ("config", FAULT, "c.yaml:3: no", lambda: well(refused={"config": config_error("c.yaml:3: no")})),
+    ("cluster", OK, "3 nodes with 96 processors and 24 GPUs", lambda: well(cluster=Survey(3, 96, 24))),
+    ("cluster", WARNING, "would wait for a GPU", lambda: well(cluster=Survey(3, 96, 0))),
+    ("cluster", FAULT, "no Ray cluster answers: refused", lambda: well(cluster=Survey(problem="refused"))),
+    # the driver and nvidia-smi
+    ("driver", OK, "NVIDIA driver 580.65.06, for CUDA 13.0", well),
+    ("driver", FAULT, "no NVIDIA driver", lambda: well(**NO_GPU)),
+    ("driver", NOTE, "no NVIDIA driver", lambda: well(config=None, **NO_GPU)),
+    ("driver", FAULT, "no /dev/nvidia", lambda: well(**NO_GPU, module="580.1")),
+    ("driver", FAULT, "cannot open /dev/nvidia0", lambda: well(**NO_GPU | {"nodes": {"/dev/nvidia0": False}})),
+    ("nvml", WARNING, "different versions: Failed to initialize NVML", lambda: well(smi=MISMATCH)),
+    ("nvml", WARNING, "nvidia-smi fails: ??", lambda: well(smi=SmiAnswer(99, "??"))),
+    ("nvml", WARNING, "stuck: no answer within 20 s", lambda: well(smi=SmiAnswer(None, "no answer within 20 s"))),
+    ("nvml", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
+    ("gpu", FAULT, "has no GPU", lambda: well(refused={"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")})),
+    ("visible-gpus", OK, "shows 1 GPU", lambda: well(own={"CUDA_VISIBLE_DEVICES": "GPU-1111"})),
+    ("visible-gpus", FAULT, "shows 0 of 1 GPU", lambda: well(own={"CUDA_VISIBLE_DEVICES": ""})),
+    ("visible-gpus", FAULT, "shows 1 of 2 GPUs", lambda: well(own={"CUDA_VISIBLE_DEVICES": "0,7"})),
+    ("visible-gpus", FAULT, "another kind", lambda: well(own={"CUDA_VISIBLE_DEVICES": f"0,{UUID}"})),
+    ("mig", WARNING, "one slice", lambda: smi("mig>Disabled<", "mig>Enabled<")),
+    ("gpu-health", OK, "no memory error", well),
+    ("gpu-health", FAULT, "recovery action: Reset", lambda: smi("action>None<", "action>Reset<")),
+    (
+        "gpu-health",
+        WARNING,
+        "2 uncorrectable memory errors",
+        lambda: smi("dram_uncorrectable>0", "dram_uncorrectable>2"),
+    ),
+    ("gpu-health", WARNING, "waits for a reset", lambda: smi("pending>No<", "pending>Yes<")),
+    ("gpu-health", FAULT, "could not be replaced", lambda: smi("failure>No<", "failure>Yes<")),
+    ("gpu-memory", WARNING, "cannot be seen from here", lambda: smi("<used>3 ", "<used>30720 ")),
+    ("gpu-memory", NOTE, "1.0 GiB of 40.0 GiB in use", lambda: smi("<used>3 ", "<used>1024 ")),
+    ("gpu-memory", WARNING, "by pid 4711 python3 (30.0 GiB)", lambda: smi(*HELD)),
+    ("gpu-memory", FAULT, "Prohibited, forbids CUDA", lambda: smi("Default", "Prohibited")),
+    # torch
+    ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
+    ("torch", FAULT, "not installed", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
+    ("torch", NOTE, "not installed", lambda: well(place="plugin", **torch("x", phase=Phase.IMPORT, versions={}))),
+    ("torch", FAULT, "it hangs", lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT)))),
+    ("torch", FAULT, "older than the build", lambda: well(probe=ILLEGAL)),
+    ("torch-gpu", OK, "torch computes on NVIDIA A100 (compute capability 8.0)", well),
+    ("torch-gpu", FAULT, "not built for CUDA", lambda: well(**torch(cuda=None, phase=Phase.DONE))),
+    ("torch-gpu", WARNING, "not built for CUDA", lambda: well(config=None, **torch(cuda=None, phase=Phase.DONE))),
+    ("torch-gpu", FAULT, "older than the CUDA", lambda: well(**TOO_OLD)),
+    ("torch-gpu", FAULT, "SIGSEGV", lambda: well(probe=replace(torch()["probe"], returncode=-11))),
+    ("torch-gpu", FAULT, "a product of matrices of ones", lambda: well(**WRONG_PRODUCT)),
+    ("torch-gpu", WARNING, "a product of matrices of ones", lambda: well(place="plugin", **WRONG_PRODUCT)),
+    # variables
+    ("allocator", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
+    ("allocator", OK, "torch takes PYTORCH_ALLOC_CONF=new:1", lambda: well(workers={"PYTORCH_ALLOC_CONF": "new:1"})),
+    ("allocator", WARNING, "PYTORCH_CUDA_ALLOC_CONF wins", lambda: well(workers=BOTH)),
+    ("allocator", WARNING, "asks NVML", lambda: well(smi=MISMATCH, workers=SEGMENTS)),
+    ("environment", NOTE, "no part of torch reads it", lambda: well(workers={"PYTORCH_NO_NVML": "1"})),
+    ("environment", WARNING, "very slow", lambda: well(workers={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})),
+    ("environment", WARNING, "stubs", lambda: well(workers={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64/stubs"})),
+    ("environment", NOTE, "last digits", lambda: well(workers={"NVIDIA_TF32_OVERRIDE": "0"})),
+    # the machine
+    ("memory", FAULT, "need about 2.0 GiB", lambda: well(memory=(GIB // 2, GIB))),
+    ("memory", WARNING, "8.0 GiB", lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB))),
+    ("processes", WARNING, "100 more processes", lambda: well(tasks_left=100.0)),
+    ("processes", FAULT, "20 more processes", lambda: well(tasks_left=20.0)),
+    ("source", FAULT, "out: no such column", lambda: well(sources={"out": config_error("no such column")})),
+    ("source", WARNING, r'"{title}\n{body}"', lambda: well(sources={"out": template_note(r"{title}\n{body}")})),
+    # the model
+    ("hub-token", NOTE, "no access token", lambda: well(own={"HF_HOME": "/nothing"})),
+    ("model", OK, "some/model is in the local cache, 3.0 GiB", lambda: well(model=ModelFolder(weights_bytes=3 * GIB))),
+    ("model", NOTE, "downloads it", lambda: well(place="hub")),
+    ("model", FAULT, "forbids", lambda: well(place="hub", own={"HF_HUB_OFFLINE": "1"})),
+    ("model", FAULT, "does not give it: no", lambda: well(place="hub", no_download=Verdict(Outcome.SETUP, "no"))),
+    ("dtype", WARNING, "does not have", lambda: card((7, 5), "bfloat16", "bert")),
+    ("dtype", WARNING, "overflow to NaN", lambda: card((8, 0), "float16", "qwen2")),
+    ("dtype", OK, "suits NVIDIA (compute capability 9.0)", lambda: card((9, 0), "bfloat16", "qwen2")),
+    ("dtype", OK, "overflow to NaN in float16", lambda: card((7, 5), "float32", "qwen2")),
+    ("dtype", OK, "model.dtype float16 takes half", lambda: card((7, 5), "float32", "bert")),
+    ("right-vectors", FAULT, "why", lambda: failing(Outcome.SETUP, rule="wrong-model")),
+    ("tokenizer", FAULT, "why", lambda: failing(Outcome.SETUP, rule="tokenizer-mismatch")),
+    ("encoding", FAULT, "failed: crashed: why\nlast line of its log: last words", lambda: failing(Outcome.CRASHED)),
+    ("encoding", FAULT, "differ by 0.25", lambda: vectors((4, 2), (1, 1), (4, 3))),
+    ("encoding", FAULT, "each has other weights", lambda: vectors((4, 2), (1, 1), (4, 2), again=OTHER)),
+    ("encoding", OK, "of 2 dimensions, up to rounding", lambda: vectors((4, 2), (1, 1), (4, 2.001))),
+    ("encoding", WARNING, "get the same vector", lambda: vectors((4, 2), (4, 2), (4, 2))),
+    ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=())),
+    ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),
+    ("expect", FAULT, "cosine 0.2", lambda: well(expected=EXPECTED, samples=(Sample(DONE, unexpected="cosine 0.2"),))),
+    ("linear-layers", OK, "by oneDNN: oneDNN takes 48 % of", lambda: well(samples=(Sample(PACKED),))),
+]
+
+
+def template_note(template: str) -> str:
+    """Return what is said of a template that is probably not meant."""
+    return OutputConfig.model_validate({"source": "a.csv", "template": template}).template_note
+
+
+@pytest.mark.parametrize(("check", "state", "words", "readings"), CASES, ids=[f"{c[0]}-{c[2][:30]}" for c in CASES])
+def test_what_readings_mean(check: str, state: Severity, words: str, readings: Callable[[], Readings]) -> None:
+    """Each reading gives its check the state and the words of the table, and a mend if one is needed."""
+    found = [finding for finding in examine(readings()) if finding.check == check]
+
+    worst = max(found, key=lambda finding: list(Severity).index(finding.state))
+    assert worst.state is state, worst
+    assert words in worst.meaning
+    assert worst.mend or state not in (WARNING, FAULT)
+
+
+def test_a_well_machine_is_all_well() -> None:
+    """With nothing wrong every finding is `ok`; a broken GPU that the job does not use is not looked at."""
+    findings = examine(well())
+
+    assert [finding for finding in findings if finding.state is not OK] == []
+    assert exit_code(findings) is ExitCode.COMPLETE
+    assert exit_code(examine(well(devices=(Device("cuda", "GPU-9"),)))) is ExitCode.MACHINE
+    wsl = well(smi=SmiAnswer(None, ""), nodes={}, devices=(Device("cuda", "0"),))
+    assert exit_code(examine(wsl)) is ExitCode.COMPLETE, "CUDA works without nvidia-smi"
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        (failing(Outcome.SETUP, rule="weights-missing", exit_code=78), 78),
+        (failing(Outcome.SETUP, rule="driver-too-old", exit_code=69), 69),
+        (failing(Outcome.BAD_OUTPUT), 78),
+        (failing(Outcome.CRASHED), 69),
+        (replace(failing(Outcome.CRASHED), place="plugin"), 78),
+        (replace(failing(Outcome.SETUP, exit_code=78), tasks_left=10.0), 69),
+    ],
+)
+def test_exit_code(readings: Readings, expected: int) -> None:
+    """A fault of the machine gives 69, also next to one of the config; the config's alone gives 78."""
+    assert exit_code(examine(readings)) == expected
+
+
+def test_the_report_is_readable() -> None:
+    """Each finding is a line, with the mend below and a sum at the end; as JSON, `ok` is false with a fault."""
+    findings = [
+        Finding(OK, "well", check="a"),
+        Finding(FAULT, "broken\nfor two reasons", "mend it", "config", "b"),
+    ]
+
+    lines = ["ok       a: well", "fault    b: broken", "         for two reasons", "         do: mend it"]
+    assert render(findings) == [*lines, "", "1 fault, 0 warnings; correct the faults before a run"]
+    told = to_json(findings)
+    assert told["ok"] is False
+    row = {"check": "b", "state": "fault", "meaning": "broken\nfor two reasons", "mend": "mend it", "blame": "config"}
+    assert told["findings"][1] == row
+    assert to_json(findings[:1])["ok"] is True
+
+
+def test_no_mend_speaks_of_a_run_under_way() -> None:
+    """What a run does by itself is left out of a rule's remedy."""
+    remedy = "The chunk is tried again in a new process; if it returns, look the error up."
+    assert before_a_run(remedy).rstrip(".") == "look the error up"
+    mends = [before_a_run(rule.remedy) for rule in RULES]
+    assert not [mend for mend in mends if re.search(r"tried again|run goes on|bisected|next worker", mend)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        ("0::/box\n", {"box/pids.max": "max", "box/memory.max": "max"}, (math.inf, math.inf, math.inf)),
+        ("0::/a/b\n", {"a/pids.max": "50", "a/pids.current": "45", "a/b/pids.max": "100"}, (math.inf, math.inf, 5)),
+        (
+            "0::/\n",
+            {"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 1\ninactive_file 300\n"},
+            (400, 1000, math.inf),
+        ),
+        (
+            "4:memory:/box\n9:pids:/box\n",
+            {"memory/memory.limit_in_bytes": "1000", "memory/memory.usage_in_bytes": "100", "pids/pids.max": "9"},
+            (900, 1000, 9),
+        ),
+        ("4:memory:/box\n", {"memory/memory.limit_in_bytes": str((1 << 63) - 4096)}, (math.inf, math.inf, math.inf)),
+    ],
+)
+def test_limits_of_a_container(tmp_path: Path, lines: str, files: dict[str, str], expected: Any) -> None:
+    """Both versions of cgroup are read, in our group and those above it, and the tightest limit counts."""
+    own = tmp_path / "own"
+    own.write_text(lines)
+    for name, content in files.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+    assert read_cgroup(tmp_path / "fs", own) == expected

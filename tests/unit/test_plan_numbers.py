@@ -1,0 +1,254 @@
+"""What `chunkvisor plan` calculates from lengths and model folders, and how it is drawn."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunkvisor.commands.plan import activation_bytes, distribution
+from chunkvisor.commands.plandraw import WIDTH, draw
+from chunkvisor.config.choices import Dtype
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_model_folder, shape_of
+
+GIB = 1 << 30
+
+
+def lengths_of(*values: int) -> np.ndarray:
+    """Return an array as the worker leaves it."""
+    return np.array(values, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_length", "bins", "truncated", "lost_share"),
+    [
+        ((0, 8, 9), None, [(0, 8, 2), (9, 16, 1)], 0, 0.0),
+        ((1, 2), 100, [(0, 8, 2)], 0, 0.0),
+        ((3,), 4, [(0, 4, 1), (5, 8, 0)], 0, 0.0),
+        ((10, 30), 20, [(0, 8, 0), (9, 16, 1), (17, 20, 0), (21, 32, 1)], 1, 0.25),
+        ((), 8, [], 0, 0.0),
+    ],
+)
+def test_distribution(
+    lengths: tuple[int, ...], max_length: int | None, bins: list[Any], truncated: int, lost_share: float
+) -> None:
+    """Bins double in width, the limit always ends one, and what is beyond it is counted."""
+    found = distribution(lengths_of(*lengths), max_length)
+    assert [tuple(each.values()) for each in found["bins"]] == bins
+    assert (found["truncated"], found["lost_share"]) == (truncated, pytest.approx(lost_share))
+
+
+@given(st.lists(st.integers(0, 100_000), min_size=1, max_size=60), st.none() | st.integers(1, 100_000))
+def test_every_text_is_in_one_bin(values: list[int], max_length: int | None) -> None:
+    """The bins follow one another without a gap and hold all texts between them."""
+    bins = distribution(lengths_of(*values), max_length)["bins"]
+    assert [each["count"] for each in bins] == [sum(b["low"] <= value <= b["high"] for value in values) for b in bins]
+    assert bins[0]["low"] == 0
+    assert all(after["low"] == before["high"] + 1 for before, after in pairwise(bins))
+    assert max(values) <= bins[-1]["high"]
+
+
+MINILM = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+QWEN2 = {"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12}
+QWEN2 |= {"num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "element_bytes", "rows", "length", "math_kernel", "counted"),
+    [
+        # Peak of torch 2.13.0+cu130's allocator on a null GPU, 2026-11-21, by tests/nullgpu/test_memory.py.
+        (MINILM, 4, 256, 128, False, 562_036_736),
+        (MINILM, 4, 1, 32768, False, 5_670_699_008),
+        (MINILM, 2, 1, 32768, False, 3_372_220_416),
+        (QWEN2, 4, 64, 512, False, 4_480_045_056),
+        (QWEN2, 2, 16, 2048, False, 2_299_543_552),
+        (QWEN2, 2, 1, 32768, False, 4_010_016_768),
+        # In bfloat16 on a GPU of capability 7.5, 2026-11-24: each head takes memory for all pairs of tokens.
+        (MINILM, 2, 8, 1001, True, 973_045_248),
+        (QWEN2, 2, 1, 8192, True, 7_814_283_776),
+    ],
+)
+def test_what_a_batch_takes(
+    config: dict[str, Any], element_bytes: int, rows: int, length: int, math_kernel: bool, counted: int
+) -> None:
+    """The formula is within 5 % of what torch's allocator took, for short and long texts, plain and gated models."""
+    shape = shape_of(config)
+    assert shape is not None
+    found = activation_bytes(shape, element_bytes, rows, length, math_kernel=math_kernel)
+    assert found == pytest.approx(counted, rel=0.05)
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "nomic_bert"}, {"hidden_size": None}, {"intermediate_size": "4h"}])
+def test_unknown_shapes(changes: dict[str, Any]) -> None:
+    """Nothing is made up for a model whose layers are not known."""
+    assert shape_of(MINILM | changes) is None
+
+
+FIRST = {"type": "sentence_transformers.models.Transformer", "path": ""}
+POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+DENSE = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
+BOTH = {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
+
+
+@pytest.mark.parametrize(
+    ("files", "dimension"),
+    [
+        ({"config.json": {"hidden_size": 384}}, 384),
+        ({"config.json": {"text_config": {"hidden_size": 640}}}, 640),
+        ({"modules.json": [FIRST | {"path": "0_T"}], "0_T/config.json": {"hidden_size": 100}}, 100),
+        ({"modules.json": [FIRST, POOLING], "config.json": {"hidden_size": 10}, "1_Pooling/config.json": BOTH}, 20),
+        ({"modules.json": [FIRST, POOLING, DENSE], "2_Dense/config.json": {"out_features": 64}}, 64),
+        ({"modules.json": [FIRST, {"type": "their.Own", "path": ""}], "config.json": {"hidden_size": 1}}, None),
+        ({"config.json": ["no mapping"], "modules.json": {"no": "list"}}, None),
+    ],
+)
+def test_dimension_from_the_folder(tmp_path: Path, files: dict[str, Any], dimension: int | None) -> None:
+    """The dimension follows from the modules' JSON files; what is strange is unknown, not guessed."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    assert read_model_folder(tmp_path).dimension == dimension
+
+
+def safetensors(*dtypes: str) -> bytes:
+    """Return the header of a file of weights."""
+    tensors = {f"layer.{number}": {"dtype": dtype, "shape": [1]} for number, dtype in enumerate(dtypes)}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "weights", "dtype"),
+    [
+        ({}, {"torch_dtype": "bfloat16"}, [safetensors("F32")], "bfloat16"),
+        ({}, {}, [safetensors("I64", "F32", "F32")], "float32"),
+        ({}, {}, [safetensors("F32"), safetensors("BF16")], None),
+        ({}, {}, [b"\xff" * 100], None),
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, [], "float32"),
+        ({"dtype": "float32"}, {"quantization_config": {"bits": 4}}, [], None),
+        ({"dtype": "float32", "kwargs": {"model_kwargs": {"dtype": "float16"}}}, {}, [], None),
+        ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {}, [], None),
+    ],
+)
+def test_computed_dtype(
+    tmp_path: Path, model: dict[str, Any], config: dict[str, Any], weights: list[bytes], dtype: str | None
+) -> None:
+    """What a worker computes in follows from the config and the model's files, or is not known."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for number, content in enumerate(weights):
+        (tmp_path / f"model-{number}-of-{len(weights)}.safetensors").write_bytes(content)
+    assert computed_dtype(ModelConfig(name="m", **model), str(tmp_path)) == dtype
+
+
+def test_weights_from_the_folder(tmp_path: Path) -> None:
+    """Weights in the safe format count, once; a GPU needs them in the dtype asked for, and a context."""
+    (tmp_path / "config.json").write_text('{"torch_dtype": "float16"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 100)
+    assert read_model_folder(tmp_path).weights_bytes == 100
+    for name in ("model-00001-of-00001.safetensors", "model.fp16.safetensors"):
+        (tmp_path / name).write_bytes(b"x" * 50)
+    assert read_model_folder(tmp_path).weights_bytes == 50
+    needs = {Dtype.AUTO: 50, Dtype.FLOAT32: 100}
+    found = {dtype: gpu_need_bytes(ModelConfig(name="m", dtype=dtype), str(tmp_path)) - (1 << 28) for dtype in needs}
+    assert found == needs
+    assert gpu_need_bytes(ModelConfig(name="m", kwargs={"backend": "onnx"}), str(tmp_path)) == 0
+
+
+def forecast(**changes: Any) -> dict[str, Any]:
+    """Return the forecast of an output with one text that is too long; changes are of the whole, or of the output."""
+    output: dict[str, Any] = {
+        "rows": 1_234_567,
+        "distinct_texts": 1000,
+        "duplicate_share": 0.5,
+        "rows_empty": 0,
+        "texts_known": 0,
+        "chunks": 10,
+        "chunks_done": 4,
+        "chunk_size": 100,
+        "chunk_size_reason": None,
+        "texts_left": 600,
+        "length_unit": "tokens",
+        "max_length": 512,
+        "lengths": distribution(lengths_of(*[10] * 999, 5000), 512),
+        "longest": [{"length": 5000, "row": 999, "place": "/a/very/long/path" * 8 + "/rows.jsonl:1000"}],
+        "batch_rows": 32,
+        "batch_tokens": 4096,
+        "batches": 40,
+        "padding_share": 0.125,
+        "dimension": 384,
+        "final_bytes": 5 * GIB,
+        "disk_bytes": 7 * GIB,
+        "activation_bytes": GIB,
+    }
+    whole: dict[str, Any] = {
+        "peak_disk_bytes": 7 * GIB,
+        "final_disk_bytes": 5 * GIB,
+        "free_disk_bytes": 100 * GIB,
+        "weights_bytes": 3 * GIB,
+        "workers": 2,
+        "per_gpu": True,
+        "batches_at_once": 1,
+        "notes": [],
+        "host_memory_bytes": 8 * GIB,
+        "total_memory_bytes": 64 * GIB,
+        "gpu_memory_bytes": 5 * GIB,
+        "texts_per_s": 10.0,
+        "time_s": 60.0,
+    }
+    changed = {key: value for key, value in changes.items() if key in output}
+    return {**whole, **changes, "outputs": {"out0": {**output, **changed}}}
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_drawing(blocks: bool) -> None:
+    """Everything is said, the limit is marked where it cuts, and no line is wider than a terminal."""
+    lines = list(draw(forecast(notes=["a long note " * 20]), blocks=blocks))
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= WIDTH
+    assert text.isascii() != blocks
+    for part in [
+        "out0: 1,234,567 rows, 1,000 distinct texts, 50.0 % of the rows repeat a text",
+        "tokens of a text: median 10, 95 % up to 10, longest 5,000",
+        "0.1 % of the texts are cut, and with them 29.9 % of all tokens",
+        "/rows.jsonl:1000",
+        "batches  40; 12.5 % of the work is padding",
+        "a batch  at most 32 texts and 4,096 padded tokens",
+        "10 of 100 texts, 4 of them done",
+        "1,234,567 rows x 384, 5.0 GiB",
+        "up to 7.0 GiB more while it runs, 5.0 GiB of final files; 100.0 GiB",
+        "about 8.0 GiB of 64.0 GiB for each GPU, an estimate: 2 workers",
+        "GPU     about 5.0 GiB of each GPU, an estimate: 0.5 GiB for CUDA, 3.0 GiB of",
+        "time    about 60 s of computing: 600 texts at the 10 texts/s (12,346 rows/s) of",
+    ]:
+        assert part in text
+    marked = next(number for number, line in enumerate(lines) if "max_length 512" in line)
+    assert "257 - 512" in lines[marked - 1]
+    assert "513 - 1,024" in lines[marked + 1]
+    bars = [line[21:60].strip() for line in lines if " - " in line]
+    assert [len(bar) for bar in bars if bar] == [39, 1], "the one long text of a thousand still shows"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"dimension": None, "final_bytes": None}, "the dimension is unknown until a run"),
+        ({"rows": 1000, "texts_per_s": 9.5}, "about 60 s of computing: 600 texts at the 9.5 texts/s of the last"),
+        ({"peak_disk_bytes": None}, "disk    unknown until a run has made a chunk; 100.0 GiB are free"),
+        ({"weights_bytes": None, "gpu_memory_bytes": None}, "memory  unknown until a run has downloaded the weights"),
+        ({"gpu_memory_bytes": None, "batches_at_once": 4, "per_gpu": False}, "computes up to 4 at a time\n"),
+        ({"texts_per_s": None, "time_s": None}, "time    unknown until a run has a rate"),
+        ({"texts_left": 0, "time_s": 0.0}, "time    nothing is left to be done"),
+        ({"rows_empty": 7}, "  empty    7 rows, with one vector for all; `where` leaves them out"),
+        ({"batch_rows": 4096}, "a batch  at most 4,096 padded tokens\n"),
+        ({"batch_tokens": None, "batches": None, "padding_share": None}, "a batch  at most 32 texts\n"),
+        ({"length_unit": "characters", "max_length": None}, "characters of a text: median 10"),
+    ],
+)
+def test_what_is_unknown_is_said(changes: dict[str, Any], expected: str) -> None:
+    """Nothing is made up, and what does not apply is left out."""
+    assert " ".join(expected.split()) in " ".join(" ".join(draw(forecast(**changes))).split())
