@@ -43,14 +43,3 @@ def test_bfloat16_is_a_warning_where_the_card_lacks_it(gpu_workplace: GpuWorkpla
     assert ended.returncode == (69 if capability == "9.0" else 0), ended.stderr
     assert (LACKS in ended.stderr) is lacks, ended.stderr
     assert ("set model.dtype to float16: the card does not have bfloat16" in ended.stderr) is lacks
-
-
-def test_tune_does_not_try_what_the_card_lacks(gpu_workplace: GpuWorkplace) -> None:
-    """Nor does it advise it."""
-    gpu_workplace.gpu.set(capability="7.5")
-    gpu_workplace.write_texts(64)
-    gpu_workplace.write_model_config()
-    ended = gpu_workplace.call("tune", str(gpu_workplace.config_path))
-    assert ended.returncode == 0, ended.stderr
-    assert "bfloat16 is not tried on Null GPU (compute capability 7.5): the card does not have bfloat16" in ended.stdout
-    assert "trying torch, bfloat16" not in ended.stderr

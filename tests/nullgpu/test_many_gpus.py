@@ -4,9 +4,8 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,35 +86,6 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
     failed = [(each["outcome"], device[each["chunk"], each["attempt"]]) for each in workplace.named("attempt_failed")]
     assert {outcome for outcome, number in failed if number in (1, 3)} == {"gpu_oom"}
     assert {number for _, number in failed} <= {1, 3, 4}
-
-
-def test_neighbours_come_and_go(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """While somebody fills one GPU the other goes on; when they leave, the first gets work again."""
-    workplace = on(make_gpu([8 * GIB] * 2))
-    workplace.gpu.fault("hold", "init", process="7+")  # so that chunks are left when somebody comes, and
-    workplace.gpu.fault("hold", "context", gpu=0, process="24+")  # when they leave
-    workplace.write_texts(4 * 40)
-    workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
-    run = begin(workplace, commits=4)
-    workplace.gpu.neighbour(1, 8 * GIB - 100 * MIB, pid=4711, name="trainer")
-    workplace.gpu.release("init")
-    busy = wait_for(lambda: workplace.named("gpu_busy") or workplace.named("waiting"), LIMIT_S)[0]
-    wait_for(lambda: len(workplace.named("chunk_committed")) >= 12, LIMIT_S)
-    workplace.gpu.neighbours_leave(1)
-    wait_for(lambda: 1 in devices_since(workplace, busy) or run.poll() is not None, LIMIT_S)
-    workplace.gpu.release()
-    ended = finish(run, LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    assert workplace.named("device_dropped") == []
-    assert devices_since(workplace, busy) == {0, 1}
-    assert {each["outcome"] for each in workplace.named("attempt_failed")} == {"gpu_busy"}
-    assert workplace.vectors().shape == (4 * 40, 64)
-
-
-def devices_since(workplace: GpuWorkplace, event: Mapping[str, Any]) -> set[int]:
-    """On which devices the chunks were encoded that were committed after the event."""
-    last = {chunk: number for (chunk, _), number in device_of(workplace).items()}
-    return {last[each["chunk"]] for each in workplace.named("chunk_committed") if each["t"] > event["t"]}
 
 
 def test_visible_devices_mean_the_same_to_us_as_to_torch(make_gpu: MakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

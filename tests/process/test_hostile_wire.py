@@ -150,22 +150,6 @@ def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: 
         right_rows(files.partial, list(left.done))
 
 
-@soaked(10)
-@given(st.data())
-def test_run_over_attempt_of_any_content(tmp_path: Path, data: st.DataObject) -> None:
-    """A run that finds such a folder, which nobody has judged, ends with the right vectors all the same."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(tmp_path / "place")
-    place = attempted(tmp_path / "place")
-    files = data.draw(st.sampled_from(attempts(place)))
-    path = files.folder / data.draw(st.sampled_from([name for name in RECORDS if (files.folder / name).exists()]))
-    path.write_bytes(data.draw(another(path.read_bytes())))
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected([*CHUNK, *(f"x{text}" for text in CHUNK)]))
-
-
 @soaked(150)
 @given(st.data())
 def test_worker_over_folder_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:

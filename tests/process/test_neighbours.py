@@ -70,23 +70,6 @@ def test_modes(tmp_path: Path, umask: int, file_mode: int) -> None:
     assert stat.S_IMODE(place.workdir.stat().st_mode) == 0o755 & ~umask
 
 
-def test_modes_of_shards_and_encode(tmp_path: Path) -> None:
-    """Shards, their folder and the file of `encode` are as the umask says as well."""
-    umask = 0o077
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, outputs__out__shards=2)
-    before = os.umask(umask)
-    try:
-        assert place.run_here().returncode == 0
-        encode = ["encode", str(place.source), "--model", "test", "--encoder", "scripted:make", "--device", "cpu"]
-        given = ["--set", f"env.PYTHONPATH={place.folder}", "--column", "text", "-o", str(place.folder / "o.npy")]
-        assert place.here(*encode, *given).returncode == 0
-    finally:
-        os.umask(before)
-    for path in (place.workdir / "out" / "0001.npy", place.folder / "o.npy", place.folder / "o.json"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
-    assert stat.S_IMODE((place.workdir / "out").stat().st_mode) == 0o777 & ~umask
-
-
 def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
     """A colleague's workdir is refused in words to whoever may not write there, and stays as it was."""
     place = ScriptedWorkplace.make(shared / "place", TEXTS)

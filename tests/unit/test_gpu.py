@@ -122,8 +122,7 @@ def test_devices_are_found(smi: Path, wanted: list[str], visible: str | None, de
 @pytest.mark.parametrize(
     ("wanted", "visible", "words"),
     [
-        (["cuda:2"], None, "2 visible GPUs"),
-        (["cuda:0", "cuda:2"], None, "cuda:2 asks for number 2"),
+        (["cuda:0", "cuda:2"], None, "2 visible GPUs, and cuda:2 asks for number 2"),
         (["cuda:1"], "1", "1 visible GPU,"),
         (["cuda"], "", "0 visible GPUs"),
     ],

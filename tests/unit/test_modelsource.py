@@ -1,5 +1,6 @@
 """Where a model is, told without asking the hub."""
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,10 +9,18 @@ import pytest
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine import modelsource
-from chunkvisor.engine.modelsource import folder_like, resolve_hub, resolve_local, revision_at_hand, source_at_hand
+from chunkvisor.engine.modelsource import (
+    folder_like,
+    name_problem,
+    resolve_hub,
+    resolve_local,
+    revision_at_hand,
+    source_at_hand,
+)
 from chunkvisor.errors import Halt
 from chunkvisor.judge import Budget, Verdict
 from chunkvisor_worker.contract.exits import Outcome
+from late import needs
 
 
 def named(name: str, folder: Path) -> ModelConfig:
@@ -91,3 +100,41 @@ def test_a_wait_for_the_hub_ends_in_time(
         resolve_hub(ModelConfig(name="a/b"), tmp_path / "m", tmp_path, Budget(wait_timeout_s=limit_s), pause)
     assert try_s > limit_s or ended_s[-1] - ended_s[0] <= limit_s + 0.001
     assert len(ended_s) == tries
+
+
+NO_FOLDER, NEITHER, ADDRESS = "there is no model folder", "neither a folder here nor a hub id", "address of a page"
+NAMES = {
+    "gpt2": None,
+    "sentence-transformers/all-MiniLM-L6-v2": None,
+    "_a/b_": None,
+    "o" * 96 + "/" + "n" * 96: None,
+    "n" * 97: NEITHER,
+    "my model": NEITHER,
+    "a--b": NEITHER,
+    "a..b": NEITHER,
+    "name.git": NEITHER,
+    "-name": NEITHER,
+    "owner/.name": NEITHER,
+    "owner/": NO_FOLDER,
+    "/models/x": NO_FOLDER,
+    "~/x": NO_FOLDER,
+    "a/b/c": NO_FOLDER,
+    "models\\x": NO_FOLDER,
+    "https://huggingface.co/": NO_FOLDER,
+    "https://huggingface.co/owner/name/tree/main": ADDRESS,
+}
+
+
+@needs("huggingface_hub")
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_no_hub_can_have(name: str) -> None:
+    """Paths, addresses of pages and impossible ids are told apart; no name is refused that huggingface_hub takes."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    problem, words = name_problem(name), NAMES[name]
+    assert (words or "") in (problem or "")
+    assert (problem is None) == (words is None)
+    assert words is not ADDRESS or str(problem).endswith("owner/name")
+    with pytest.raises(HFValidationError) if words else contextlib.nullcontext():
+        validate_repo_id(name)

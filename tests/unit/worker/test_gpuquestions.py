@@ -78,21 +78,15 @@ def test_who_asks(folder: Path, files: dict[str, str], name: str, asked: str) ->
     assert loaded(folder, files, name) == asked
 
 
-def test_libraries_may_ask(folder: Path) -> None:
-    """A library's own question while it is imported counts for nothing: it is asked again after the fork."""
-    pytest.importorskip("torch")
+def test_libraries_may_ask_and_torch_is_as_it_was_afterwards(folder: Path) -> None:
+    """A library's own question counts for nothing, since it is asked again after the fork; nothing listens on."""
+    torch = pytest.importorskip("torch")
+    original = torch.cuda.is_available
     library = {
         "accelerate/__init__.py": "",
         "accelerate/asks.py": ASK,
         "ask_imports.py": "import accelerate.asks\nassert accelerate.asks.DEVICE == 'cpu'\n",
     }
     assert loaded(folder, library, "ask_imports") == ""
-
-
-def test_torch_is_as_it_was_afterwards(folder: Path) -> None:
-    """Nothing listens any more in the workers."""
-    torch = pytest.importorskip("torch")
-    original = torch.cuda.is_available
-    loaded(folder, {"ask_again.py": ASK}, "ask_again")
     assert torch.cuda.is_available is original
     assert not any(isinstance(finder, GpuQuestions) for finder in sys.meta_path)
