@@ -14,7 +14,7 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, local_cluster
 
-from chunkvisor.engine.ray.agent import Scratch
+from chunkvisor.engine.ray.agent import NodeScratch
 from chunkvisor_worker.contract.exits import RUN_ID
 from harness import MARK, Workplace, expected, finish, kill, wait_for
 from smallbert import save_small_bert
@@ -265,7 +265,7 @@ def test_no_cluster(place: Workplace) -> None:
 def test_what_a_dead_agent_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next agent on the machine removes its folder and ends what bears its mark; it leaves alone what lives."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead, living = Scratch("run.dead"), Scratch("run.living")
+    dead, living = NodeScratch("run.dead"), NodeScratch("run.living")
     os.close(dead._lock)  # as the kernel does it for a process that dies
     sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
     left, working = (
@@ -273,7 +273,7 @@ def test_what_a_dead_agent_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for mark in ("run.dead", "run.living")
     )
 
-    Scratch("run.next").remove()
+    NodeScratch("run.next").remove()
 
     assert not psutil.pid_exists(left.pid)
     assert working.poll() is None

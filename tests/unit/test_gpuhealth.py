@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.devices.health import Health, Holder, Reading, judge_gpu, parse_gpu, parse_holders, parse_xids
+from chunkvisor.devices.health import Health, MemoryHolder, Reading, judge_gpu, parse_gpu, parse_holders, parse_xids
 
 GIB = 1 << 30
 BASE = 3 << 20
 TOTAL = 80 * GIB
-STRANGER = Holder(77, "/usr/bin/python3", 78 * GIB)
+STRANGER = MemoryHolder(77, "/usr/bin/python3", 78 * GIB)
 FULL = 78 * GIB
 ROOMY: dict[str, Any] = {"total_bytes": TOTAL, "need_bytes": 3 * GIB}
 UNKNOWN = {"total_bytes": TOTAL}
@@ -17,19 +17,19 @@ JUST_ENDED = {**ROOMY, "before_bytes": BASE}
 GOOD, BUSY, BROKEN, BLIND = Health.GOOD, Health.BUSY, Health.BROKEN, Health.BLIND
 
 
-def seen(used_bytes: int | None = BASE, *holders: Holder, **more: Any) -> Reading:
+def seen(used_bytes: int | None = BASE, *holders: MemoryHolder, **more: Any) -> Reading:
     """Make a reading of an nvidia-smi that works."""
     return Reading(0, used_bytes, holders=holders, **more)
 
 
-def ours(used_bytes: int | None, pid: int = 11) -> Holder:
+def ours(used_bytes: int | None, pid: int = 11) -> MemoryHolder:
     """Make one of our own workers."""
-    return Holder(pid, "python", used_bytes)
+    return MemoryHolder(pid, "python", used_bytes)
 
 
 TABLE: dict[str, tuple[Reading, dict[str, Any], Health, str]] = {
     "empty": (seen(), ROOMY, GOOD, ""),
-    "held, with room for a worker": (seen(60 * GIB, Holder(77, "p", 60 * GIB)), ROOMY, GOOD, ""),
+    "held, with room for a worker": (seen(60 * GIB, MemoryHolder(77, "p", 60 * GIB)), ROOMY, GOOD, ""),
     "held, without": (
         seen(FULL, STRANGER),
         ROOMY,
@@ -42,7 +42,7 @@ TABLE: dict[str, tuple[Reading, dict[str, Any], Health, str]] = {
     "a container names no process": (seen(FULL), ROOMY, BUSY, "a process that cannot be named"),
     "a model larger than an empty GPU": (seen(), {"total_bytes": TOTAL, "need_bytes": 90 * GIB}, GOOD, ""),
     "a dead worker's memory": (seen(20 * GIB), JUST_ENDED, Health.SETTLING, "not given back yet"),
-    "a stranger came meanwhile": (seen(20 * GIB, Holder(77, "p", 20 * GIB)), JUST_ENDED, GOOD, ""),
+    "a stranger came meanwhile": (seen(20 * GIB, MemoryHolder(77, "p", 20 * GIB)), JUST_ENDED, GOOD, ""),
     "off the bus": (Reading(15), ROOMY, BROKEN, "fallen off the bus"),
     "several Xids": (seen(xids=(119, 13, 48)), ROOMY, BROKEN, "Xid 48, 119 of this GPU: have the GPU reset"),
     "Xid 79": (seen(xids=(79,)), ROOMY, BROKEN, "Xid 79 of this GPU: reboot"),
@@ -118,13 +118,13 @@ def test_memory_and_recovery_action_are_parsed(text: str, found: tuple[int | Non
     ("text", "holders"),
     [
         ("77, /usr/bin/python3, 79872\n", (STRANGER,)),
-        ("77, /opt/a, b/python, 79872\n", (Holder(77, "/opt/a,b/python", 78 * GIB),)),
-        ("77, [Not Found], [N/A]\n", (Holder(77, "[Not Found]", None),)),
+        ("77, /opt/a, b/python, 79872\n", (MemoryHolder(77, "/opt/a,b/python", 78 * GIB),)),
+        ("77, [Not Found], [N/A]\n", (MemoryHolder(77, "[Not Found]", None),)),
         ("[N/A], python, 5\n77, /usr/bin/python3, 79872\n", (STRANGER,)),
         ("No running processes found\n", ()),
     ],
 )
-def test_holders_are_parsed(text: str, holders: tuple[Holder, ...]) -> None:
+def test_holders_are_parsed(text: str, holders: tuple[MemoryHolder, ...]) -> None:
     """A line is a process; other lines are skipped, names that cannot be told do no harm."""
     assert parse_holders(text) == holders
 

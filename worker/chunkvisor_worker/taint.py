@@ -11,21 +11,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+# Threads that their own library mends after a fork. jemalloc, which pyarrow brings (and transformers imports pyarrow if
+# it is installed), takes its locks before a fork and begins without the thread in the child: pthread_atfork, and
+# background_thread_postfork_child in its background_thread.c.
 FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
-"""Threads that their own library mends after a fork. jemalloc, which pyarrow brings (and transformers imports pyarrow
-if it is installed), takes its locks before a fork and begins without the thread in the child: pthread_atfork, and
-background_thread_postfork_child in its background_thread.c."""
 
+# The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's driver.
 _GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
-"""The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's driver."""
 
+# Functions of torch.cuda. All others that tell of a GPU start CUDA, and fail without one.
 _QUESTIONS = ("is_available", "device_count")
-"""Functions of torch.cuda. All others that tell of a GPU start CUDA, and fail without one."""
 
+# They ask in their own interest, in a forked worker once more (see `forked`).
 _LIBRARIES = frozenset(
     {"torch", "transformers", "sentence_transformers", "accelerate", "huggingface_hub", "functools", "contextlib"}
 )
-"""They ask in their own interest, in a forked worker once more (see `forked`)."""
 
 
 def find_gpu_use() -> str:
@@ -78,8 +78,7 @@ class GpuQuestions(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        self.asked = ""
-        """Who asked first, and what; empty = nothing did."""
+        self.asked = ""  # who asked first, and what; empty = nothing did
         self._replaced: dict[str, Callable[..., Any]] = {}
 
     def __enter__(self) -> "GpuQuestions":

@@ -39,11 +39,11 @@ from chunkvisor_worker.liveness import be_first_victim, die_with_parent, leave, 
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.taint import GpuQuestions, find_taint
 
+# The rule for code that uses a GPU without asking, and is shown none.
 _HIDDEN_GPU = "no-gpu-visible"
-"""The rule for code that uses a GPU without asking, and is shown none."""
 
+# How long workers may outlive their parent before they are killed.
 _GRACE_S = 5.0
-"""How long workers may outlive their parent before they are killed."""
 
 
 class Template:
@@ -52,8 +52,7 @@ class Template:
     def __init__(self, orders: socket.socket, encoder: Encoder) -> None:
         self._orders = orders
         self._encoder = encoder
-        self._alive: dict[int, int] = {}
-        """Pid of each worker that has not ended, by its pidfd."""
+        self._alive: dict[int, int] = {}  # pid of each worker that has not ended, by its pidfd
 
     def serve(self) -> None:
         """Obey until the parent is gone."""

@@ -25,23 +25,24 @@ from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.messages import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 
+# nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE).
 SMI_LOST = 15
-"""nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE)."""
+# Its exit code for a field that it does not know.
 _SMI_BAD_ARGUMENT = 2
-"""Its exit code for a field that it does not know."""
 _SMI_TIMEOUT_S = 20.0
 _REAP_S = 1.0
+# Under way: they must not outlive this process.
 _ASKED: set["subprocess.Popen[bytes]"] = set()
-"""Under way: they must not outlive this process."""
 _FORMAT = "--format=csv,noheader,nounits"
+# The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
 _TORCH_TIMEOUT_S = 180.0
-"""The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each."""
 _DEV = Path("/dev")
+# Of NVIDIA's driver on Linux, under WSL2, and on a Jetson.
 _DRIVER_FILES = ("nvidiactl", "dxg", "nvmap")
-"""Of NVIDIA's driver on Linux, under WSL2, and on a Jetson."""
 
 SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
 
+# What nvidia-smi calls it -> (our name, size of its unit).
 _LOAD = {
     "memory.used": ("memory_used_bytes", 1 << 20),
     "memory.total": ("memory_total_bytes", 1 << 20),
@@ -49,7 +50,6 @@ _LOAD = {
     "temperature.gpu": ("temperature_c", 1),
     "power.draw": ("power_w", 1),
 }
-"""What nvidia-smi calls it -> (our name, size of its unit)."""
 _Done = TypeVar("_Done")
 
 
@@ -57,18 +57,14 @@ _Done = TypeVar("_Done")
 class Device:
     """Where a worker computes."""
 
-    kind: str
-    """"cpu" or "cuda"."""
-    uuid: str = ""
-    """What CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi cannot tell."""
+    kind: str  # "cpu" or "cuda"
+    uuid: str = ""  # what CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi cannot tell
     name: str = ""
     memory_bytes: int = 0
-    bus_id: str = ""
-    """PCI address, as nvidia-smi writes it."""
-    index: int | None = field(default=None, compare=False)
-    """nvidia-smi's number; None = it gave none."""
+    bus_id: str = ""  # PCI address, as nvidia-smi writes it
+    index: int | None = field(default=None, compare=False)  # nvidia-smi's number; None = it gave none
+    # Compute capability, (major, minor), such as (7, 5); None = not known.
     capability: tuple[int, ...] | None = field(default=None, compare=False)
-    """Compute capability, (major, minor), such as (7, 5); None = not known."""
 
     @property
     def model(self) -> str:
@@ -92,8 +88,7 @@ CPU = Device("cpu")
 class SmiAnswer:
     """What nvidia-smi said."""
 
-    returncode: int | None
-    """None = it does not exist, or gave no answer in time."""
+    returncode: int | None  # None = it does not exist, or gave no answer in time
     text: str
 
     @property
@@ -193,8 +188,7 @@ class ProbeReading:
     """How `chunkvisor_worker.probe` ended."""
 
     report: ProbeReport | None = None
-    returncode: int | None = None
-    """None = it gave no answer within its time limit."""
+    returncode: int | None = None  # None = it gave no answer within its time limit
     log_tail: str = ""
 
     @property

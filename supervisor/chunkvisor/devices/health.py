@@ -14,34 +14,30 @@ from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import OomFigures
 
+# A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
+# Resiliency Extension waits for the same amount). A context with its libraries takes about as much.
 SLACK_BYTES = 512 << 20
-"""A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
-Resiliency Extension waits for the same amount). A context with its libraries takes about as much."""
+# More or less than this comes and goes by itself: the driver's own, windows of a desktop.
 _NOBODYS_BYTES = 768 << 20
-"""More or less than this comes and goes by itself: the driver's own, windows of a desktop."""
+# A driver gives the memory of a killed process back within seconds; after this, others hold it.
 _SETTLE_S = 30.0
-"""A driver gives the memory of a killed process back within seconds; after this, others hold it."""
 
+# Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action). Others are `None`,
+# `Drain P2P` (traffic between GPUs), and what a driver says that does not know, such as `[Unknown Error]`.
 _BAD_ACTION = re.compile(r"(gpu )?(drain and )?reset( required)?|(node )?reboot( required)?")
-"""Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action). Others are `None`,
-`Drain P2P` (traffic between GPUs), and what a driver says that does not know, such as `[Unknown Error]`."""
 _RESET_XIDS = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+# Buckets of NVIDIA's Xid catalog. 45 is what our own kills produce, 43 an application's fault: neither counts.
 _REBOOT_XIDS = frozenset({79, 151})
-"""Buckets of NVIDIA's Xid catalog. 45 is what our own kills produce, 43 an application's fault: neither counts."""
 
 
 class Health(Enum):
     """Whether a worker may have the GPU."""
 
     GOOD = "good"
-    BUSY = "busy"
-    """Wait: others hold the memory that a worker needs."""
-    SETTLING = "settling"
-    """Wait a little: what a worker held that has just ended is not given back yet."""
-    BROKEN = "broken"
-    """Nothing that we can do mends it."""
-    BLIND = "blind"
-    """NVML cannot tell; CUDA may work all the same."""
+    BUSY = "busy"  # wait: others hold the memory that a worker needs
+    SETTLING = "settling"  # wait a little: what a worker held that has just ended is not given back yet
+    BROKEN = "broken"  # nothing that we can do mends it
+    BLIND = "blind"  # NVML cannot tell; CUDA may work all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class Opinion:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class MemoryHolder:
     """A process that holds memory of the GPU; in a container, nvidia-smi may name pids of the host or none."""
 
     pid: int
@@ -65,13 +61,11 @@ class Holder:
 class Reading:
     """What nvidia-smi said of one GPU; None = it did not say."""
 
-    returncode: int | None
-    """None = no answer in time, or no nvidia-smi."""
+    returncode: int | None  # None = no answer in time, or no nvidia-smi
     used_bytes: int | None = None
     recovery_action: str | None = None
-    holders: tuple[Holder, ...] = ()
-    xids: tuple[int, ...] = ()
-    """Of this GPU, from the kernel's log, since the run began."""
+    holders: tuple[MemoryHolder, ...] = ()
+    xids: tuple[int, ...] = ()  # of this GPU, from the kernel's log, since the run began
 
     @property
     def unnamed_bytes(self) -> int:
@@ -84,8 +78,8 @@ class Reading:
         return told and all(each.pid in ours for each in self.holders) and self.unnamed_bytes < SLACK_BYTES
 
 
+# Begins a reading of one GPU; nothing waits for it.
 Look = Callable[[], "Future[Reading]"]
-"""Begins a reading of one GPU; nothing waits for it."""
 
 
 def looks_at(device: Device) -> Look:
@@ -134,14 +128,14 @@ def parse_gpu(text: str) -> tuple[int | None, str | None]:
     return int(match[1]) << 20 if match[1].isdecimal() else None, match[2].strip() if match[2] else None
 
 
-def parse_holders(text: str) -> tuple[Holder, ...]:
+def parse_holders(text: str) -> tuple[MemoryHolder, ...]:
     """Parse pid, process_name and used_memory (MiB); other lines are skipped."""
     holders = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) >= 3 and fields[0].isdecimal():
             used = int(fields[-1]) << 20 if fields[-1].isdecimal() else None
-            holders.append(Holder(int(fields[0]), ",".join(fields[1:-1]), used))
+            holders.append(MemoryHolder(int(fields[0]), ",".join(fields[1:-1]), used))
     return tuple(holders)
 
 
@@ -210,12 +204,9 @@ def _gib(size_bytes: int) -> str:
 class View:
     """What is known of a GPU next to its faults, to tell whether memory ran out by our own doing."""
 
-    blind: bool = False
-    """nvidia-smi cannot tell of it."""
-    alone: bool = False
-    """Only our workers were on it, by a look since the last of them failed."""
-    before_bytes: int = 0
-    """In use by others before our first worker."""
+    blind: bool = False  # nvidia-smi cannot tell of it
+    alone: bool = False  # only our workers were on it, by a look since the last of them failed
+    before_bytes: int = 0  # in use by others before our first worker
 
 
 class GpuGate:
@@ -229,11 +220,9 @@ class GpuGate:
         self._look = (look or looks_at(device)) if is_watched(device) else None
         self._asked: Future[Reading] | None = None
         self._ended_s = float("-inf")
-        self._unnamed_bytes: int | None = None
-        """In use before our first worker, by no process that nvidia-smi names."""
+        self._unnamed_bytes: int | None = None  # in use before our first worker, by no process that nvidia-smi names
         self._told: type[Event] | None = None
-        self.view = View(blind=self._look is None) if device.kind == "cuda" else None
-        """None = it is not a GPU."""
+        self.view = View(blind=self._look is None) if device.kind == "cuda" else None  # None = it is not a GPU
 
     def ask(self) -> None:
         """Begin a look, unless one is under way."""

@@ -23,14 +23,10 @@ from chunkvisor.events.state import STARTING
 class Site:
     """The machine that a device belongs to."""
 
-    node: str = ""
-    """Its number in the cluster; empty = the parent's machine, without a cluster."""
-    name: str = ""
-    """For people."""
-    threads: int = 0
-    """Of a worker there; 0 = as many as here."""
-    model_path: str | None = None
-    """Where the model's files are on it; None = as here."""
+    node: str = ""  # its number in the cluster; empty = the parent's machine, without a cluster
+    name: str = ""  # for people
+    threads: int = 0  # of a worker there; 0 = as many as here
+    model_path: str | None = None  # where the model's files are on it; None = as here
 
 
 class Station:
@@ -39,8 +35,7 @@ class Station:
     def __init__(self, number: int, device: Device, site: Site, gate: GpuGate) -> None:
         self.number, self.device, self.site, self.gate = number, device, site, gate
         self.dropped = False
-        self.freed_s: float | None = None
-        """When the last worker that computed on it ended; None before the first."""
+        self.freed_s: float | None = None  # when the last worker that computed on it ended; None before the first
 
     def __str__(self) -> str:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
@@ -68,8 +63,7 @@ class Stations:
         self._asked: set[int] = set()
         self._left_out: list[str] = []
         self._need_bytes = 0
-        self.last_halt: Halt | None = None
-        """Why the last machine of a cluster that was left out was so."""
+        self.last_halt: Halt | None = None  # why the last machine of a cluster that was left out was so
 
     def __getitem__(self, number: int) -> Station:
         return self._all[number]

@@ -18,21 +18,16 @@ from chunkvisor_worker.contract.messages import Limits, Spec
 class Demand:
     """How much work there is."""
 
-    pending: Callable[[], int]
-    """Chunks that are not done."""
-    places: int
-    """Workers that one device has at a time, those prepared ahead included."""
+    pending: Callable[[], int]  # chunks that are not done
+    places: int  # workers that one device has at a time, those prepared ahead included
 
 
 class Worker(Protocol):
     """A handle on a running worker process."""
 
-    pid: int
-    """Of the process, and of the group that it leads; of another machine, 0 until it is heard of."""
-    warm: bool
-    """Forked from a template; a new interpreter otherwise."""
-    tells_beats: bool
-    """Whether it calls for every new beat: nobody need look for one meanwhile."""
+    pid: int  # of the process, and of the group that it leads; of another machine, 0 until it is heard of
+    warm: bool  # forked from a template; a new interpreter otherwise
+    tells_beats: bool  # whether it calls for every new beat, so that there is no need to look for one
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when there is news of it: its end, or a call."""

@@ -35,8 +35,8 @@ _CPU_DEFAULTS = {
 
 _THREADS_NEXT_TO_GPU = 8
 
+# A process that has them speaks to the service manager in the name of the parent (sd_notify(3)): not for a child.
 SERVICE_MANAGERS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-"""A process that has them speaks to the service manager in the name of the parent (sd_notify(3)): not for a child."""
 
 _REMOVED = SERVICE_MANAGERS | {
     # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.

@@ -28,10 +28,10 @@ from chunkvisor_worker.contract.messages import MESSAGE_LIMIT_BYTES, Fault, Fork
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 
+# A template that has not answered by then is stuck; it takes milliseconds.
 ANSWER_S = 5.0
-"""A template that has not answered by then is stuck; it takes milliseconds."""
+# A template that dies or gets stuck is replaced once; twice is no accident.
 TEMPLATES = 2
-"""A template that dies or gets stuck is replaced once; twice is no accident."""
 _GRACE_S = 2.0
 _LOOK_S = 1.0
 
@@ -40,7 +40,7 @@ class NotForkedError(Exception):
     """There is no new worker, and why."""
 
 
-class Template:
+class TemplateProcess:
     """A template process; nothing here waits for it, except that `fork` waits for an answer."""
 
     def __init__(self, folder: Path, spec: TemplateSpec, environment: Mapping[str, str], startup_s: float) -> None:
@@ -52,10 +52,8 @@ class Template:
         folder.mkdir()
         self.files = files = AttemptFiles(folder)
         self.ready = False
-        self.failure = ""
-        """Why it is dead, or was given up and killed; empty = it is neither."""
-        self.hopeless = False
-        """Whether another one would fail for the same reason."""
+        self.failure = ""  # why it is dead, or was given up and killed; empty = it is neither
+        self.hopeless = False  # whether another one would fail for the same reason
         self.loaded_s = 0.0
         self._environment = template_environment(environment)
         self._startup_s, self._started_s = startup_s, time.monotonic()
@@ -172,7 +170,7 @@ class WarmWorker(LocalWorker):
 
     warm = True
 
-    def __init__(self, template: Template, run_id: str) -> None:
+    def __init__(self, template: TemplateProcess, run_id: str) -> None:
         super().__init__()
         self.template, self._run_id = template, run_id
         self._ended_s: float | None = None
@@ -224,12 +222,9 @@ class WorkerSettings:
     """What all workers of one machine have in common."""
 
     start: Start
-    run_id: str
-    """That they bear in their environment."""
-    base: Mapping[str, str]
-    """The machine's own environment."""
-    env: Mapping[str, str]
-    """The config's."""
+    run_id: str  # that they bear in their environment
+    base: Mapping[str, str]  # the machine's own environment
+    env: Mapping[str, str]  # the config's
     template: TemplateSpec
     template_folder: Path
     startup_s: float
@@ -242,7 +237,7 @@ class LocalEngine:
         self, devices: Sequence[Device], settings: WorkerSettings, emit: Callable[[TemplateEvent], None]
     ) -> None:
         self._devices, self._settings, self._emit = devices, settings, emit
-        self._template: Template | None = None
+        self._template: TemplateProcess | None = None
         self._begun = 0
         self._was_ready = False
         self._room, self._room_s = False, float("-inf")
@@ -281,7 +276,9 @@ class LocalEngine:
         self._begun += 1
         settings, environment = self._settings, self._environment(self._devices[0], threads=1)
         try:
-            self._template = Template(settings.template_folder, settings.template, environment, settings.startup_s)
+            self._template = TemplateProcess(
+                settings.template_folder, settings.template, environment, settings.startup_s
+            )
         except OSError as error:
             self._give_up(f"no template process can be started: {error}", None)
         else:
@@ -299,7 +296,7 @@ class LocalEngine:
         else:
             self._begin()
 
-    def _give_up(self, why: str, failed: Template | None) -> None:
+    def _give_up(self, why: str, failed: TemplateProcess | None) -> None:
         self._template = None
         found = failed.diagnosis() if failed is not None else None
         if self._settings.start is not Start.WARM:

@@ -12,24 +12,24 @@ from typing import Any
 from chunkvisor.config.model import ModelConfig
 from chunkvisor_worker.contract.files import read_bounded
 
+# Names of weight files, of the best kind first; a folder may have the same weights under several of them.
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
-"""Names of weight files, of the best kind first; a folder may have the same weights under several of them."""
+# A CUDA context with its libraries takes at least about as much.
 _CONTEXT_BYTES = 256 << 20
-"""A CUDA context with its libraries takes at least about as much."""
+# Keys of `model.kwargs` under which the weights in memory have little to do with those on disk.
 _PLACING = ("backend", "device_map", "quantization_config")
-"""Keys of `model.kwargs` under which the weights in memory have little to do with those on disk."""
+# Keys that say in which dtype the weights are loaded, whatever `model.dtype` says.
 _TYPING = ("dtype", "torch_dtype")
-"""Keys that say in which dtype the weights are loaded, whatever `model.dtype` says."""
+# Of floating point, as a header of safetensors names them.
 _TENSOR_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Of floating point, as a header of safetensors names them."""
+# Of a header of safetensors, as that library has it (its tensor.rs, MAX_HEADER_SIZE).
 _HEADER_LIMIT_BYTES = 100_000_000
-"""Of a header of safetensors, as that library has it (its tensor.rs, MAX_HEADER_SIZE)."""
 _SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
+# Model types whose feed-forward part has two layers.
 PLAIN = frozenset({"bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta"})
-"""Model types whose feed-forward part has two layers."""
+# Model types with a gated one: three layers, and rotary positions.
 GATED = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"})
-"""Model types with a gated one: three layers, and rotary positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,8 @@ class ModelShape:
 
     hidden: int
     intermediate: int
-    queries: int
-    """Attention heads times their width."""
-    keys: int
-    """Key heads times their width; fewer than the queries if they are grouped."""
+    queries: int  # attention heads times their width
+    keys: int  # key heads times their width; fewer than the queries if they are grouped
     gated: bool
     heads: int
 
@@ -51,14 +49,11 @@ class ModelFolder:
     """What was found."""
 
     dimension: int | None = None
-    dtype: str | None = None
-    """As stored."""
-    weights_bytes: int | None = None
-    """On disk."""
+    dtype: str | None = None  # as stored
+    weights_bytes: int | None = None  # on disk
     shape: ModelShape | None = None
     quantized: bool = False
-    model_type: str | None = None
-    """As config.json has it."""
+    model_type: str | None = None  # as config.json has it
 
     def loaded_bytes(self, dtype: str) -> int | None:
         """Size the weights in memory: as they are stored, unless the config's `dtype` is another, known one."""

@@ -39,14 +39,14 @@ NAME_REMEDY = (
     "write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
     "from the current one), or as its hub id, owner/name"
 )
+# Files that say what a folder's model is.
 _TELLING = frozenset({"config.json", "modules.json"})
-"""Files that say what a folder's model is."""
 _HUB_ID = re.compile(r"(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
 _PAGE = re.compile(r"https?://[^/]+/(?P<id>[^/?#]+/[^/?#]+)")
+# How only a path begins, here or on Windows.
 _IS_PATH = re.compile(r"[/.~\\]|[A-Za-z]:\\")
-"""How only a path begins, here or on Windows."""
+# So much of a try counts as waiting; one that takes longer was a download, and the next goes on with it.
 _ASKED_S = 30.0
-"""So much of a try counts as waiting; one that takes longer was a download, and the next goes on with it."""
 
 
 @dataclass(slots=True)
@@ -54,8 +54,7 @@ class LocalModel:
     """A model folder as it was when the run began."""
 
     folder: Path
-    stamps: dict[str, Stamp]
-    """Of each file, by its path in the folder."""
+    stamps: dict[str, Stamp]  # of each file, by its path in the folder
 
     @classmethod
     def read(
@@ -202,12 +201,10 @@ def folder_like(name: str, beside: Path) -> Path | None:
 class ModelSource:
     """A resolved model."""
 
-    path: str | None
-    """Local folder; None for a plug-in."""
-    revision: str | None
-    """Commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says."""
+    path: str | None  # local folder; None for a plug-in
+    revision: str | None  # commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says
+    # The folder as it was resolved; None for a snapshot of the hub, whose files are named by their content.
     local: LocalModel | None = None
-    """The folder as it was resolved; None for a snapshot of the hub, whose files are named by their content."""
 
 
 def resolve_local(

@@ -17,12 +17,12 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Go, Leave, Limits
 from chunkvisor_worker.contract.wire import to_json
 
+# Beyond this a log is emptied while its process lives.
 LOG_LIMIT_BYTES = 64 << 20
-"""Beyond this a log is emptied while its process lives."""
+# Of a log's end, after its process has ended.
 LOG_KEPT_BYTES = 1 << 20
-"""Of a log's end, after its process has ended."""
+# The longest wait for a killed process: in uninterruptible sleep it survives the kill.
 DEATH_S = 5.0
-"""The longest wait for a killed process: in uninterruptible sleep it survives the kill."""
 _ORPHANS_S = 10.0
 _CGROUP = Path("/sys/fs/cgroup")
 

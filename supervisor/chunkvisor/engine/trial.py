@@ -28,14 +28,13 @@ from chunkvisor_worker.contract.wire import read_beat, to_json
 _MOST_TEXTS = 100
 _MOST_BYTES = 16 << 20
 
+# How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights. float32 leaves
+# room for TF32, which has three digits; half precision rounds in each layer of a model. docs/how-to/check-vectors.md
+# has what was measured.
 _ALLOWED = {"float32": 0.01, "float16": 0.03, "bfloat16": 0.15}
-"""How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights.
 
-float32 leaves room for TF32, which has three digits; half precision rounds in each layer of a model.
-docs/how-to/check-vectors.md has what was measured."""
-
+# Of weights that are quantized, or of which the dtype is not known (plug-ins).
 _ALLOWED_ELSE = 0.15
-"""Of weights that are quantized, or of which the dtype is not known (plug-ins)."""
 
 
 def allowed_difference(dtype: str, *, quantized: bool = False) -> float:
@@ -59,8 +58,7 @@ class Expected:
 
     path: Path
     texts: tuple[str, ...]
-    vectors: npt.NDArray[np.float32]
-    """Shape (texts, dimension)."""
+    vectors: npt.NDArray[np.float32]  # shape (texts, dimension)
 
     def problem(self, found: npt.NDArray[np.float32], dtype: str, *, quantized: bool) -> str:
         """How the vectors that the model gives are not those, in words; empty if they are.
@@ -150,12 +148,9 @@ def write_line(text: str, vector: npt.NDArray[np.float32]) -> bytes:
 class Conditions:
     """Under which the texts are encoded."""
 
-    device: str
-    """"cpu" or "cuda"."""
-    environment: Mapping[str, str]
-    """As `environment_of` makes it."""
-    import_path: tuple[str, ...] = ()
-    """Where the module of a plug-in encoder is looked for."""
+    device: str  # "cpu" or "cuda"
+    environment: Mapping[str, str]  # as `environment_of` makes it
+    import_path: tuple[str, ...] = ()  # where the module of a plug-in encoder is looked for
     patience: Patience = field(default_factory=Patience)
 
 
@@ -164,18 +159,12 @@ class Trial:
     """How the worker ended."""
 
     verdict: Verdict
-    vectors: npt.NDArray[np.float32] | None
-    """Of shape (texts, dimension); None if it failed."""
-    log_line: str
-    """The last of its log."""
-    phase_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that it spent in each phase."""
-    dtype: str = ""
-    """Of the weights as loaded."""
-    linear: LinearKernel | None = None
-    """What computed the linear layers."""
-    notes: tuple[str, ...] = ()
-    """What the libraries warned of while they loaded the model."""
+    vectors: npt.NDArray[np.float32] | None  # of shape (texts, dimension); None if it failed
+    log_line: str  # the last of its log
+    phase_s: Mapping[str, float] = field(default_factory=dict)  # seconds that it spent in each phase
+    dtype: str = ""  # of the weights as loaded
+    linear: LinearKernel | None = None  # what computed the linear layers
+    notes: tuple[str, ...] = ()  # what the libraries warned of while they loaded the model
 
 
 def try_texts(

@@ -39,10 +39,10 @@ from chunkvisor.engine.ray.wire import (
     NO_WORKER,
     Launch,
     NodeAside,
+    NodeOrder,
+    NodeReport,
     NodeState,
     NodeUp,
-    Order,
-    Report,
     Terms,
     this_machine,
     this_version,
@@ -56,16 +56,16 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, ModelSpec, Phase, Spec
 from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json, write_message
 
+# A question for news is answered at the latest after this time.
 NEWS_S = 5.0
-"""A question for news is answered at the latest after this time."""
+# Files travel in pieces of this size, one of which lies in the cluster's object store at a time.
 PIECE_BYTES = 16 << 20
-"""Files travel in pieces of this size, one of which lies in the cluster's object store at a time."""
+# An agent that is not asked for news for this time ends itself.
 _DESERTED_S = 120.0
-"""An agent that is not asked for news for this time ends itself."""
 _INWARD = frozenset({"spec.json", "texts.jsonl"})
 _PAUSE_S = 0.25
+# Between two beats that travel, unless the worker calls.
 _BEAT_S = 1.0
-"""Between two beats that travel, unless the worker calls."""
 _STATE_S = 1.0
 _GRACE_S = 3.0
 _PREFIX = f"chunkvisor-{os.getuid()}-"
@@ -117,7 +117,7 @@ def model_path(model: ModelSpec, machine: str, scratch: Path) -> str | None:
 # --- its scratch folder
 
 
-class Scratch:
+class NodeScratch:
     """A new folder in the node's folder for temporary files (TMPDIR); those of dead agents are removed."""
 
     def __init__(self, mark: str) -> None:
@@ -164,12 +164,12 @@ class _Running:
 class NodeWorkers(threading.Thread):
     """A thread that starts all workers, so that they end with it (PR_SET_PDEATHSIG is bound to a thread)."""
 
-    def __init__(self, number: str, name: str, devices: Sequence[Device], scratch: Scratch, terms: Terms) -> None:
+    def __init__(self, number: str, name: str, devices: Sequence[Device], scratch: NodeScratch, terms: Terms) -> None:
         """`number` is the node's in the cluster, `name` for people."""
         super().__init__(name="workers", daemon=True)
         self._number, self._node, self._devices, self._scratch, self._terms = number, name, devices, scratch, terms
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[NodeOrder] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[NodeReport] = queue.SimpleQueue()
         self._waker, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._running: dict[int, _Running] = {}
         self._looks_at = {place: looks_at(each) for place, each in enumerate(devices) if is_watched(each)}
@@ -190,13 +190,13 @@ class NodeWorkers(threading.Thread):
         begun = [look() for look in self._looks_at.values()]
         return tuple(reading.result() for reading in begun)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: NodeOrder) -> None:
         """Have it obeyed."""
         self._orders.put(order)
         with contextlib.suppress(OSError):  # full: it is awake
             os.write(self._wake, b"\0")
 
-    def news(self, wait_s: float) -> list[Report]:
+    def news(self, wait_s: float) -> list[NodeReport]:
         """Give what there is to report, in order; waits for the first."""
         try:
             first = self._reports.get(timeout=wait_s)
@@ -236,13 +236,13 @@ class NodeWorkers(threading.Thread):
             self._report(looked=device, reading=self._looks.pop(device).result())
         self._tell_state()
 
-    def _ordered(self) -> Iterator[Order]:
+    def _ordered(self) -> Iterator[NodeOrder]:
         with contextlib.suppress(BlockingIOError):
             os.read(self._waker, 4096)
         while not self._orders.empty():
             yield self._orders.get()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: NodeOrder) -> None:
         running = self._running.get(order.worker)
         if order.launch is not None:
             self._launch(order.worker, order.launch)
@@ -263,7 +263,7 @@ class NodeWorkers(threading.Thread):
             self._closing = True
 
     def _report(self, worker: int = NO_WORKER, **what: Any) -> None:
-        self._reports.put(Report(self._number, worker, **what))
+        self._reports.put(NodeReport(self._number, worker, **what))
 
     def _launch(self, number: int, launch: Launch) -> None:
         # In the attempt's own folder if this node sees it.
@@ -343,9 +343,9 @@ class Agent:
     def __init__(self, terms: bytes, node: str, cores: float) -> None:
         """`cores` is what the cluster has been told of; 0 = it was told of none."""
         self._terms, self._node, self._cores = from_json(Terms, terms), node, cores
+        # With the beginning of the number by which Ray knows the node.
         self._name = f"{socket.gethostname()} ({node[:6]})"
-        """With the beginning of the number by which Ray knows the node."""
-        self._scratch: Scratch | None = None
+        self._scratch: NodeScratch | None = None
         self._workers: NodeWorkers | None = None
         self._asked_s = time.monotonic()
         # Ray has its processes killed first if memory runs out (oom_score_adj 1000); here, a worker is to be.
@@ -357,22 +357,22 @@ class Agent:
         """Answer that the agent lives."""
 
     def hello(self) -> bytes:
-        """Get ready: a Report with `up` or `aside`. May take as long as the download of a model."""
+        """Get ready: a NodeReport with `up` or `aside`. May take as long as the download of a model."""
         try:
             if self._terms is None:
                 raise unfit("it does not understand the supervisor", "install the same chunkvisor on all nodes")
-            return to_json(Report(self._node, up=self._get_ready(self._terms)))
+            return to_json(NodeReport(self._node, up=self._get_ready(self._terms)))
         except Halt as halt:
             why, remedy = halt.why or halt.what, halt.remedy
         except OSError as error:
             why, remedy = str(error), "look after the node's disk and its folder for temporary files"
         self.close()
-        return to_json(Report(self._node, aside=NodeAside(self._name, why, remedy)))
+        return to_json(NodeReport(self._node, aside=NodeAside(self._name, why, remedy)))
 
     def _get_ready(self, terms: Terms) -> NodeUp:
         check_node(terms)
         devices = find_devices(terms.device)
-        self._scratch = scratch = Scratch(mark_of(terms, self._node))
+        self._scratch = scratch = NodeScratch(mark_of(terms, self._node))
         path = model_path(terms.template.model, terms.machine, scratch.folder)
         self._workers = NodeWorkers(self._node, self._name, devices, scratch, terms)
         readings = self._workers.first_readings()
@@ -407,8 +407,8 @@ class Agent:
             return np.frombuffer(file.read(PIECE_BYTES), dtype=np.uint8)
 
     def order(self, order: bytes) -> None:
-        """Obey an Order."""
-        told = from_json(Order, order)
+        """Obey an NodeOrder."""
+        told = from_json(NodeOrder, order)
         if told is not None and self._workers is not None:
             self._workers.order(told)
 
@@ -420,7 +420,7 @@ class Agent:
     def close(self) -> None:
         """End all workers and leave nothing behind."""
         if self._workers is not None:
-            self._workers.order(Order(close=True))
+            self._workers.order(NodeOrder(close=True))
             self._workers.join()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:

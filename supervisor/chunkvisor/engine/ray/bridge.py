@@ -22,18 +22,18 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chunkvisor.engine.ray.agent import PIECE_BYTES, Agent
-from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, Order, Report, Survey, Terms
+from chunkvisor.engine.ray.wire import Begin, Cluster, NodeAside, NodeOrder, NodeReport, Survey, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
 
+# Held while the files of a worker travel: few at a time, over the whole cluster.
 _TRAVELLING = asyncio.Semaphore(4)
-"""Held while the files of a worker travel: few at a time, over the whole cluster."""
 _CLOSE_S = 8.0
+# Between two questions to the cluster for its nodes.
 _LOOK_S = 1.0
-"""Between two questions to the cluster for its nodes."""
+# After this number of deaths in a row, each soon after its start, an agent is not started again on the node.
 _DEATHS = 3
-"""After this number of deaths in a row, each soon after its start, an agent is not started again on the node."""
 _SERVICE_S = 120.0
 _WORDS = 120
 _ANSWER_S = 10.0
@@ -43,11 +43,11 @@ _END_S = 10.0
 class AgentProxy:
     """One agent, from its start to its end."""
 
-    def __init__(self, node: str, terms: Terms, resources: dict[str, Any], say: Callable[[Report], None]) -> None:
+    def __init__(self, node: str, terms: Terms, resources: dict[str, Any], say: Callable[[NodeReport], None]) -> None:
         self._node, self._terms, self._say = node, terms, say
         self._folders: dict[int, Path] = {}
+        # The last thing under way for each worker, and for the node itself: the next begins after it.
         self._errands: dict[int, asyncio.Task[None]] = {}
-        """The last thing under way for each worker, and for the node itself: the next begins after it."""
         self._tasks: set[asyncio.Task[None]] = set()
         place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         gpus = 0.0 if "cpu" in terms.device else float(resources["GPU"])
@@ -55,29 +55,27 @@ class AgentProxy:
             num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=16, scheduling_strategy=place
         )
         self._agent = actor.remote(to_json(terms), node, float(resources.get("CPU", 0)))
-        self.preparing = self.ready = False
-        """How far it is: placed on its node, able to work."""
-        self.closed = False
-        """Whether it is to end."""
+        self.preparing = self.ready = False  # how far it is: placed on its node, able to work
+        self.closed = False  # whether it is to end
 
     async def serve(self, on_change: Callable[[], None]) -> None:
         """Pass on the agent's news until it is closed or set aside. Raises RayError if it is lost."""
         await self._agent.here.remote()
         self.preparing = True
         on_change()
-        hello = from_json(Report, await self._agent.hello.remote())
+        hello = from_json(NodeReport, await self._agent.hello.remote())
         self.preparing, self.ready = False, True
         on_change()
         if hello is not None:
             self._say(hello)
         while hello is not None and hello.up is not None and not self.closed:
             for data in await self._agent.news.remote():
-                if (report := from_json(Report, data)) is not None:
+                if (report := from_json(NodeReport, data)) is not None:
                     self._pass_on(report)
                     if report.aside is not None:
                         await self.close()
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: NodeOrder) -> None:
         """Hand an order on, after everything else that is under way for its worker."""
         if order.launch is not None:
             self._folders[order.worker] = Path(order.launch.folder)
@@ -98,7 +96,7 @@ class AgentProxy:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._agent)
 
-    def _pass_on(self, report: Report) -> None:
+    def _pass_on(self, report: NodeReport) -> None:
         if report.returncode is not None:
             self._errand(report.worker, self._bring_home(report))
             return
@@ -122,7 +120,7 @@ class AgentProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _hand_on(self, order: Order) -> None:
+    async def _hand_on(self, order: NodeOrder) -> None:
         if order.launch is not None and not self._terms.shared:
             files = AttemptFiles(Path(order.launch.folder))
             try:
@@ -130,7 +128,7 @@ class AgentProxy:
                     for path in (files.texts, files.spec):
                         await self._put(order.worker, path)
             except OSError:  # here or there: Ray raises what was raised there
-                self._say(Report(self._node, order.worker, returncode=WorkerExit.DISK_FULL))
+                self._say(NodeReport(self._node, order.worker, returncode=WorkerExit.DISK_FULL))
                 return
         await self._agent.order.remote(to_json(order))
 
@@ -141,7 +139,7 @@ class AgentProxy:
                 await self._agent.put.remote(worker, path.name, piece, first=first)
                 first = False
 
-    async def _bring_home(self, ended: Report) -> None:
+    async def _bring_home(self, ended: NodeReport) -> None:
         files = AttemptFiles(self._folders.pop(ended.worker))
         self._errands.pop(ended.worker, None)
         if not self._terms.shared:
@@ -156,7 +154,7 @@ class AgentProxy:
                 # The disk here cannot take it; the parent knows what that means.
                 ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))
         self._say(ended)
-        await self._agent.order.remote(to_json(Order(self._node, ended.worker, discard=True)))
+        await self._agent.order.remote(to_json(NodeOrder(self._node, ended.worker, discard=True)))
 
     async def _fetch(self, worker: int, path: Path) -> None:
         """Bring a file of an ended worker, if there is one."""
@@ -192,18 +190,18 @@ class Bridge:
     def _read(self) -> None:
         with contextlib.suppress(OSError):
             for line in self._orders:
-                if (order := from_json(Order, line)) is not None:
+                if (order := from_json(NodeOrder, line)) is not None:
                     self._loop.call_soon_threadsafe(self._obey, order)
         asyncio.run_coroutine_threadsafe(self._leave(), self._loop)
         # If Ray holds up the event loop.
         threading.Event().wait(_END_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _say(self, report: Report) -> None:
+    def _say(self, report: NodeReport) -> None:
         with contextlib.suppress(OSError):  # the parent is gone; the reader sees that, too
             self._socket.sendall(to_json(report))
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: NodeOrder) -> None:
         if order.close:
             self._start(self._leave())
         elif (proxy := self._proxies.get(order.node)) is None:
@@ -217,10 +215,10 @@ class Bridge:
         try:
             await asyncio.to_thread(connect, self._address)
         except (OSError, ValueError) as error:
-            self._say(Report(cluster=Cluster(down=first_line(error))))
+            self._say(NodeReport(cluster=Cluster(down=first_line(error))))
             return
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
-            self._say(Report(cluster=Cluster(refused=first_line(error))))
+            self._say(NodeReport(cluster=Cluster(refused=first_line(error))))
             return
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
@@ -255,14 +253,14 @@ class Bridge:
             finally:
                 del self._proxies[number]
                 proxy.cancel()
-                self._say(Report(number, gone=why))
+                self._say(NodeReport(number, gone=why))
                 self._tell_cluster()
             # After long service it may have been the network; a node that is dead is soon known to be.
             deaths = 1 if self._loop.time() - began_s > _SERVICE_S else deaths + 1
             await asyncio.sleep(2.0 * deaths)
         if number in self._alive:
             remedy = f"look into Ray's logs on {name}; memory may be short there"
-            self._say(Report(number, aside=NodeAside(name, f"its agent ended {_DEATHS} times: {why}", remedy)))
+            self._say(NodeReport(number, aside=NodeAside(name, f"its agent ended {_DEATHS} times: {why}", remedy)))
 
     async def _leave(self) -> None:
         """End all agents in good order, then this process."""
@@ -282,7 +280,7 @@ class Bridge:
         cluster = Cluster(starting, preparing, sum(not self._has_device(number) for number in self._alive))
         if cluster != self._told:
             self._told = cluster
-            self._say(Report(cluster=cluster))
+            self._say(NodeReport(cluster=cluster))
 
 
 def connect(address: str) -> None:

@@ -25,10 +25,10 @@ from chunkvisor.engine.ray.wire import (
     Begin,
     Cluster,
     Launch,
+    NodeOrder,
+    NodeReport,
     NodeState,
     NodeUp,
-    Order,
-    Report,
     Terms,
     this_machine,
     this_version,
@@ -42,14 +42,14 @@ from chunkvisor_worker.contract.files import AttemptFiles, make_folder
 from chunkvisor_worker.contract.messages import Limits, ModelSpec, Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, to_json
 
+# A bridge that takes no message within this time is stuck.
 _SEND_S = 5.0
-"""A bridge that takes no message within this time is stuck."""
 _GRACE_S = 12.0
 _LINE_BYTES = 64 << 20
+# What an agent may take to start on an idle node, whatever recovery.wait_timeout says.
 _START_S = 30.0
-"""What an agent may take to start on an idle node, whatever recovery.wait_timeout says."""
+# To be without a node for less is not worth a word.
 _PATIENCE_S = 10.0
-"""To be without a node for less is not worth a word."""
 
 
 class RayWorker:
@@ -57,7 +57,7 @@ class RayWorker:
 
     tells_beats = True
 
-    def __init__(self, send: Callable[[Order], None], node: str, number: int, warm: bool) -> None:
+    def __init__(self, send: Callable[[NodeOrder], None], node: str, number: int, warm: bool) -> None:
         """`warm` is what is expected of its start."""
         self._send, self._node, self._number = send, node, number
         self.pid, self.warm = 0, warm
@@ -65,7 +65,7 @@ class RayWorker:
         self._returncode: int | None = None
         self._kills = 0
 
-    def hear(self, report: Report) -> None:
+    def hear(self, report: NodeReport) -> None:
         """Take in what is said of it; when it has ended its files are here, the last beat among them."""
         if report.pid is not None:
             self.pid, self.warm = report.pid, report.warm
@@ -88,11 +88,11 @@ class RayWorker:
 
     def go(self, limits: Limits) -> None:
         """See Worker."""
-        self._send(Order(self._node, self._number, gate=limits))
+        self._send(NodeOrder(self._node, self._number, gate=limits))
 
     def leave(self) -> None:
         """See Worker."""
-        self._send(Order(self._node, self._number, leave=True))
+        self._send(NodeOrder(self._node, self._number, leave=True))
 
     def poll(self) -> int | None:
         """See Worker."""
@@ -105,16 +105,15 @@ class RayWorker:
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""
         if self._returncode is None:
-            self._send(Order(self._node, self._number, signal=int(number)))
+            self._send(NodeOrder(self._node, self._number, signal=int(number)))
 
 
 class Node:
     """A node that can work."""
 
-    def __init__(self, number: str, up: NodeUp, send: Callable[[Order], None]) -> None:
+    def __init__(self, number: str, up: NodeUp, send: Callable[[NodeOrder], None]) -> None:
         self._number, self._up, self._send = number, up, send
-        self.state: NodeState | None = None
-        """None before it is known whether a template gets ready."""
+        self.state: NodeState | None = None  # None before it is known whether a template gets ready
         self.released = False
         self._workers: dict[int, RayWorker] = {}
         self._looks: dict[int, Future[Reading]] = {}
@@ -124,7 +123,7 @@ class Node:
         warm = not fresh and self.state is not None and self.state.warm
         self._workers[number] = worker = RayWorker(self._send, self._number, number, warm)
         launch = Launch(folder, self._up.devices.index(device), fresh, blocking_launches)
-        self._send(Order(self._number, number, launch=launch))
+        self._send(NodeOrder(self._number, number, launch=launch))
         return worker
 
     def look_of(self, device: Device) -> Look:
@@ -138,12 +137,12 @@ class Node:
                 known: Future[Reading] = Future()
                 known.set_result(first.pop())
                 return known
-            self._send(Order(self._number, look=position))
+            self._send(NodeOrder(self._number, look=position))
             return self._looks.setdefault(position, Future())
 
         return look
 
-    def hear(self, report: Report) -> None:
+    def hear(self, report: NodeReport) -> None:
         """Take in what the node says of itself, or of a worker."""
         if report.state is not None:
             self.state = report.state
@@ -168,8 +167,7 @@ class Link:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
         self._buffer = b""
-        self.alive = True
-        """Whether anything can be said or heard."""
+        self.alive = True  # whether anything can be said or heard
         environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
         environment |= {**RAY_ENVIRONMENT, RUN_ID: begin.terms.run_id}  # so that a later run can end it
         try:
@@ -183,7 +181,7 @@ class Link:
         """Give a descriptor that becomes readable when there is something to hear, its end included."""
         return [self._socket.fileno()] if self.alive else []
 
-    def send(self, message: Begin | Order) -> None:
+    def send(self, message: Begin | NodeOrder) -> None:
         """Say it; a bridge that has ended or is stuck is dead from then on."""
         try:
             if self.alive:
@@ -191,23 +189,23 @@ class Link:
         except OSError:
             self._end(0.0)
 
-    def hear(self) -> list[Report]:
+    def hear(self) -> list[NodeReport]:
         """Give what has been said meanwhile."""
-        found: list[Report] = []
+        found: list[NodeReport] = []
         while self.alive and readable(self._socket.fileno()):
             try:
                 data = self._socket.recv(1 << 20)
             except OSError:
                 data = b""
             *lines, self._buffer = (self._buffer + data).split(b"\n")
-            found += [report for line in lines if (report := from_json(Report, line)) is not None]
+            found += [report for line in lines if (report := from_json(NodeReport, line)) is not None]
             if not data or len(self._buffer) > _LINE_BYTES:
                 self._end(0.0)
         return found
 
     def close(self) -> None:
         """Let it end the agents, and itself."""
-        self.send(Order(close=True))
+        self.send(NodeOrder(close=True))
         self._end(_GRACE_S)
 
     def _end(self, grace_s: float) -> None:
@@ -228,8 +226,7 @@ class RayEngine:
         self._link: Link | None = None
         self._bridges = 0
         self._next_bridge_s = 0.0
-        self._without_s: float | None = None
-        """Since when there is no device to work on."""
+        self._without_s: float | None = None  # since when there is no device to work on
         self._told_waiting = False
         self._why = "no node has answered yet; GPUs that others have reserved are waited for"
         self._cluster = Cluster(starting=1)
@@ -259,7 +256,7 @@ class RayEngine:
         for number, node in self._nodes.items():
             if number not in used and not node.released:
                 node.released = True
-                self._send(Order(number, release=True))
+                self._send(NodeOrder(number, release=True))
         if not self._demand.pending():
             return  # what is left to do needs no node
         now_s = time.monotonic()
@@ -299,7 +296,7 @@ class RayEngine:
         """See Engine."""
         assert self._stations is not None
         self._stations.drop_node(station.site.node, halt)
-        self._send(Order(station.site.node, release=True))
+        self._send(NodeOrder(station.site.node, release=True))
         self._forget(station.site.node)
 
     def close(self) -> None:
@@ -309,11 +306,11 @@ class RayEngine:
 
     # --- what the bridge says
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: NodeOrder) -> None:
         if self._link is not None:
             self._link.send(order)
 
-    def _take_in(self, report: Report, stations: Stations, demand: Demand) -> None:
+    def _take_in(self, report: NodeReport, stations: Stations, demand: Demand) -> None:
         if report.cluster is not None:
             self._cluster = report.cluster
             self._why = report.cluster.down or self._why
@@ -330,7 +327,7 @@ class RayEngine:
             self._nodes[number] = node = Node(number, up, self._send)
             self._bridges = 0
             stations.add(up.devices, Site(number, up.name, up.threads, up.model_path), node.look_of)
-            self._send(Order(number, demanded=(demand.pending(), len(stations.alive) * demand.places)))
+            self._send(NodeOrder(number, demanded=(demand.pending(), len(stations.alive) * demand.places)))
         elif report.gone is not None:
             stations.lose(report.node, report.gone)
             self._forget(report.node)

@@ -16,8 +16,8 @@ from chunkvisor_worker.contract.wire import from_json
 
 NO_WORKER = -1
 BRIDGE = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
+# No figures about a cluster go to Ray's makers.
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""No figures about a cluster go to Ray's makers."""
 _SURVEY_S = 40.0
 
 
@@ -26,22 +26,16 @@ class Terms:
     """What holds for all nodes of a run."""
 
     run_id: str
-    version: str
-    """`this_version` of the parent."""
-    machine: str
-    """`this_machine` of the parent."""
+    version: str  # `this_version` of the parent
+    machine: str  # `this_machine` of the parent
     workdir: str
-    shared: bool
-    """Whether the nodes see the parent's folders."""
-    device: tuple[str, ...]
-    """As in the config."""
+    shared: bool  # whether the nodes see the parent's folders
+    device: tuple[str, ...]  # as in the config
     per_device: int
     env: dict[str, str]
-    start: str
-    """A config.Start."""
+    start: str  # A config.Start
     startup_s: float
-    template: TemplateSpec
-    """The model, with its path on the parent's machine."""
+    template: TemplateSpec  # the model, with its path on the parent's machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +50,26 @@ class Begin:
 class Launch:
     """Start a worker; what it needs lies in `folder`."""
 
-    folder: str
-    """Of the attempt, on the parent's machine."""
-    device: int
-    """Position among the node's devices."""
+    folder: str  # of the attempt, on the parent's machine
+    device: int  # position among the node's devices
     fresh: bool
     blocking_launches: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class NodeOrder:
     """Towards the workers: to the bridge, to a node, or to one of its workers. It says one thing."""
 
-    node: str = ""
-    """By Ray's number; empty = the bridge itself, which knows only `close`."""
-    worker: int = NO_WORKER
-    """By the parent's number."""
+    node: str = ""  # by Ray's number; empty = the bridge itself, which knows only `close`
+    worker: int = NO_WORKER  # by the parent's number
     launch: Launch | None = None
-    gate: Limits | None = None
-    """Open the worker's gate."""
-    leave: bool = False
-    """Have the worker end after the batch under way."""
-    signal: int | None = None
-    """Send it to the worker and to all that it has started."""
-    look: int | None = None
-    """Ask nvidia-smi about the GPU at this position among the node's devices."""
-    demanded: tuple[int, ...] = ()
-    """How much work there is for a template: (pending, at_once), see LocalEngine.expect."""
-    discard: bool = False
-    """From the bridge: the worker's files are no longer needed."""
-    release: bool = False
-    """Do without the node."""
+    gate: Limits | None = None  # open the worker's gate
+    leave: bool = False  # have the worker end after the batch under way
+    signal: int | None = None  # send it to the worker and to all that it has started
+    look: int | None = None  # ask nvidia-smi about the GPU at this position among the node's devices
+    demanded: tuple[int, ...] = ()  # how much work there is for a template: (pending, at_once), see LocalEngine.expect
+    discard: bool = False  # from the bridge: the worker's files are no longer needed
+    release: bool = False  # do without the node
     close: bool = False
 
 
@@ -94,11 +77,9 @@ class Order:
 class NodeUp:
     """A node can work."""
 
-    name: str
-    """For people."""
+    name: str  # for people
     devices: tuple[Device, ...]
-    readings: tuple[Reading, ...]
-    """Of the devices that are watched GPUs, in their order."""
+    readings: tuple[Reading, ...]  # of the devices that are watched GPUs, in their order
     threads: int
     model_path: str | None
 
@@ -110,66 +91,48 @@ class NodeAside:
     name: str
     why: str
     remedy: str
-    code: int = 69
-    """With which the run ends if no node is left."""
+    code: int = 69  # with which the run ends if no node is left
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """What changes while a node works."""
 
-    room: bool
-    """Memory for one more worker."""
-    holding: bool = False
-    """A template is getting ready: nothing is to be started."""
-    warm: bool = False
-    """Whether a worker can be forked."""
+    room: bool  # memory for one more worker
+    holding: bool = False  # A template is getting ready: nothing is to be started
+    warm: bool = False  # whether a worker can be forked
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """How the bridge gets on with the cluster."""
 
-    starting: int = 0
-    """Nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs."""
-    preparing: int = 0
-    """Nodes that get ready; the model may have to be downloaded."""
-    without: int = 0
-    """Nodes without such a device as the config asks for."""
-    down: str = ""
-    """Why the cluster cannot be reached now."""
-    refused: str = ""
-    """Why it will not be, however long one waits."""
+    starting: int = 0  # nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs
+    preparing: int = 0  # nodes that get ready; the model may have to be downloaded
+    without: int = 0  # nodes without such a device as the config asks for
+    down: str = ""  # why the cluster cannot be reached now
+    refused: str = ""  # why it will not be, however long one waits
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class NodeReport:
     """From the bridge, a node, or one of its workers. It says one thing."""
 
     node: str = ""
     worker: int = NO_WORKER
     up: NodeUp | None = None
-    gone: str | None = None
-    """The node is lost with all its workers, and why."""
+    gone: str | None = None  # the node is lost with all its workers, and why
     aside: NodeAside | None = None
     state: NodeState | None = None
-    pid: int | None = None
-    """The worker has been started, as this process of its node."""
-    warm: bool = False
-    """How that worker was started."""
-    heard: bool = False
-    """The worker has called, or its beat has changed."""
+    pid: int | None = None  # the worker has been started, as this process of its node
+    warm: bool = False  # how that worker was started
+    heard: bool = False  # the worker has called, or its beat has changed
     beat: Beat | None = None
-    returncode: int | None = None
-    """The worker has ended, and its files are where they belong."""
-    oom_kills: int = 0
-    """On its node, while it ran."""
-    looked: int | None = None
-    """The GPU at this position among the node's devices was looked at."""
-    reading: Reading | None = None
-    """What the look has shown."""
-    event: str = ""
-    """An event for the journal."""
+    returncode: int | None = None  # the worker has ended, and its files are where they belong
+    oom_kills: int = 0  # on its node, while it ran
+    looked: int | None = None  # the GPU at this position among the node's devices was looked at
+    reading: Reading | None = None  # what the look has shown
+    event: str = ""  # an event for the journal
     details: dict[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
 
@@ -199,8 +162,7 @@ class Survey:
     nodes: int = 0
     processors: int = 0
     gpus: int = 0
-    problem: str = ""
-    """Why nothing is known of it."""
+    problem: str = ""  # why nothing is known of it
 
 
 def survey(address: str) -> Survey:
