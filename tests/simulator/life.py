@@ -446,7 +446,8 @@ class _Run:
         process = Process(start.worker, start.work, device, start.limits, self.life.now_s, warm, start.canary)
         device.started_turn = self.turns
         self.watchdog.starts(self, process)
-        self.life.attempts += 1
+        # What cannot even be started while the disk is full costs nothing, and ends with the wait.
+        self.life.attempts += not within(self.world.disk_full, self.life.now_s)
         if self.life.attempts > self.life.attempts_max:
             raise Broken("ends", f"{self.life.attempts} attempts, and there is no end")
         if within(self.world.disk_full, self.life.now_s):

@@ -59,6 +59,16 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "device fault with a code, third": (of(Outcome.DEVICE_FAULT, 69), History(tries=2), Stop(ExitCode.MACHINE)),
     "third chunk given up in a row": (of(Outcome.CRASHED), History(tries=2, given_up=2), Stop(ExitCode.TRY_AGAIN)),
     "second chunk given up in a row": (of(Outcome.CRASHED), History(tries=2, given_up=1), GiveUp()),
+    "own canary, begun with before any was good": (
+        of(Outcome.DEVICE_FAULT, row_can_cause=True),
+        History(texts=1, canary=True, own=True, good=True, canaries=1),
+        Retry(1.0, charge=False, note="canary"),
+    ),
+    "own canary, of an output, on a device that works": (
+        of(Outcome.DEVICE_FAULT, row_can_cause=True),
+        History(texts=1, canary=True, own=True, sound=True, canaries=2),
+        Stop(ExitCode.TRY_AGAIN, Scope.DEVICE, "first"),
+    ),
     "twentieth in a row": (of(Outcome.CRASHED), History(fruitless=19), Stop(ExitCode.TRY_AGAIN)),
     "nineteenth in a row": (of(Outcome.CRASHED), History(fruitless=18), Retry(0.5)),
     "twentieth in a row, nothing encoded": (suspect(), History(fruitless=19), Stop(ExitCode.MACHINE, why="first")),

@@ -142,6 +142,8 @@ class History:
     """Whether its canary was the shortest of its own texts."""
     chosen: bool = False
     """Whether it was that to show if the GPU's memory suffices for it, though a good text may have been known."""
+    sound: bool = False
+    """Whether a worker has done all it was to do on the device, be it of another output."""
     fits: bool = False
     """Whether any text of the chunk got its vector in this run."""
     lacking: bool = False
@@ -231,10 +233,14 @@ def _blame(verdict: Verdict, history: History, budget: Budget) -> Step:
             return Retry(charge=False, note="lacking")
     # If one of its own was chosen though a good text is known, its failure says nothing of the place: it may be bad.
     if not proven and history.canary and not (history.chosen and history.good):
-        why = "canary" if history.good else "first"
-        if history.canaries + 1 < LIMITS[why]:
+        # One of its own that was begun with before any was known to be good may be bad as well: three of them tell.
+        most = LIMITS["canary" if history.good and not history.own else "first"]
+        if history.canaries + 1 < most:
             return Retry(backoff_s(history.canaries + 1), charge=False, note="canary")
-        return Stop(_code_of_canary(verdict) if history.good else code_of_nothing(verdict), Scope.DEVICE, why)
+        if history.good:
+            return Stop(_code_of_canary(verdict), Scope.DEVICE, "canary")
+        of_output = history.sound and verdict.outcome is Outcome.DEVICE_FAULT  # the device has worked for another one
+        return Stop(ExitCode.TRY_AGAIN if of_output else code_of_nothing(verdict), Scope.DEVICE, "first")
     if history.texts == 1:
         if verdict.outcome is Outcome.HOST_OOM:
             # The machine runs out of memory for many reasons that pass: it gets more tries, and time between them.

@@ -431,6 +431,7 @@ class Scheduler:
             fruitless=max(0, fruitless),
             own=worker is not None and worker.canary is not None and worker.canary <= OWN,
             chosen=work.shortest_first,
+            sound=place is not None and place.device in memory.sound,
             fits=(work.output, work.chunk) in memory.fits,
             lacking=work.lacking,
             dimension=memory.count("dimension"),
