@@ -24,7 +24,7 @@ from chunkvisor.heart.signals import stopped
 from chunkvisor.heart.telling import WaitTeller
 from chunkvisor.judge import Budget
 from chunkvisor.sources.child import try_first_row
-from chunkvisor.store.disk import DISK_ERRNOS, with_room
+from chunkvisor.store.disk import DISK_ERRNOS, with_room, workdir_gone
 from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome
@@ -128,6 +128,8 @@ class Means:
                 if error.errno not in DISK_ERRNOS:
                     raise
                 why = str(error)
+            if gone := workdir_gone(self._run.layout):
+                raise gone
             now_s = time.monotonic()
             began_s = now_s if began_s is None else began_s
             left_s = began_s + timeout_s - now_s
