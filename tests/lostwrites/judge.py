@@ -270,11 +270,9 @@ class Judge:
         """Promises that were not kept by the first command after the power cut."""
         problems, scenario = [], self._scenario
         encoded = [call for call in calls if isinstance(call, list)]
-        again = [call for call in encoded if promises.safe.intersection(call)]
-        # A control: where a text is to be blamed and no other is left to try, one that has a vector is encoded alone.
+        # A text alone is a canary: attempts that follow a failure begin with one that has a vector.
         bad = any(text.startswith(BAD) for text in scenario.texts)
-        if len({tuple(call) for call in again if len(call) == 1}) == len(again) <= bad:
-            again = []
+        again = [call for call in encoded if promises.safe.intersection(call) and (len(call) > 1 or not bad)]
         if again:
             problems.append(f"what was committed was encoded again: {again}")
         texts = {text for call in encoded for text in call}

@@ -32,6 +32,7 @@ ROOMS = (
         "heart",
         "show",
         "words",
+        "reuse",
         "assemble",
         "sources",
         "engine",

@@ -7,7 +7,7 @@ import io
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,8 +167,8 @@ class Taken:
     """What is taken over, and from whom."""
 
     reuse: Reuse
-    readers: Sequence[RowReader]
-    """Of each place of the plan."""
+    readers: Mapping[int, RowReader]
+    """By number of the place in the plan."""
     without: Mapping[int, BadText] = field(default_factory=dict)
     """Texts of the output that have no vector there either."""
 
@@ -212,7 +212,7 @@ class TextVectors:
                 new = np.empty((count, room.shape[1]), dtype="<f4")
                 self._chunks.fill(new)
                 room[encoded] = new
-            for number in range(len(self._taken.readers)):
+            for number in self._taken.readers:
                 if (hits := where["place"] == number).any():
                     room[hits] = self._read_taken(number, where["row"][hits])
         self._next += len(room)

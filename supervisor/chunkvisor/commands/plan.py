@@ -31,6 +31,7 @@ from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_
 from chunkvisor.engine.trial import read_expected
 from chunkvisor.events.event import ChunkCommitted
 from chunkvisor.events.journal import read_with_trials
+from chunkvisor.reuse import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.dedupe import matches
 from chunkvisor.sources.table import StagedTable, TableFiles
@@ -41,7 +42,6 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import committed_chunks
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import PlaceKind, read_reuse
-from chunkvisor.supervise.candidates import gives_vectors, of_final, of_other_workdirs, sources_first
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.staging import propose, request_of, staged_before, worker_rate
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, most_lanes

@@ -13,9 +13,9 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import Format, Signature, resolve, shown, signature
 from chunkvisor.store.artifact import fill, pick_rows
-from chunkvisor.store.layout import Entry
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_sealed, stamp_as, stamp_file, write_sealed
 from chunkvisor.store.reuse import ENCODED, Reuse
+from chunkvisor_worker.contract.files import FileIn
 
 Numbers = npt.NDArray[np.int64]
 
@@ -30,21 +30,21 @@ class TableFiles:
 
     folder: Path
 
-    texts = Entry("folder", "texts.bin")
+    texts = FileIn("texts.bin")
     """The distinct texts in UTF-8, one after the other, in the order of their first rows."""
-    offsets = Entry("folder", "offsets.bin")
+    offsets = FileIn("offsets.bin")
     """Where each text begins in `texts`, and the end."""
-    row_text = Entry("folder", "row_text.bin")
+    row_text = FileIn("row_text.bin")
     """Number of each row's text."""
-    first_row = Entry("folder", "first_row.bin")
+    first_row = FileIn("first_row.bin")
     """First row of each text."""
-    index = Entry("folder", "index.bin")
+    index = FileIn("index.bin")
     """Hash and first row of each text, in the order of the hashes; see `dedupe`. It may be missing."""
-    rows = Entry("folder", "rows.parquet")
+    rows = FileIn("rows.parquet")
     """If columns are carried along or rows are left out: what is to be known of each row, see `sql`."""
-    places = Entry("folder", "places.bin")
+    places = FileIn("places.bin")
     """If rows are left out: number of each row in its file."""
-    record = Entry("folder", "table.json")
+    record = FileIn("table.json")
     """Sealed JSON: counts, sources and the stamps of the others."""
 
     def holds_index(self) -> bool:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from chunkvisor.store.artifact import fill, pick_rows
 from chunkvisor.store.identity import Fixed, Plan, Staged
-from chunkvisor.store.layout import Entry, OutputLayout
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_sealed
+from chunkvisor_worker.contract.files import FileIn
 
 WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
 """Of each text: the number of its place, and the row there; of one that is encoded, `ENCODED` and its number there."""
@@ -61,13 +62,13 @@ class ReuseFiles:
 
     folder: Path
 
-    where = Entry("folder", "where.bin")
+    where = FileIn("where.bin")
     """`WHERE` of each text."""
-    encoded = Entry("folder", "encoded.bin")
+    encoded = FileIn("encoded.bin")
     """int64, little-endian: numbers of the texts that are encoded, in order."""
-    copied = Entry("folder", "copied.npy")
+    copied = FileIn("copied.npy")
     """The vectors that were copied."""
-    record = Entry("folder", "plan.json")
+    record = FileIn("plan.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +103,28 @@ class Reuse:
         return any(each.texts and each.kind is PlaceKind.EARLIER for each in self.places)
 
     def where(self, start: int, stop: int) -> Where:
-        """`WHERE` of the texts start..stop. Raises DamagedError, OSError."""
-        return _read(ReuseFiles(self.folder).where, WHERE, start, stop)
+        """Return `WHERE` of the texts start..stop. Raises DamagedError, OSError."""
+        return self._read(ReuseFiles(self.folder).where, WHERE, start, stop)
 
     def where_of(self, texts: npt.NDArray[np.int64]) -> Where:
-        """The same of texts by number. Raises OSError, ValueError."""
+        """Return the same of texts by number. Raises OSError, ValueError."""
         found: Where = pick_rows(ReuseFiles(self.folder).where, WHERE, 0, 1, texts)[:, 0]
         return found
 
     def texts_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Numbers of those that are encoded, from the one to the other. Raises DamagedError, OSError."""
-        return _read(ReuseFiles(self.folder).encoded, np.dtype("<i8"), start, stop).astype(np.int64)
+        """Return the numbers of those that are encoded, from the one to the other. Raises DamagedError, OSError."""
+        return self._read(ReuseFiles(self.folder).encoded, np.dtype("<i8"), start, stop).astype(np.int64)
+
+    def _read(self, path: Path, dtype: np.dtype[Any], start: int, stop: int) -> npt.NDArray[Any]:
+        data = np.empty(stop - start, dtype=dtype)
+        with open(path, "rb") as file:
+            if not fill(file.fileno(), data.view(np.uint8).data, start * dtype.itemsize):
+                raise DamagedError(f"{path} is shorter than it was")
+        return data
 
 
 def read_reuse(layout: OutputLayout) -> Reuse | None:
-    """The plan, or None where there is none, or it takes nothing over. Raises DamagedError, OSError."""
+    """Return the plan, or None if there is none, or it takes nothing over. Raises DamagedError, OSError."""
     files = ReuseFiles(layout.reuse)
     record = read_record(_Record, files.record)
     if record is None or not record.places:
@@ -133,7 +141,7 @@ def read_reuse(layout: OutputLayout) -> Reuse | None:
 
 
 def is_planned(layout: OutputLayout) -> bool:
-    """Whether there is a plan, of whatever contents."""
+    """Say whether there is a plan, of whatever contents."""
     return ReuseFiles(layout.reuse).record.exists()
 
 
@@ -146,20 +154,12 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
 
 
 def work_of(layout: OutputLayout, fixed: Fixed, staged: Staged) -> tuple[Plan, str]:
-    """The chunks of an output, and the fingerprint that is in their names. Raises DamagedError, OSError."""
+    """Return the chunks of an output, and the fingerprint that is in their names. Raises DamagedError, OSError."""
     return work_with(read_reuse(layout), fixed, staged)
 
 
 def work_with(reuse: Reuse | None, fixed: Fixed, staged: Staged) -> tuple[Plan, str]:
-    """The same, with the plan at hand."""
+    """Return the same, with the plan at hand."""
     if reuse is None:
         return Plan(staged.distinct, fixed.chunk_size), fixed.identity.fingerprint
     return Plan(reuse.encoded, fixed.chunk_size), digest_of([fixed.identity.fingerprint, reuse.key])
-
-
-def _read(path: Path, dtype: np.dtype[Any], start: int, stop: int) -> npt.NDArray[Any]:
-    data = np.empty(stop - start, dtype=dtype)
-    with open(path, "rb") as file:
-        if len(data) and not fill(file.fileno(), data.view(np.uint8).data, start * dtype.itemsize):
-            raise DamagedError(f"{path} is shorter than it was")
-    return data

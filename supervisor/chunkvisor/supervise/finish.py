@@ -14,11 +14,11 @@ from chunkvisor.assemble.manifest import announce, publish_manifest, read_record
 from chunkvisor.assemble.reader import Taken, TakenDamagedError
 from chunkvisor.assemble.sides import write_sides
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import TEXT_KEYS, BadText
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.reuse import Reuse
-from chunkvisor.supervise.taken import taken_of
 from chunkvisor_worker.contract.files import remove_folder
 from chunkvisor_worker.contract.messages import Spec
 

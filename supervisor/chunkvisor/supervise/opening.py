@@ -23,6 +23,7 @@ from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.event import Emit, Note, OutputOpened, Staging
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.output import OutputRun, texts_damaged
+from chunkvisor.reuse import Planner
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.resolve import shown
 from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
@@ -45,7 +46,6 @@ from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import PlaceKind, is_planned, read_reuse, work_with
 from chunkvisor.store.workdir import anything_kept
 from chunkvisor.supervise.finish import Finish
-from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.staging import asked, propose, request_of, staged_before, worker_rate
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder

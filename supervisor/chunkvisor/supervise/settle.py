@@ -10,20 +10,19 @@ from chunkvisor.assemble.forms import all_places, form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
 from chunkvisor.assemble.reader import Scratch
 from chunkvisor.events.event import Note
-from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.identity import read_fixed, write_facts
-from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
-from chunkvisor.supervise.candidates import (
+from chunkvisor.reuse import (
     Candidate,
-    copied,
     gives_vectors,
     of_chunks,
     of_final,
     of_other_workdirs,
     promised,
 )
+from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.identity import read_fixed, write_facts
+from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
 from chunkvisor.supervise.opening import Begun, Opening, move_on, open_table
 from chunkvisor_worker.contract.files import remove_folder
 
@@ -125,7 +124,8 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratc
                 yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, scratch)])
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier
-        late += copied(of_final(before, wanted, PlaceKind.COPY, f"the earlier final file of {words}", scratch))
+        words = f"the earlier final file of {words}"
+        late += filter(None, [of_final(before, wanted, PlaceKind.COPY, words, scratch)])
         earlier = outputs.index(of_run) < outputs.index(begun) and layout.name not in _awaited(other)
         if earlier and gives_vectors(opening.config, name):
             yield from filter(None, [promised(of_run.layout, of_run.fixed, wanted)])

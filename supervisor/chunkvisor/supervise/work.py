@@ -25,11 +25,10 @@ from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.scheduler import Settings
 from chunkvisor.heart.signals import stopped
 from chunkvisor.judge import Patience
+from chunkvisor.reuse import Planner, sources_first
 from chunkvisor.store.identity import arithmetic_variables
-from chunkvisor.supervise.candidates import sources_first
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.opening import Opening, begin_anew, begin_output, open_output
-from chunkvisor.supervise.planreuse import Planner
 from chunkvisor.supervise.settle import settle
 from chunkvisor.units import counted
 from chunkvisor.words import BadRows, gave_up, with_bad_rows

@@ -1,0 +1,286 @@
+"""Finds which texts of an output have a vector elsewhere, plans to take these over, and opens them for the join.
+
+Vectors may come from the output's own earlier final, from other outputs, or from chunks of a state that is given up;
+only under the same vector identity.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.assemble.badrows import every_row
+from chunkvisor.assemble.forms import FORMATS, asked_form, form_of, place_of
+from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_moved, read_recorded
+from chunkvisor.assemble.reader import (
+    CommittedRows,
+    FinalRows,
+    RowReader,
+    Scratch,
+    Taken,
+    TakenDamagedError,
+    copied_rows,
+    copy_rows,
+)
+from chunkvisor.config.model import Config
+from chunkvisor.errors import config_error
+from chunkvisor.events.event import Emit, Warned
+from chunkvisor.sources.dedupe import WhereWriter, matches
+from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.artifact import pick_rows
+from chunkvisor.store.identity import BadText, Fixed, Identity, read_facts, read_fixed, read_staged
+from chunkvisor.store.layout import Layout, OutputLayout, unfinished
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import Place, PlaceKind, Reuse, ReuseFiles, read_reuse, work_with, write_plan
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import make_folder, remove_folder
+from chunkvisor_worker.contract.messages import Facts
+
+_TEXTS_AT_ONCE = 1 << 18
+
+Rows = npt.NDArray[np.int64]
+
+
+def gives_vectors(config: Config, name: str) -> bool:
+    """Say whether the final of this output is to hold the vectors as they are."""
+    return asked_form(config.outputs[name]).is_exact
+
+
+def sources_first(config: Config) -> list[str]:
+    """Return the outputs in the order in which they are encoded: first those whose vectors others can take."""
+    return sorted(config.outputs, key=lambda name: not gives_vectors(config, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One place that may have some of the texts."""
+
+    place: Place
+    index: Path
+    """Of the texts of its source."""
+    facts: Facts | None
+    reader: RowReader | None
+    """None = there is no vector yet: the same run will make it."""
+    numbers: Callable[[Rows], Rows] = lambda rows: rows
+    """What the reader wants for rows of that source; -1 = it has no vector for them."""
+    problem: Callable[[Callable[[], None]], str | None] = lambda _: None
+    """What is wrong with the files, in words; reads them."""
+
+
+def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, scratch: Scratch) -> Candidate | None:
+    """Offer the final file of a finished state; None if it is none, or `wanted` can have nothing of it."""
+    try:
+        fixed, manifest = read_fixed(layout), read_recorded(layout)
+        if fixed is None or manifest is None or not _fits(layout, fixed, wanted):
+            return None
+        form, final = form_of(manifest), read_moved(layout) or layout
+        whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(final, form).exists()
+        if not whole or not form.is_exact or not FORMATS[form.format].can_be_read:
+            return None
+        versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
+        facts = read_facts(layout) or Facts(int(manifest["dimension"]), versions=versions)
+        rows = FinalRows(final, manifest, scratch)
+    except (DamagedError, OSError):
+        return None
+    place = Place(kind, words, layout.name, fixed.identity.source_digest, manifest["digest"], versions)
+
+    def numbers(found: Rows) -> Rows:
+        return np.where(np.isin(found, rows.without), -1, found)
+
+    return Candidate(place, TableFiles(layout.table).index, facts, rows, numbers, rows.problem)
+
+
+def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Candidate | None:
+    """Offer an output that the same run finishes before it needs these vectors; None if they are of no use."""
+    if not _fits(layout, fixed, wanted):
+        return None
+    place = Place(PlaceKind.OUTPUT, f"output {layout.name}", layout.name, fixed.identity.source_digest)
+    return Candidate(place, TableFiles(layout.table).index, None, None)
+
+
+def of_chunks(layout: OutputLayout, wanted: Identity) -> Candidate | None:
+    """Offer what a state has committed, or copied, that will have no final file; None if that is nothing.
+
+    Its chunks are read, each against its digest.
+    """
+    try:
+        fixed, record, facts = read_fixed(layout), read_staged(layout), read_facts(layout)
+        if fixed is None or record is None or facts is None or not _fits(layout, fixed, wanted):
+            return None
+        reuse, table = read_reuse(layout), TableFiles(layout.table)
+        ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
+        ledger.load()
+    except (DamagedError, OSError):
+        return None
+    rows = CommittedRows(layout, ledger, reuse)
+    if rows.empty:
+        return None
+    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=facts.versions)
+
+    def numbers(found: Rows) -> Rows:
+        return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
+
+    return Candidate(place, table.index, facts, rows, numbers)
+
+
+def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
+    """Say whether it has vectors as they are wanted, and an index of its texts."""
+    return fixed.identity.of_vectors == wanted.of_vectors and TableFiles(layout.table).holds_index()
+
+
+def of_other_workdirs(folders: Sequence[Path], wanted: Identity, scratch: Scratch) -> Iterator[Candidate]:
+    """Offer finished outputs of other workdirs. Raises Halt (78) if one of the folders is not a workdir."""
+    for folder in folders:
+        layout = Layout(folder)
+        if not layout.outputs.is_dir():
+            raise config_error(
+                f"reuse_from: {folder} is not a workdir of chunkvisor", remedy="correct it, or remove it from the list"
+            )
+        for path in sorted(layout.outputs.glob("*/")):
+            words = f"{folder} output {path.name}"
+            found = of_final(layout.output(path.name), wanted, PlaceKind.COPY, words, scratch)
+            if found is not None:
+                yield found
+
+
+class Planner:
+    """Of one run: what it has checked, it need not check again."""
+
+    def __init__(self, emit: Emit, on_wait: Callable[[], None]) -> None:
+        self._emit = emit
+        self._on_wait = on_wait
+        self._problems: dict[tuple[str, str], str | None] = {}
+
+    def plan(
+        self, name: str, folder: Path, table: StagedTable, candidates: Iterable[Candidate], *, needed: bool
+    ) -> Facts | None:
+        """Make the plan of the output in `folder`, from the candidates in the order in which they are preferred.
+
+        There is none if nothing can be taken, unless it is `needed`. Returns the facts of the first vectors that are
+        taken, if they are known. Raises OSError, Halt.
+        """
+        partial = unfinished(folder)
+        remove_folder(partial)
+        make_folder(partial, durable=False)  # its name comes with the last rename
+        writer = WhereWriter(partial, table)
+        used, facts = self._look_up(name, writer, TableFiles(table.folder).index, candidates)
+        encoded, places, files = table.distinct, list[Place](), ReuseFiles(partial)
+        if used:
+            encoded, taken = writer.write()
+            places = [replace(each.place, texts=taken.get(number, 0)) for number, each in enumerate(used)]
+            copies = {
+                number: each.reader
+                for number, each in enumerate(used)
+                if each.place.kind is PlaceKind.COPY and each.reader is not None and number in taken
+            }
+            copy_rows(partial, copies, self._on_wait)
+            for path in (files.where, files.encoded, files.copied):
+                if path.exists():
+                    with open(path, "rb") as file:
+                        os.fsync(file.fileno())
+        elif not needed:
+            remove_folder(partial)
+            return None
+        write_plan(partial, table.distinct, encoded, places)
+        remove_folder(folder)
+        # The name is on the disk with the facts, or with the first chunk; until then nothing rests on the plan.
+        partial.rename(folder)
+        return facts
+
+    def _look_up(
+        self, name: str, writer: WhereWriter, ours: Path, candidates: Iterable[Candidate]
+    ) -> tuple[list[Candidate], Facts | None]:
+        """Return those that have some of the texts, numbered as in the matches that the writer gets."""
+        used, facts = list[Candidate](), None
+        for candidate in candidates:
+            if facts is not None and candidate.facts is not None and facts.dimension != candidate.facts.dimension:
+                continue
+            has_some = False
+            for here, there in matches(ours, candidate.index):
+                self._on_wait()
+                numbers = candidate.numbers(there)
+                known = numbers >= 0
+                if not known.any():
+                    continue
+                if not has_some and (problem := self._problem(candidate)) is not None:
+                    self._emit(Warned(f"{name}: no vectors are reused from {candidate.place.words}: {problem}"))
+                    break
+                has_some = True
+                writer.add(len(used), here[known], numbers[known])
+            if has_some:
+                used.append(candidate)
+                facts = facts or candidate.facts
+        return used, facts
+
+    def _problem(self, candidate: Candidate) -> str | None:
+        key = (candidate.place.words, candidate.place.final_digest)
+        if key not in self._problems:
+            self._problems[key] = candidate.problem(self._on_wait)
+        return self._problems[key]
+
+
+def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Callable[[], None]) -> Taken:
+    """Open what is taken over. Fixes the facts of the output, if nothing of it was encoded.
+
+    Raises TakenDamagedError if something is not what it was, OSError, Halt.
+    """
+    readers, without = dict[int, RowReader](), dict[int, BadText]()
+    for number, place in enumerate(reuse.places):
+        if not place.texts:  # another one has all its texts
+            continue
+        reader, rows = _reader_of(layout, reuse, place, on_block)
+        readers[number] = reader
+        if rows:
+            without |= _texts_without(reuse, number, rows, on_block)
+        if ledger.facts is None:
+            facts = read_facts(Layout(layout.workdir).output(place.output))
+            facts = facts or Facts(reader.dimension, versions=place.versions)
+            ledger.fix_facts(replace(facts, dimension=reader.dimension))
+        if ledger.facts is not None and reader.dimension != ledger.facts.dimension:
+            raise TakenDamagedError(f"{place.words} has vectors of {reader.dimension} numbers")
+    return Taken(reuse, readers, without)
+
+
+def _reader_of(
+    layout: OutputLayout, reuse: Reuse, place: Place, on_block: Callable[[], None]
+) -> tuple[RowReader, dict[int, BadText]]:
+    """Return the reader, and its rows without a vector."""
+    if place.kind is PlaceKind.COPY:
+        if (copied := copied_rows(reuse.folder)) is None:
+            raise TakenDamagedError(f"{reuse.folder} is damaged")
+        return copied, {}
+    if place.kind is PlaceKind.EARLIER:
+        source = layout.earlier
+        manifest = read_recorded(source) if earlier_holds(layout, place.final_digest) else None
+    else:
+        source = Layout(layout.workdir).output(place.output)
+        manifest = read_finished(source)
+    if manifest is None:
+        raise TakenDamagedError(f"{place.words} is damaged, or not there")
+    if not form_of(manifest).is_exact:
+        raise TakenDamagedError(f"{place.words} is not in float32 any more")
+    try:
+        bad = {
+            int(each["row"]): BadText(0, Outcome(each["outcome"]), f"{each['reason']} (in {place.words})")
+            for each in every_row(source, manifest)
+        }
+        return FinalRows(source, manifest, Scratch(layout.workdir, on_block)), bad
+    except DamagedError as error:
+        raise TakenDamagedError(f"{error} is damaged") from error
+
+
+def _texts_without(
+    reuse: Reuse, number: int, rows: dict[int, BadText], on_block: Callable[[], None]
+) -> dict[int, BadText]:
+    """Return the texts that would be taken from these rows, by number."""
+    found, wanted = dict[int, BadText](), np.fromiter(rows, dtype=np.int64)
+    for start in range(0, reuse.texts, _TEXTS_AT_ONCE):
+        where = reuse.where(start, min(start + _TEXTS_AT_ONCE, reuse.texts))
+        for at in np.flatnonzero((where["place"] == number) & np.isin(where["row"], wanted)).tolist():
+            found[start + at] = replace(rows[int(where["row"][at])], text=start + at)
+        on_block()
+    return found
