@@ -117,7 +117,6 @@ class Console(Observer):
         """Puts each line into the words of the caller."""
 
     def event(self, event: Event, state: RunState) -> None:
-        """Show the event, if a person needs to know it."""
         self._state = state
         if event.severity >= self._least and (line := event.line):
             self._write(line)
@@ -137,7 +136,6 @@ class Console(Observer):
                 self._write(progress_line(snapshot))
 
     def say(self, text: str) -> None:
-        """Write one line with the time, if news are wanted."""
         if self._least is Severity.NEWS:
             self._write(text)
 
@@ -157,14 +155,12 @@ class JsonLines(Observer):
         self._least, self.halted = least, False
 
     def event(self, event: Event, state: RunState | None = None) -> None:  # noqa: ARG002 - an event says it all
-        """Write one line."""
         self.halted |= isinstance(event, Halted)
         if event.severity >= self._least or isinstance(event, Halted | RunEnded):
             line = json.dumps({"t": round(time.time(), 3), "event": event.name, **event.details()})
             _write_line(sys.stderr, line)
 
     def say(self, text: str) -> None:
-        """Write a note."""
         self.event(Note(text))
 
 
@@ -226,7 +222,6 @@ class Logger(Observer):
         self._told, self._in_words = told, in_words
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        """Log the line of the event, if it has one."""
         if (line := event.line) and (LOGGER.hasHandlers() or not self._told):
             LOGGER.log(_LEVELS[event.severity], "%s", self._in_words(line))
 
@@ -241,7 +236,6 @@ class Afterwards(Observer):
         """Whether there is a log of the run, and whether a worker was started."""
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        """Learn which invocation it is, and how far it came."""
         self.worked |= isinstance(event, AttemptStarted)
         if isinstance(event, Invoked) and event.invocation:
             self.began, self._log = True, InvocationFiles(self._layout.runs / event.invocation).log

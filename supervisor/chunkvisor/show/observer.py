@@ -39,19 +39,15 @@ class Observers(Observer):
         self._guarded, self._others = list(guarded), observers
 
     def event(self, event: Event, state: RunState) -> None:
-        """Pass it on."""
         self._call("event", event, state)
 
     def tick(self) -> None:
-        """Pass it on."""
         self._call("tick")
 
     def say(self, text: str) -> None:
-        """Pass it on."""
         self._call("say", text)
 
     def close(self) -> None:
-        """Pass it on."""
         self._call("close")
 
     def _call(self, method: str, *arguments: object) -> None:

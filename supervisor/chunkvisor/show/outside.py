@@ -79,17 +79,14 @@ class Metrics(Observer):
         self._began_s, self._next_s = time.time(), 0.0
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - all is in the state
-        """Keep the state."""
         self._state = state
 
     def tick(self) -> None:
-        """Write the file now and then."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + INTERVAL_S
             self._write(1)
 
     def close(self) -> None:
-        """Write it once more: the run is over."""
         self._write(0)
 
     def _write(self, running: int) -> None:
@@ -160,7 +157,6 @@ class Notices(Observer):
         self._end_s = END_S
 
     def event(self, event: Event, state: RunState) -> None:
-        """Send a notice, if it is worth one."""
         now_s = time.monotonic()
         match event:
             case OutputOpened() | Assembling():
@@ -183,7 +179,6 @@ class Notices(Observer):
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def tick(self) -> None:
-        """See whether the run stalls."""
         waited_s = time.monotonic() - self._last_s if self._last_s is not None else 0.0
         if waited_s > max(STALL_LEAST_S, STALL_TIMES * (self._usual_s or 0.0)) and not self._stalled:
             self._stalled = True
@@ -271,7 +266,6 @@ class Systemd(Observer):
         self._begun = self._ready = False
 
     def event(self, event: Event, state: RunState) -> None:
-        """Tell readiness, the end of it, and what is going on."""
         # Before them, a model may be fetched for an hour. A run that finds all its work done has to be ready all the
         # same: systemd takes a service of Type=notify that ends without having been ready for a failed one.
         self._begun |= isinstance(event, AttemptStarted | Assembling | RunEnded)
@@ -287,7 +281,6 @@ class Systemd(Observer):
             self._send("STOPPING=1")
 
     def tick(self) -> None:
-        """Tell that the loop is alive."""
         self._tell_readiness()
         now_s = time.monotonic()
         if now_s - self._alive_s >= self._alive_every_s and self._send("WATCHDOG=1"):

@@ -114,7 +114,6 @@ class Record(Observer):
         self._state = RunState()
 
     def event(self, event: Event, state: RunState) -> None:
-        """Write down what is shown of it."""
         if not isinstance(event, _BEFORE_THE_MODEL):
             self._describe()
         self._state = state
@@ -126,7 +125,6 @@ class Record(Observer):
             self._write(self._files.environment, json.dumps(self._surroundings, indent=2))
 
     def tick(self) -> None:
-        """Let the log have its heartbeat."""
         self._console.tick()
 
     def close(self) -> None:
@@ -221,7 +219,6 @@ class Sensors(Observer):
         self._began_s, self._next_s = time.monotonic(), 0.0
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        """Learn of processes and devices."""
         match event:
             case RunStarted() if any(event.gpus):
                 self._uuids = event.gpus
@@ -249,7 +246,6 @@ class Sensors(Observer):
             self.close()
 
     def close(self) -> None:
-        """Write a line."""
         line: dict[str, Any] = {"t": round(time.time(), 3)}
         if self._reading is not None and self._reading.done():
             gpus, self._reading = self._reading.result(), None

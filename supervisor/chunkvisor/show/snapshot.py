@@ -11,16 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chunkvisor.events.event import Severity, read_json
-from chunkvisor.events.state import (
-    COMPUTING,
-    STARTING,
-    STOPPING,
-    ActiveWorker,
-    AttemptKey,
-    OutputProgress,
-    Point,
-    RunState,
-)
+from chunkvisor.events.state import COMPUTING, STARTING, STOPPING, AttemptKey, OutputProgress, Point, RunState
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.messages import Beat, Phase
@@ -152,8 +143,8 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings | None = None)
     readings = readings or Readings()
     live = state.ending is None
     now_s = max(state.told_s, now_s if live else 0.0)
-    workers = {each.key: _worker_state(each, readings) for each in state.workers.values()}
-    computing = [each for each in workers.values() if each.computing]
+    devices = _device_views(state, readings)
+    computing = [worker for device in devices for worker in device.workers if worker.computing]
     outputs = {
         name: replace(each, texts_under_way=sum(worker.texts_done for worker in computing if worker.key.output == name))
         for name, each in state.outputs.items()
@@ -168,7 +159,7 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings | None = None)
     # a run that is stopping ends before its work.
     endless = not live or not state.chunks_here or _searching(state) or state.doing == STOPPING
     doing, doing_s = _doing(state, readings, now_s)
-    severity, health = _health(state, list(workers.values()), now_s)
+    severity, health = _health(state, computing, now_s)
     return Snapshot(
         state,
         doing,
@@ -176,37 +167,37 @@ def snapshot_of(state: RunState, now_s: float, readings: Readings | None = None)
         health,
         severity,
         outputs,
-        _device_states(state, workers, readings) if live else (),
-        rows_per_s=texts_per_s and texts_per_s * (rows / distinct if distinct else 1.0),
-        tokens_per_s=tokens_per_s or None,
-        eta_s=left / texts_per_s if texts_per_s and left > 0 and not endless else None,
-        doing_s=doing_s,
+        devices if live else (),
+        texts_per_s and texts_per_s * (rows / distinct if distinct else 1.0),
+        tokens_per_s or None,
+        left / texts_per_s if texts_per_s and left > 0 and not endless else None,
+        doing_s,
     )
 
 
-def _worker_state(worker: ActiveWorker, readings: Readings) -> WorkerView:
-    beat, silent_s = readings.beats.get(worker.key, (Beat(0, worker.pid, Phase.START), 0.0))
-    phase = _PHASES[beat.phase][0]
-    return WorkerView(
-        worker.key,
-        "computing" if worker.computing and phase == "ready" else phase,  # the beat lags behind the `go`
-        worker.computing,
-        beat.rows_total,
-        min(beat.rows_done, beat.rows_total),
-        beat.batch_rows or worker.limit_rows,
-        next((each.get("rss_bytes") for each in readings.sensors.workers if each.get("pid") == worker.pid), None),
-        silent_s if worker.computing else 0.0,
-    )
-
-
-def _device_states(
-    state: RunState, workers: dict[AttemptKey, WorkerView], readings: Readings
-) -> tuple[DeviceView, ...]:
+def _device_views(state: RunState, readings: Readings) -> tuple[DeviceView, ...]:
     found = []
-    for number, label in state.devices.items():
-        here = [workers[each.key] for each in state.workers.values() if str(each.device) == number]
+    for number in dict.fromkeys([*state.devices, *(str(each.device) for each in state.workers.values())]):
+        workers = []
+        for worker in (each for each in state.workers.values() if str(each.device) == number):
+            beat, silent_s = readings.beats.get(worker.key, (Beat(0, worker.pid, Phase.START), 0.0))
+            phase = _PHASES[beat.phase][0]
+            view = WorkerView(
+                worker.key,
+                "computing" if worker.computing and phase == "ready" else phase,  # the beat lags behind the `go`
+                worker.computing,
+                beat.rows_total,
+                min(beat.rows_done, beat.rows_total),
+                beat.batch_rows or worker.limit_rows,
+                next(
+                    (each.get("rss_bytes") for each in readings.sensors.workers if each.get("pid") == worker.pid), None
+                ),
+                silent_s if worker.computing else 0.0,
+            )
+            workers.append(view)
         gpu = next((each for each in readings.sensors.gpus if each.get("device") == int(number)), {})
-        found.append(DeviceView(label, tuple(sorted(here, key=lambda worker: not worker.computing)), gpu))
+        workers.sort(key=lambda worker: not worker.computing)
+        found.append(DeviceView(state.devices.get(number, f"device {number}"), tuple(workers), gpu))
     return tuple(found)
 
 

@@ -192,7 +192,6 @@ class Live(Observer):
         self._over = False
 
     def event(self, event: Event, state: RunState) -> None:
-        """Take it in; most of them are seen with the next tick."""
         self._state = state
         if line := event.line:
             self._news.append(NewsLine(event.severity, state.told_s, line))
@@ -201,7 +200,6 @@ class Live(Observer):
             self.tick()
 
     def tick(self) -> None:
-        """Draw, if it is time."""
         if time.monotonic() - self._drawn_s >= REFRESH_S and (snapshot := look_at(self._state)) is not None:
             if self._screen.draw(snapshot, self._news):
                 self._news.clear()
@@ -215,7 +213,6 @@ class Live(Observer):
         self._leave()
 
     def say(self, text: str) -> None:
-        """Show one more line of news."""
         self._news.append(NewsLine(Severity.NEWS, time.time(), text))
         if self._over or not self._state.workdir:
             self._leave()
@@ -239,7 +236,6 @@ class ProgressBar(Observer):
         """A notebook's handle of what it displays."""
 
     def event(self, event: Event, state: RunState) -> None:
-        """Take it in; most of them are seen with the next tick."""
         self._state = state
         if event.line and LOGGER.isEnabledFor(logging.INFO):
             self._show(Text())  # the line that is logged next would stand behind it
@@ -247,7 +243,6 @@ class ProgressBar(Observer):
             self._draw()  # the next tick may be long in coming
 
     def tick(self) -> None:
-        """Draw, if it is time."""
         if time.monotonic() - self._drawn_s >= REFRESH_S:
             self._draw()
 
