@@ -28,8 +28,6 @@ from chunkvisor.events.journal import Journal, Tail, read_events
 from chunkvisor.events.state import RunState
 from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
-from chunkvisor_worker.contract.messages import Facts
-from chunkvisor_worker.contract.wire import BatchLog
 
 COUNT = 60
 
@@ -157,16 +155,6 @@ def test_follower_reads_the_end(path: Path) -> None:
     assert snapshot.state.chunks_here == 51
     assert [line.words for line in follower.news][-1] == "waiting: the hub"
     assert len(follower.news) == 5
-    assert list(follower.begun_anew()) == [("a", chunk) for chunk in range(COUNT) if chunk % 7 == 3]
-    log = Layout(path.parent.parent).output("a").attempt(3, 1).batches
-    log.parent.mkdir(parents=True)
-    with log.open("wb", buffering=0) as file:
-        batches = BatchLog(file)
-        batches.begin([0, 1])
-        batches.opened(Facts(dimension=3))
-        batches.written("d")
-        batches.begin([2, 3])
-    assert follower.begun_anew()["a", 3] == 2
 
 
 def test_runs_follow_each_other_line_by_line(tmp_path: Path) -> None:

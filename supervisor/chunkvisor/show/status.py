@@ -5,7 +5,7 @@ It writes nothing, and takes no lock for longer than a look.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from glob import escape, iglob
@@ -167,11 +167,6 @@ class Follower:
         """What has come with the last look; with the first one, the last few lines of that run."""
         self._looked = False
 
-    @property
-    def code(self) -> int | None:
-        """With which it has ended; None if it is under way, or ended without a word."""
-        return self.state.ending.code if self.state.ending is not None else None
-
     def look(self) -> Snapshot:
         """Read what has come."""
         news = self._read()
@@ -179,14 +174,6 @@ class Follower:
         # Not of the workdir that the journal names: it may be mounted elsewhere here.
         now = look_at(self.state, self.layout) if self.alive else None
         return now or snapshot_of(self.state, self.state.told_s)
-
-    def begun_anew(self) -> dict[tuple[str, int], int]:
-        """Return the texts saved of each (output, chunk) under way when the run ended without a word."""
-        found = Counter[tuple[str, int]]()
-        for key in (each.key for each in self.state.workers.values() if self.code is None and not self.alive):
-            files = self.layout.output(key.output).attempt(key.chunk, key.attempt)
-            found[key.output, key.chunk] += sum(len(rows) for rows, _ in read_batch_log(files.batches).written)
-        return dict(sorted(found.items()))
 
     def _read(self) -> list[NewsLine]:
         self.holder = read_holder(self.layout.lock)
@@ -197,7 +184,7 @@ class Follower:
             alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
         # After a step of the clock a process seems another one (proc(5), btime), but it holds the lock. A run that has
         # said its last word is over, though its process may take a moment.
-        self.alive = self.code is None and bool(alive or is_held(self.layout.lock))
+        self.alive = self.state.ending is None and bool(alive or is_held(self.layout.lock))
         told = ((each.event.severity, each.t, each.event.line) for each in entries)
         return [NewsLine(*each) for each in told if each[2]]
 
@@ -272,7 +259,7 @@ def read_status(workdir: Path) -> Status:
 def _status_of(run: Follower, now: Snapshot) -> Status:
     outputs = {path.name: read_output(run.layout.output(path.name)) for path in sorted(run.layout.outputs.glob("*/"))}
     told, ending, holder = run.state, run.state.ending, run.holder
-    halted = run.code is not None and run.code not in _STOPPED and run.code not in _DONE
+    halted = ending is not None and ending.code not in _STOPPED and ending.code not in _DONE
     state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
     if not run.alive and outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
         state = State.COMPLETE
@@ -285,7 +272,7 @@ def _status_of(run: Follower, now: Snapshot) -> Status:
         rows = sum(output.rows for output in outputs.values())
         rate = told.texts_per_s * rows / distinct if told.texts_per_s and distinct else None
     # Last words are worth showing after a halt, and after a stop amid troubles.
-    worth = ending is not None and run.code not in _DONE and (state is State.HALTED or bool(ending.why))
+    worth = ending is not None and ending.code not in _DONE and (state is State.HALTED or bool(ending.why))
     message = ending.last_words if ending is not None and worth and state is not State.COMPLETE else []
     devices = {}
     for number in dict.fromkeys((*told.devices, *told.device_times)):
@@ -316,29 +303,19 @@ def screen_of(workdir: Path) -> tuple[Status, list[str]]:
     run = Follower(require_workdir(workdir))
     now = run.look()
     status = _status_of(run, now)
-    return status, status_screen(status, now, run.begun_anew(), run.code, workdir)
+    return status, status_screen(status, now, workdir)
 
 
-def status_screen(
-    status: Status, now: Snapshot, begun: Mapping[tuple[str, int], int], ending: int | None, workdir: Path
-) -> list[str]:
-    """Say the state, how far it is, whether to worry and what to do, in a few plain lines.
-
-    `begun` are the chunks under way when the run ended without a word, with the number of texts saved of each;
-    `ending` is its exit code if it had one.
-    """
+def status_screen(status: Status, now: Snapshot, workdir: Path) -> list[str]:
+    """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
     head, lines, running = str(status.state), list[str](), status.state is State.RUNNING
     for name, output in status.outputs.items():
         parts = [percent(output.rows_done / output.rows)] * bool(output.rows) + [output.far]
         parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
         parts += [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated)
         lines.append(f"{name}: {', '.join(parts)}")
+    ending = now.state.ending.code if now.state.ending is not None else None
     if running:
-        where = f"pid {status.pid}"
-        if status.silent_s is not None:
-            where += f" on {status.host}, last sign of life {human_time(status.silent_s)} ago, "
-            where += "more cannot be seen from here"
-        head += f" ({where}): {stage(now)}, {human_elapsed(now.elapsed_s)} so far"
         lines += [", ".join(rates(now))] * bool(rates(now))
         for device, worker in ((each, each.workers[0]) for each in now.devices if each.workers):
             done = f", {worker.texts_done:,} of {counted(worker.texts, 'text')}" if worker.texts else ""
@@ -349,44 +326,33 @@ def status_screen(
             figures += [f"{each.tokens_per_s:,.0f} tokens/s"] if each.tokens_per_s else []
             figures += [f"{100 * each.padding_share:.1f} % padding"] if each.padding_share is not None else []
             idle = f"idle {100 * each.idle_s / (each.busy_s + each.idle_s):.1f} % between chunks"
-            name = status.device_names.get(number, f"device {number}")
-            lines.append(f"{name}: {', '.join(figures)} while computing, {idle}")
+            lines.append(f"{status.device_names.get(number)}: {', '.join(figures)} while computing, {idle}")
     if status.attempts:
         lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     if status.began_at and status.told_at:
+        last = "last sign of life" if ending is None else "ended"
         lasted = human_elapsed(status.told_at - status.began_at)
-        last = "last sign of life" if running or ending is None else "ended"
         lines.append(f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later")
     lines += status.message
     if running:
+        where = f"pid {status.pid}"
+        if status.silent_s is not None:
+            where += f" on {status.host}, last sign of life {human_time(status.silent_s)} ago, "
+            where += "more cannot be seen from here"
+        head += f" ({where}): {stage(now)}, {human_elapsed(now.elapsed_s)} so far"
         lines += [now.health, f"to follow it: chunkvisor status --watch {workdir}"]
     elif status.state is State.COMPLETE:
         bad = sum(output.quarantined for output in status.outputs.values())
         head += f", but {counted(bad, 'row')} {'has' if bad == 1 else 'have'} no vector" * bool(bad)
         lines += _complete(status, workdir, bad)
     else:
-        lines += _again(status, begun, ending)
         if status.state is State.STOPPED:
             head += f": {_STOPPED.get(ending, f'the last run ended with code {ending}')}"
-            kept = any(output.rows_done for output in status.outputs.values()) or any(begun.values())
-            head += KEPT * (ending is None and kept)
+            head += KEPT * (ending is None and any(output.rows_done for output in status.outputs.values()))
+        first = "do what is said above, then " * (ending in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG))
+        lines.append(f"to go on: {first}run the same command again")
+        lines += [f"the command: {status.command}"] * bool(status.command)
     return [head, *(f"  {line}" for line in lines)]
-
-
-def _again(status: Status, begun: Mapping[tuple[str, int], int], ending: int | None) -> Iterator[str]:
-    """Say what running again would do."""
-    chunks = sum(output.chunks for output in status.outputs.values())
-    kept = sum(output.chunks_done for output in status.outputs.values())
-    needs_a_person = ending in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
-    yield f"to go on: {'do what is said above, then ' * needs_a_person}run the same command again"
-    if status.command:
-        yield f"the command: {status.command}"
-    if kept:
-        rest = f"{counted(chunks - kept, 'chunk')} to compute" if kept < chunks else "they only have to be joined"
-        yield f"{kept:,} of {counted(chunks, 'chunk')} are done and kept; {rest}"
-    if chunks and begun:
-        names = listed([f"{output} chunk {chunk}" for output, chunk in begun], 10)
-        yield f"had begun: {names} (the first chunk is 0); {counted(sum(begun.values()), 'text')} of them saved"
 
 
 def _complete(status: Status, workdir: Path, bad: int) -> Iterator[str]:
