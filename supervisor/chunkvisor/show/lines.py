@@ -100,15 +100,15 @@ def percent(share: float) -> str:
 
 
 class Console(Observer):
-    """Writes a line for each change of state, without control characters, and a heartbeat of progress."""
+    """Writes a line for each change of state, without control characters, and a heartbeat of progress.
+
+    What matters less than `least` is passed over; with anything but NEWS there is no heartbeat. `last_words`: say how a
+    run halted, which on standard error the command itself does.
+    """
 
     def __init__(
         self, stream: TextIO | None = None, *, last_words: bool = False, least: Severity = Severity.NEWS
     ) -> None:
-        """`last_words`: say how a run halted, which on standard error the command itself does.
-
-        `least`: pass over what matters less; with anything but NEWS there is no heartbeat.
-        """
         self._stream = stream or sys.stderr
         self._last_words, self._least = last_words, least
         self._state = RunState()
@@ -211,14 +211,11 @@ def is_watched() -> bool:
 class Logger(Observer):
     """Hands the news of a run to Python's logger `chunkvisor`, for programs that call it.
 
-    If a program has not set up logging, Python itself writes warnings to standard error, and nothing else.
+    If a program has not set up logging, Python itself writes warnings to standard error, and nothing else; not if the
+    run is shown elsewhere (`told`). `in_words` puts a line into the words of the caller.
     """
 
     def __init__(self, *, told: bool = False, in_words: Callable[[str], str] = str) -> None:
-        """`told`: the run is shown elsewhere; then only handlers that the program has set up are to hear of it.
-
-        `in_words` puts a line into the words of the caller.
-        """
         self._told, self._in_words = told, in_words
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all

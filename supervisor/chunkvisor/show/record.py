@@ -133,7 +133,7 @@ class Record(Observer):
         with contextlib.suppress(OSError):
             self._log.close()
         now, ended_at = snapshot_of(self._state, time.time()), time.time()
-        state, ending = now.state, now.state.ending.details() if now.state.ending is not None else {}
+        ending = now.state.ending.details() if now.state.ending is not None else {}
         summary = {
             "invocation": self._files.name,
             "run": self._run_id,
@@ -142,8 +142,8 @@ class Record(Observer):
             "rows": {name: output.rows for name, output in now.outputs.items()},
             "texts": now.total("texts_here"),
             "tokens": now.total("tokens_here"),
-            "texts_per_s": state.texts_per_s if state.chunks_here else None,
-            "attempts": state.attempts,
+            "texts_per_s": now.state.texts_per_s if now.state.chunks_here else None,
+            "attempts": now.state.attempts,
             "quarantined": now.total("quarantined"),
             "started_at": round(self._started_at, 3),
             "ended_at": round(ended_at, 3),
