@@ -6,7 +6,7 @@ from dataclasses import MISSING, Field, fields
 from functools import partial
 from typing import Any
 
-from chunkvisor.events.event import KINDS, AttemptStarted, Event, GpusGuessed, Invoked, Resolving, Severity, Staging
+from chunkvisor.events.event import KINDS, AttemptStarted, Event, Invoked, NodeJoined, Resolving, Severity, Staging
 from md import code, table
 
 
@@ -63,7 +63,7 @@ _FIRST: dict[str, type[Event]] = {
     "model": Resolving,
     "output": Staging,
     "attempt": AttemptStarted,
-    "device": GpusGuessed,
+    "device": NodeJoined,
 }
 """The first event of each section of the page."""
 

@@ -38,7 +38,7 @@ def test_a_frozen_run_kills_nobody(tmp_path: Path) -> None:
     time.sleep(STALL_S + 1)  # the frozen time itself
     for process in tree:  # the supervisor first: the workers have nothing new to tell when it looks at them
         process.send_signal(signal.SIGCONT)
-    wait_for(lambda: any(event["event"] == "stood_still" for event in place.events()))
+    wait_for(lambda: any("stood still" in event.get("text", "") for event in place.events()))
     (place.folder / "release").touch()
     ended = finish(run)
 

@@ -206,13 +206,6 @@ class Doing(Event):
     doing: str
 
 
-class StoodStill(Event, severity=CARE):
-    """The loop was not run for a while; what waits for workers is not charged with it."""
-
-    words = "the run stood still for {gap_s:.0f} s: the machine was suspended, or its container was frozen"
-    gap_s: float
-
-
 class Waiting(Event, severity=CARE):
     """Nothing is started for a while, on one device or on all."""
 
@@ -329,13 +322,6 @@ class Assembling(OutputEvent):
         """Say what the file is made of."""
         parts = counted(self.chunks, "chunk") if self.chunks else "vectors that are there already"
         return f"{self.output}: joining {parts} into the final file"
-
-
-class OtherVersions(OutputEvent, severity=CARE):
-    """A chunk was computed by other versions than the first one."""
-
-    words = "{output}: some rows were computed with other library versions: {changed}; the manifest names all"
-    changed: str
 
 
 class OutputComplete(OutputEvent):
@@ -533,14 +519,6 @@ class ChunkSetAside(ChunkEvent, severity=LOSS):
 
 
 # Devices, the nodes of a cluster, and the template process that warm workers are forked from.
-
-
-class GpusGuessed(Event, severity=CARE):
-    words = (
-        "nvidia-smi does not list the GPUs: the run goes on with {count:GPU}, whose memory and health it cannot look "
-        "at. `chunkvisor doctor` says more"
-    )
-    count: int
 
 
 class NodeJoined(Event):

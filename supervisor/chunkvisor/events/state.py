@@ -31,7 +31,7 @@ _NO_WORK = (
     of.RunStarted,
     of.Resolving,
     of.Doing,
-    of.GpusGuessed,
+    of.Warned,
     of.OutputAlreadyComplete,
     of.RunEnded,
     of.Halted,
@@ -282,10 +282,8 @@ class RunState:
                 output = self._output(event.output)
                 output.texts_saved += event.texts
                 if self.first_go_s is not None:  # what was kept before is not this run's
-                    output.texts_here, output.tokens_here = (
-                        output.texts_here + event.texts,
-                        output.tokens_here + event.tokens,
-                    )
+                    output.texts_here += event.texts
+                    output.tokens_here += event.tokens
                     self.kept_s, self.saved[chunk] = t, self.saved.get(chunk, 0) + event.texts
             case of.ChunkCommitted():
                 self._commit(event, chunk, t)

@@ -20,7 +20,7 @@ from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.process import keep_log_end
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import AttemptStarted, Draining, Emit, Go, StoodStill, WorkerEnded, WorkerLeaving
+from chunkvisor.events.event import AttemptStarted, Draining, Emit, Go, Warned, WorkerEnded, WorkerLeaving
 from chunkvisor.heart import messages
 from chunkvisor.heart.conclude import adopt_all, conclude, forget_unsure
 from chunkvisor.heart.joins import Joins
@@ -204,7 +204,8 @@ class Loop:
         stirred = self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
         if gap_s := gap(_PAUSE_S, time.monotonic() - began_s):
             # A container that was frozen, a machine that was asleep.
-            self._emit(StoodStill(round(gap_s, 1)))
+            why = "the machine was suspended, or its container was frozen"
+            self._emit(Warned(f"the run stood still for {gap_s:.0f} s: {why}"))
         return stirred
 
     def _forgive(self, now_s: float) -> None:

@@ -16,7 +16,6 @@ from chunkvisor.events.event import (
     BatchesKept,
     ChunkCommitted,
     Emit,
-    OtherVersions,
     PartCommitted,
     Quarantined,
     Warned,
@@ -96,9 +95,10 @@ class Keeper:
         for text in facts.loaded.notes if facts.loaded is not None else ():
             self._say_once("", text, Warned(f"while the model was loaded: {text}"))
         if changed := ", ".join(output.ledger.note_versions(facts)):
-            self._say_once(output.name, changed, OtherVersions(output.name, changed))
+            words = f"some rows were computed with other library versions: {changed}; the manifest names all"
+            self._say_once(output.name, changed, Warned(f"{output.name}: {words}"))
 
-    def _say_once(self, output: str, text: str, event: Warned | OtherVersions) -> None:
+    def _say_once(self, output: str, text: str, event: Warned) -> None:
         if (output, text) not in self._said:
             self._said.add((output, text))
             self._emit(event)

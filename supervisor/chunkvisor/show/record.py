@@ -30,13 +30,13 @@ from chunkvisor.events.event import (
     ChunkCommitted,
     Doing,
     Event,
-    GpusGuessed,
     Invoked,
     Note,
     Resolving,
     RunStarted,
     TemplateFailed,
     TemplateStarted,
+    Warned,
     WorkerEnded,
 )
 from chunkvisor.events.state import RunState
@@ -61,7 +61,7 @@ MOST_BYTES = 48 << 20
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that a person has put in front, not one of ours."""
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
-_BEFORE_THE_MODEL = (Invoked, Note, GpusGuessed, RunStarted, Doing, Resolving)
+_BEFORE_THE_MODEL = (Invoked, Note, Warned, RunStarted, Doing, Resolving)
 _PACKAGES = ("numpy", "duckdb", "pydantic", "psutil", "rich")
 """Of the parent; the worker's own versions come with its first result."""
 _OF_NOTE = re.compile(

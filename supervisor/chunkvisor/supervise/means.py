@@ -17,7 +17,7 @@ from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelchecks import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
-from chunkvisor.events.event import Alarmed, Doing, GpusGuessed, Note, Resolving, RunStarted
+from chunkvisor.events.event import Alarmed, Doing, Note, Resolving, RunStarted, Warned
 from chunkvisor.heart.loop import Run
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.signals import stopped
@@ -75,7 +75,10 @@ class Means:
                 config.device, on_lost=lambda why: run.emit(Alarmed(lost + why)), on_wait=self.on_wait
             )
         if guessed := sum(map(is_guessed, self.devices)):
-            run.emit(GpusGuessed(guessed))
+            words = (
+                f"nvidia-smi does not list the GPUs: the run goes on with {guessed}, whose memory and health it cannot"
+            )
+            run.emit(Warned(f"{words} look at. `chunkvisor doctor` says more"))
         run.emit(
             RunStarted(
                 workdir=str(run.layout.workdir),
