@@ -25,5 +25,6 @@ def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
     row_text.tofile(paths.row_text)
     np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
     source = TableSource(Path("/nowhere.txt"), 0, len(row_text))
-    write_record(folder, [source], rows=len(row_text), distinct=distinct, source_state=[])
+    counts = {"rows": len(row_text), "distinct": distinct, "empty": 0}
+    write_record(folder, [source], **counts, signature=[], skip_blank=False)
     return StagedTable.open(folder)

@@ -5,12 +5,10 @@ for ten billion texts. What does not fit in memory is put by on disk, in buckets
 """
 
 import hashlib
-import os
 from collections.abc import Iterator
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
 
 Rows = npt.NDArray[np.int64]
 
-_BATCH_ROWS = 50_000
+_BATCH_ROWS = 200_000
 _BATCH_BYTES = 32 << 20
 _RECORD = np.dtype([("hash", "S16"), ("row", "<i8")])
 """Of the index: a text's hash and its first row; sorted by the hash, each text once."""
@@ -31,13 +29,6 @@ _MATCH = np.dtype([("row", "<i8"), ("place", "<i4"), ("there", "<i8")])
 _STRETCH_ROWS = 1 << 20
 _BLOCK = 1 << 17
 """Records that are read at a time."""
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of it: one write(2) may take less, such as on a disk that fills up. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 class _Buckets:
@@ -51,8 +42,8 @@ class _Buckets:
         order = np.argsort(buckets, kind="stable")
         found, begins = np.unique(buckets[order], return_index=True)
         for bucket, (start, stop) in zip(found.tolist(), pairwise([*begins.tolist(), len(order)]), strict=True):
-            with open(self._path(bucket), "ab", buffering=0) as file:
-                write_all(file.fileno(), records[order[start:stop]].tobytes())
+            with open(self._path(bucket), "ab") as file:
+                file.write(records[order[start:stop]].tobytes())
 
     def take(self, bucket: int) -> Iterator[npt.NDArray[np.void]]:
         """Yield the records of a bucket block by block, and remove it. Raises OSError."""
@@ -77,64 +68,40 @@ class Spool:
 
     def __init__(self, files: TableFiles, scratch: Path) -> None:
         self.rows = 0
-        """Rows that are written."""
+        """Rows so far, whether or not they are written."""
         self.empty = 0
-        """Those of them whose text is empty."""
+        """Rows that are written and whose text is empty."""
         self.batches: list[tuple[int, int]] = []
         """Rows that were written together, and bytes of their texts."""
+        self._texts, self._lengths = files.texts, scratch / "lengths.bin"
         self._hashes = _Buckets(scratch, "hashes", _RECORD)
-        paths = (files.texts, scratch / "lengths.bin")
-        self._texts, self._lengths = (open(path, "wb", buffering=0) for path in paths)  # noqa: SIM115 - see __exit__
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._found: list[npt.NDArray[np.void]] = []
-
-    def __enter__(self) -> "Spool":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if kind is None:
-            if self._pending:
-                self._flush()
-            self._put_by()
-        self._texts.close()
-        self._lengths.close()
-
-    @property
-    def rows_added(self) -> int:
-        """Rows so far, whether or not they are written."""
-        return self.rows + len(self._pending)
 
     def add(self, text: bytes) -> None:
         """Append the text of the next row, in UTF-8."""
+        self.rows += 1
         self._pending.append(text)
         self._pending_bytes += len(text)
         if len(self._pending) == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is pending; to be called after the last row. Raises OSError."""
         rows, blake2b = len(self._pending), hashlib.blake2b
         lengths = np.fromiter(map(len, self._pending), dtype="<u4", count=rows)
-        write_all(self._texts.fileno(), b"".join(self._pending))
-        write_all(self._lengths.fileno(), lengths.tobytes())
+        for path, data in ((self._texts, b"".join(self._pending)), (self._lengths, lengths.tobytes())):
+            with open(path, "ab") as file:
+                file.write(data)
+        digests = b"".join([blake2b(text, digest_size=16).digest() for text in self._pending])
         found = np.empty(rows, dtype=_RECORD)
-        found["hash"] = np.frombuffer(
-            b"".join([blake2b(text, digest_size=16).digest() for text in self._pending]), dtype="S16"
-        )
-        found["row"] = np.arange(self.rows, self.rows + rows)
-        self._found.append(found)
+        found["hash"] = np.frombuffer(digests, dtype="S16")
+        found["row"] = np.arange(self.rows - rows, self.rows)
+        # Equal texts meet in one bucket, and the buckets follow each other as the hashes do.
+        self._hashes.add(np.frombuffer(digests, dtype=np.uint8)[::16], found)
         self.batches.append((rows, self._pending_bytes))
-        self.rows += rows
         self.empty += rows - int(np.count_nonzero(lengths))
         self._pending, self._pending_bytes = [], 0
-        if sum(map(len, self._found)) >= 10 * _BATCH_ROWS:
-            self._put_by()
-
-    def _put_by(self) -> None:
-        found = np.concatenate(self._found) if self._found else np.empty(0, dtype=_RECORD)
-        # Equal texts meet in one bucket, and the buckets follow each other as the hashes do.
-        self._hashes.add(found["hash"].astype("S1").view(np.uint8), found)
-        self._found = []
 
 
 def number_texts(files: TableFiles, scratch: Path, rows: int) -> int:
@@ -143,19 +110,19 @@ def number_texts(files: TableFiles, scratch: Path, rows: int) -> int:
     Texts are numbered in the order of their first rows.
     """
     hashes, repeats = _Buckets(scratch, "hashes", _RECORD), _Buckets(scratch, "repeats", _REPEAT)
-    with open(files.index, "wb", buffering=0) as index:
+    with open(files.index, "wb") as index:
         for bucket in range(256):
             found = np.concatenate([np.empty(0, dtype=_RECORD), *hashes.take(bucket)])
             found = found[np.argsort(found["hash"], kind="stable")]  # stable: the first row comes first
-            is_first = np.concatenate(([True], found["hash"][1:] != found["hash"][:-1]))[: len(found)]
+            is_first = np.append(True, found["hash"][1:] != found["hash"][:-1])[: len(found)]
             firsts = found[is_first]
-            write_all(index.fileno(), firsts.tobytes())
+            index.write(firsts.tobytes())
             again = np.empty(len(found) - len(firsts), dtype=_REPEAT)
             again["row"] = found["row"][~is_first]
             again["first"] = firsts["row"][np.cumsum(is_first) - 1][~is_first]
             repeats.add(again["row"] // _STRETCH_ROWS, again)
     count = 0
-    with open(files.row_text, "wb", buffering=0) as row_text, open(files.first_row, "wb", buffering=0) as first_row:
+    with open(files.row_text, "wb") as row_text, open(files.first_row, "wb") as first_row:
         for stretch, start in enumerate(range(0, rows, _STRETCH_ROWS)):
             own = np.arange(start, min(start + _STRETCH_ROWS, rows), dtype="<i8")
             first_of = own.copy()
@@ -167,8 +134,9 @@ def number_texts(files: TableFiles, scratch: Path, rows: int) -> int:
             ids[before] = pick_rows(files.row_text, "<i8", 0, 1, first_of[before])[:, 0]
             within = ~(fresh | before)
             ids[within] = ids[first_of[within] - start]
-            write_all(row_text.fileno(), ids.tobytes())
-            write_all(first_row.fileno(), own[fresh].tobytes())
+            row_text.write(ids.tobytes())
+            row_text.flush()  # the next stretch reads it
+            first_row.write(own[fresh].tobytes())
             count += int(np.count_nonzero(fresh))
     return count
 
@@ -253,7 +221,7 @@ class WhereWriter:
                 where["row"][fresh] = np.arange(encoded, encoded + len(fresh))
                 for place, count in zip(*np.unique(where["place"], return_counts=True), strict=True):
                     taken[int(place)] = taken.get(int(place), 0) + int(count)
-                write_all(where_file.fileno(), where.tobytes())
-                write_all(encoded_file.fileno(), (seen + fresh).astype("<i8").tobytes())
+                where_file.write(where.tobytes())
+                encoded_file.write((seen + fresh).astype("<i8").tobytes())
                 seen, encoded = seen + len(where), encoded + len(fresh)
         return encoded, {place: count for place, count in taken.items() if place != ENCODED}

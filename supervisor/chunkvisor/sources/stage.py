@@ -40,12 +40,13 @@ def stage(request: IngestRequest, folder: Path) -> None:
     if request.sql is not None or request.where is not None:
         database()
     files, read = list[TableSource](), 0
-    with Spool(paths, scratch) as spool, open(paths.places, "wb") as places:
+    spool = Spool(paths, scratch)
+    with open(paths.places, "wb") as places:
         for source in sources:
             left = None if request.max_rows is None else request.max_rows - read
             if left == 0:
                 break
-            first, number, kept = spool.rows_added, -1, array("q")
+            first, number, kept = spool.rows, -1, array("q")
             with _at_hand(source, scratch) as local:
                 for number, text in enumerate(_texts(database, local, request, left)):
                     if text is not None:
@@ -57,7 +58,8 @@ def stage(request: IngestRequest, folder: Path) -> None:
                         kept = array("q")
             places.write(kept.tobytes())
             read += number + 1
-            files.append(TableSource(source.path, first, spool.rows_added - first))
+            files.append(TableSource(source.path, first, spool.rows - first))
+    spool.flush()
     if request.has_rows_table and spool.rows:
         database().write_rows(paths.rows, spool.rows)
     if request.where is None:
@@ -74,7 +76,7 @@ def stage(request: IngestRequest, folder: Path) -> None:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     counts = {"rows": spool.rows, "distinct": distinct, "empty": spool.empty}
-    write_record(folder, files, **counts, source_state=state, skip_blank=request.skip_blank)
+    write_record(folder, files, **counts, signature=state, skip_blank=request.skip_blank)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,28 +76,16 @@ class TableSource:
     rows: int
 
 
-def write_record(
-    folder: Path,
-    files: Sequence[TableSource],
-    *,
-    rows: int,
-    distinct: int,
-    source_state: Signature,
-    skip_blank: bool = False,
-    empty: int = 0,
-) -> None:
-    """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
+def write_record(folder: Path, files: Sequence[TableSource], **values: Any) -> None:
+    """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError.
+
+    `values` are rows, distinct, empty, signature and skip_blank of the table.
+    """
     paths = TableFiles(folder)
     stamps = {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there)}
-    content = [stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]
-    record = {
-        "rows": rows,
-        "distinct": distinct,
-        "digest": digest_of(content),
+    record = values | {
+        "digest": digest_of([stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]),
         "files": [[shown(file.path), file.first_row, file.rows] for file in files],
-        "signature": source_state,
-        "skip_blank": skip_blank,
-        "empty": empty,
         "stamps": {name: asdict(stamp) for name, stamp in stamps.items()},
     }
     write_sealed(paths.record, record)
@@ -109,19 +98,19 @@ class StagedTable:
     folder: Path
     rows: int
     distinct: int
+    empty: int
+    """Rows whose text is empty."""
     digest: str
     """sha256 of the texts, their lengths and the rows that have them: equal for equal content, whatever the files."""
-    files: tuple[TableSource, ...]
-    """Those that were read, in the order of their rows."""
     signature: Signature
     """State of all source files when they were read, see `resolve.signature`."""
     skip_blank: bool
-    carried: str | None = None
+    files: tuple[TableSource, ...]
+    """Those that were read, in the order of their rows."""
+    carried: str | None
     """sha256 of rows.parquet, if there is one."""
-    leaves_out: bool = False
+    leaves_out: bool
     """Whether rows of the sources are left out."""
-    empty: int = 0
-    """Rows whose text is empty."""
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
@@ -136,17 +125,13 @@ class StagedTable:
             if record is None:
                 raise DamagedError(f"{folder} holds no table")
             stamps = {name: Stamp(**stamp) for name, stamp in record["stamps"].items()}
+            names = ("rows", "distinct", "empty", "digest", "signature", "skip_blank")
             table = cls(
-                folder=folder,
-                rows=record["rows"],
-                distinct=record["distinct"],
-                digest=record["digest"],
+                folder,
+                **{name: record[name] for name in names},
                 files=tuple(TableSource(Path(path), first, rows) for path, first, rows in record["files"]),
-                signature=record["signature"],
-                skip_blank=record["skip_blank"],
                 carried=stamps[paths.rows.name].digest if paths.rows.name in stamps else None,
                 leaves_out=paths.places.name in stamps,
-                empty=record["empty"],
             )
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise DamagedError(f"{paths.record}: {error}") from error
@@ -193,11 +178,6 @@ class StagedTable:
     def texts_of_rows(self, rows: Numbers) -> Numbers:
         """Read the numbers of the texts of those rows, in that order; shape (len(rows),)."""
         return _pick(TableFiles(self.folder).row_text, rows, self.rows)
-
-    def row_blocks(self) -> Iterator[Numbers]:
-        """Yield the numbers of the texts of all rows, in order, a million rows at a time."""
-        for start in range(0, self.rows, _ROWS_AT_ONCE):
-            yield self.row_text(start, min(start + _ROWS_AT_ONCE, self.rows))
 
     def first_row(self, start: int, stop: int) -> Numbers:
         """Read the first rows of the distinct texts start..stop; shape (stop - start,)."""
@@ -252,7 +232,7 @@ def peek(folder: Path, row: int, most_chars: int) -> str | None:
     """Return the start of a row's text; None if the table is gone or is not what it was."""
     try:
         table = StagedTable.open(folder)
-        return table.texts_of(table.texts_of_rows(np.array([row])))[0][:most_chars]
+        return table.texts_of(table.row_text(row, row + 1))[0][:most_chars]
     except (DamagedError, IndexError, OSError):
         return None
 
@@ -263,7 +243,8 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
         return dict.fromkeys(texts, 1)
     wanted = np.unique(np.asarray(texts, dtype=np.int64))
     counts = np.zeros(len(wanted), dtype=np.int64)
-    for found in table.row_blocks() if len(wanted) else ():
+    for start in range(0, table.rows, _ROWS_AT_ONCE) if len(wanted) else ():
+        found = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
         hits = found[np.isin(found, wanted)]
         counts += np.bincount(np.searchsorted(wanted, hits), minlength=len(wanted))
     return dict(zip(wanted.tolist(), counts.tolist(), strict=True))

@@ -24,9 +24,10 @@ TEXTS = st.lists(
 def staged(folder: Path, texts: list[bytes]) -> tuple[int, TableFiles]:
     """Return the number of distinct texts, and the files."""
     files = TableFiles(folder)
-    with Spool(files, folder) as spooled:
-        for text in texts:
-            spooled.add(text)
+    spooled = Spool(files, folder)
+    for text in texts:
+        spooled.add(text)
+    spooled.flush()
     distinct = number_texts(files, folder, spooled.rows)
     drop_repeats(files, folder, spooled.batches)
     return distinct, files
