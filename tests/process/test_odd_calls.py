@@ -107,7 +107,6 @@ def test_names(finished: ScriptedWorkplace, arguments: list[str]) -> None:
         ("file:///x", "file:// is the address"),
         ("$HOME/x", "$HOME is not replaced in a config"),
         ("a/${USER}/x", "${USER} is not replaced in a config"),
-        ("~nobody-of-that-name/x", "there is no user 'nobody-of-that-name'"),
     ],
 )
 @pytest.mark.parametrize("key", ["workdir", "metrics.textfile"])

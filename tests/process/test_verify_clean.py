@@ -135,7 +135,7 @@ def test_a_damaged_chunk_that_nobody_needs_is_to_be_removed(
     damage(damaged)
     ended = place.here("verify", str(place.workdir))
     assert ended.returncode == 74
-    assert "do:  remove them: the final files are good" in ended.stderr
+    assert "do:  remove the damaged chunk files: the final files are good" in ended.stderr
     assert "run the same" not in ended.stderr
 
     damaged.unlink()

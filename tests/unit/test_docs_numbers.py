@@ -8,7 +8,6 @@ from chunkvisor.assemble import badrows
 from chunkvisor.commands import drill, tune
 from chunkvisor.config import model as specs
 from chunkvisor.config.values import MOST_SHARDS
-from chunkvisor.decide import likeness
 from chunkvisor.engine import trial
 from chunkvisor.events import journal, state
 from chunkvisor.heart import policy
@@ -68,7 +67,6 @@ NUMBERS = [
     ("docs/how-to/check-vectors.md", f"| float32 | {trial._ALLOWED['float32']} |"),
     ("docs/how-to/check-vectors.md", f"| float16 | {trial._ALLOWED['float16']} |"),
     ("docs/how-to/check-vectors.md", f"| bfloat16 | {trial._ALLOWED['bfloat16']} |"),
-    ("docs/how-to/tune.md", f"of the {in_words(likeness.NEIGHBOURS)} texts"),
     ("docs/how-to/tune.md", f"less than {100 * (tune._MATTERS - 1):.0f} %"),
     ("docs/explanation/how-it-works.md", f"{in_words(policy.LIMITS['canary'])} canaries in a row"),
 ]

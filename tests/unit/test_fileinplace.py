@@ -2,13 +2,13 @@
 
 import errno
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from chunkvisor.commands import onefile
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import write_sealed
 
@@ -55,9 +55,9 @@ def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfileobj", full)
+    monkeypatch.setattr(onefile, "copy_atomic", full)
     with pytest.raises(Halt) as caught:
-        onefile.publish(onefile.OneFile({}, out, state, tmp_path), {})
+        onefile.publish(out, state, Identity({}))
     assert caught.value.code is ExitCode.DISK
     assert caught.value.what == f"the disk of {out.parent} is full or failing"
     room = rf"2\.0 KiB are needed; [\d.]+ \w+ are free in {out.parent}"

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,72 +11,42 @@ import pytest
 import yaml
 
 from chunkvisor.commands import tune as tuning_module
-from chunkvisor.commands.tune import (
-    BASELINE,
-    Candidate,
-    Measured,
-    best_of,
-    budgets,
-    crowds,
-    draw,
-    dtypes,
-    to_json,
-    tune,
-)
+from chunkvisor.commands.tune import Candidate, Measured, Tuning, cosines, draw, to_json, tune
 from chunkvisor.config.load import load
 from chunkvisor.config.yaml import with_values
-from chunkvisor.decide.likeness import Likeness, likeness
-from chunkvisor.engine.trial import Conditions, Trial
+from chunkvisor.engine.trial import Trial
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import Limits, ModelSpec
 
-
-def test_what_is_tried() -> None:
-    """Each round begins with the best of the one before; outputs that have begun keep their dtype."""
-    assert [each.dtype for each in dtypes("cpu", bfloat16=True, fixed=None)] == ["bfloat16"]
-    assert dtypes("cpu", bfloat16=False, fixed=None) == []
-    assert [each.dtype for each in dtypes("cpu", bfloat16=False, fixed="bfloat16")] == ["bfloat16"]
-    assert [each.dtype for each in dtypes("cuda", bfloat16=False, fixed=None)] == ["bfloat16", "float16"]
-    assert dtypes("cuda", bfloat16=True, fixed="float32") == []
-    assert [each.dtype for each in dtypes("cuda", bfloat16=True, fixed="float16")] == ["float16"]
-    best = Candidate("bfloat16", 8192)
-    assert {each.dtype for each in budgets("cpu", best)} == {"bfloat16"}
-    assert [each.batch_tokens for each in budgets("cpu", best)] == [1024, 4096, 8192]
-    assert crowds(best, 2) == [Candidate("bfloat16", 8192, 2)]
-    assert crowds(best, 1) == []
+_DTYPE = ("model", "dtype")
+_TOKENS = ("encode", "batch_tokens")
 
 
 def test_vectors_are_compared() -> None:
-    """Cosines row by row, zero vectors of blank texts among them, and the ten nearest of each text."""
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((50, 16)).astype(np.float32)
+    """Cosines are taken row by row; the zero vectors of a blank text are equal."""
+    vectors = np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32)
     vectors[7] = 0
-    longer = likeness(vectors * 3, vectors)
-    assert (longer.mean_cosine, longer.least_cosine, longer.neighbours) == pytest.approx((1.0, 1.0, 1.0))
+    assert cosines(vectors * 3, vectors) == pytest.approx((1.0, 1.0))
     turned = vectors.copy()
-    turned[3] = -turned[3]
-    assert likeness(turned, vectors).least_cosine == pytest.approx(-1.0)
-    other = likeness(rng.standard_normal((50, 16)).astype(np.float32), vectors)
-    assert other.neighbours < 0.5
-    assert likeness(vectors[:1], vectors[:1]).neighbours == 1.0
+    turned[3] *= -1
+    assert cosines(turned, vectors)[1] == pytest.approx(-1.0)
 
 
 def test_the_fastest_that_is_near_enough() -> None:
     """What is too far from float32, or failed, is not taken, nor what is faster by chance alone."""
-    near, far = Likeness(1.0, 0.9999, 1.0), Likeness(0.99, 0.9, 0.8)
-    plain, chance = Measured(BASELINE, 100, near), Measured(Candidate("float32", 1024), 104, near)
-    fast, wrong = Measured(Candidate("bfloat16"), 150, near), Measured(Candidate("float16"), 300, far)
+    plain, chance = Measured(Candidate(), 100, 1, 1), Measured(Candidate("float32", 1024), 104, 1, 0.9999)
+    fast, wrong = Measured(Candidate("bfloat16"), 150, 1, 0.9999), Measured(Candidate("float16"), 300, 0.99, 0.9)
     failed = Measured(Candidate("float32", 8192), problem="gpu_oom: no")
-    assert best_of([plain, chance], 0.999) is plain
-    assert best_of([plain, chance, fast, wrong, failed], 0.999) is fast
-    assert best_of([plain, fast, wrong], 0.5) is wrong
-    assert best_of([failed, wrong], 0.999) is None
 
+    def best(limit: float, *measured: Measured) -> Measured | None:
+        return Tuning(1, 1, limit, None, measured=[*measured]).best
 
-_DTYPE = ("model", "dtype")
-_TOKENS = ("encode", "batch_tokens")
+    assert best(0.999, plain, chance) is plain
+    assert best(0.999, plain, chance, fast, wrong, failed) is fast
+    assert best(0.5, plain, fast, wrong) is wrong
+    assert best(0.999, failed, wrong) is None
 
 
 @pytest.mark.parametrize(
@@ -122,15 +91,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text("workdir: w\nmodel: {name: ./model}\ndevice: cpu\noutputs: {out: {source: rows.txt}}\n")
 
-    def made_up(
-        texts: list[str],
-        model: ModelSpec,
-        encode: EncodeSpec,
-        conditions: Conditions,
-        folder: Path,
-        on_wait: Callable[[], None],
-        limits: Limits,
-    ) -> Trial:
+    def made_up(texts: list[str], model: ModelSpec, *_rest: Any, limits: Limits) -> Trial:
         if limits.tokens == 8192:
             return Trial(Verdict(Outcome.HOST_OOM, "no memory"), None, "killed")
         half = model.dtype == "bfloat16"
@@ -149,83 +110,50 @@ def test_a_tuning(config: Path) -> None:
     said: list[str] = []
     tuning = tune(load(config), 0.999, said.append)
     assert tuning.best is not None
-    assert tuning.best.candidate.dtype == "bfloat16"
     assert tuning.changes[_DTYPE] == "bfloat16"
-    lines = draw(tuning, 0.999, 2.0)
+    lines = draw(tuning, 2.0)
     assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
     assert any("failed: host_oom: no memory" in line for line in lines)
+    assert f"tried on {tuning.sample} texts of 200; cosines are to float32." in lines
     assert "model.dtype: bfloat16" in lines[-1]
-    values = to_json(tuning, 2.0)
-    assert [each["recommended"] for each in values["candidates"]].count(True) == 1
-    assert values["candidates"][0]["settings"] == {
-        "model.dtype": "float32",
-        "encode.batch_tokens": "auto",
-        "workers.per_device": 1,
-    }
-    assert values["candidates"][0]["hours"] == pytest.approx(200 / 10 / 3600)
-    assert values["candidates"][0]["cost"] == pytest.approx(200 / 10 / 3600 * 2)
-    assert said[-1].startswith("trying bfloat16")
-    assert tuning.note == ""
+    first, *others = to_json(tuning, 2.0)["candidates"]
+    assert [each["recommended"] for each in others].count(True) == 1
+    assert first["settings"] == {"model.dtype": "float32", "encode.batch_tokens": "auto", "workers.per_device": 1}
+    assert first["hours"] == pytest.approx(200 / 10 / 3600)
+    assert first["cost"] == pytest.approx(200 / 10 / 3600 * 2)
+    assert said[-1].startswith("trying dtype bfloat16")
+    assert tuning.notes == []
+    tried = [each.candidate for each in tuning.measured]
+    assert len(tried) == len(set(tried))
 
 
-_PLAIN_CPU = frozenset({"sse2", "avx2"})
-_NOTE = "Note: bfloat16 is not tried: this CPU has no instructions for it."
-
-
-def test_bfloat16_is_left_out_where_the_cpu_has_none(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch it would take most of the time, only to be the slowest; a line says that it was not tried."""
-    monkeypatch.setattr(tuning_module, "processor_flags", lambda: _PLAIN_CPU)
-    said: list[str] = []
-    tuning = tune(load(config), 0.999, said.append)
-    assert not any("bfloat16" in line for line in said)
-    assert _NOTE in draw(tuning, 0.999, None)
-
-
-@pytest.mark.parametrize("key", ["model.dtype=bfloat16", "begun"])
-def test_bfloat16_is_tried_where_it_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """By the config, or by outputs that have begun in it; also with the plain budget, on whatever CPU."""
-    monkeypatch.setattr(tuning_module, "processor_flags", lambda: _PLAIN_CPU)
-    if key == "begun":
-        monkeypatch.setattr(tuning_module, "_begun", lambda _loaded: "bfloat16")
-    changes = [] if key == "begun" else [key]
-    tuning = tune(load(config, ["encode.batch_tokens=2000", *changes]), 0.999, lambda _step: None)
-    assert Candidate("bfloat16") in [each.candidate for each in tuning.measured]
-    assert _NOTE not in draw(tuning, 0.999, None)
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_bfloat16_on_a_cpu_without_it(config: Path, monkeypatch: pytest.MonkeyPatch, asked_for: bool) -> None:
+    """It would be the slowest, so it is tried only if the config has it; else a note says that it was not."""
+    monkeypatch.setattr(tuning_module, "processor_flags", lambda: frozenset({"avx2"}))
+    changes = ["encode.batch_tokens=2000", *(["model.dtype=bfloat16"] if asked_for else [])]
+    tuning = tune(load(config, changes), 0.999, lambda _step: None)
+    assert (Candidate("bfloat16") in [each.candidate for each in tuning.measured]) == asked_for
+    note = "Note: bfloat16 is not tried: this CPU has no instructions for it."
+    assert (note in draw(tuning, None)) != asked_for
 
 
 def test_what_has_begun_is_tuned_however_near_its_vectors_are(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stay as they are; so their budgets and workers are tried, not those of float32."""
-    monkeypatch.setattr(tuning_module, "_begun", lambda _loaded: "bfloat16")
+    """Vectors of outputs that have begun stay as they are; so their budgets are tried, not those of float32."""
+
+    class Facts:
+        dtype = "bfloat16"
+
+    monkeypatch.setattr(tuning_module, "read_facts", lambda _output: Facts)
     tuning = tune(load(config, ["model.dtype=bfloat16"]), 0.9999999999, lambda _step: None)
     assert {each.candidate.dtype for each in tuning.measured[1:]} == {"bfloat16"}
     assert {each.candidate.batch_tokens for each in tuning.measured} > {"auto", 1024, 4096}
     assert tuning.best is not None
-    assert "* is recommended: the fastest that makes the vectors of the workdir." in draw(tuning, 0.9999999999, None)
-
-
-def test_float32_fails(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the others are compared with is told: it is not float32 then."""
-    made_up: Callable[..., Trial] = tuning_module.try_texts  # type: ignore[attr-defined]  # as `config` has left it
-
-    def failing(texts: list[str], model: ModelSpec, *rest: Any, **more: Any) -> Trial:
-        if model.dtype == "float32":
-            return Trial(Verdict(Outcome.GPU_OOM, "no memory"), None, "out of memory")
-        return made_up(texts, model, *rest, **more)
-
-    monkeypatch.setattr(tuning_module, "try_texts", failing)
-    lines = draw(tune(load(config, ["model.dtype=bfloat16"]), 0.999, lambda _step: None), 0.999, None)
-    assert "tried on 80 texts of 200." in lines
-    assert any(line.startswith("Note: float32 failed: cosines are to the vectors of bfloat16") for line in lines)
-
-
-def test_an_output_may_have_any_name(config: Path) -> None:
-    """Such as that of a folder in which something is tried."""
-    config.write_text(config.read_text().replace("{out:", "{try1:"))
-    assert tune(load(config), 0.999, lambda _step: None).best is not None
+    assert any("the fastest that makes the vectors of the workdir" in line for line in draw(tuning, None))
 
 
 def test_a_signal_ends_what_is_tried(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes to the main thread; the worker is waited for in another one, and does not end by itself."""
+    """A signal comes to the main thread; the worker is waited for in another one, and does not end by itself."""
     begun = threading.Event()
 
     def stuck(*given: Any, **_more: Any) -> Trial:
@@ -233,7 +161,6 @@ def test_a_signal_ends_what_is_tried(config: Path, monkeypatch: pytest.MonkeyPat
         on_wait: Callable[[], None] = given[5]
         while True:
             on_wait()
-            time.sleep(0.01)
 
     def interrupt() -> None:
         begun.wait()
@@ -249,21 +176,8 @@ def test_a_signal_ends_what_is_tried(config: Path, monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGINT, before)
 
 
-def test_nothing_is_tried_twice(config: Path) -> None:
-    """Neither the config's own setting in a later round, nor what the first look has told of all the sample."""
-    said: list[str] = []
-    changes = ["model.dtype=bfloat16", "encode.batch_tokens=4096"]
-    tune(load(config, changes), 0.999, said.append)
-    assert said.count("trying bfloat16, batch_tokens 4096") == 2  # the first look, and the whole sample
-    (config.parent / "rows.txt").write_text("".join(f"{number}\n" for number in range(50)))
-    said.clear()
-    tuning = tune(load(config, changes), 0.999, said.append)
-    assert said.count("trying bfloat16, batch_tokens 4096") == 1
-    assert Candidate("bfloat16", 4096) in [each.candidate for each in tuning.measured]
-
-
-def test_a_plugin_has_settings_of_its_own(config: Path) -> None:
-    """There is nothing to tune, with code 78."""
+def test_a_plugin_is_refused(config: Path) -> None:
+    """For a plug-in encoder there is nothing to tune, with code 78."""
     with pytest.raises(Halt) as caught:
         tune(load(config, ["model.encoder=good:make"]), 0.999, lambda _step: None)
     assert caught.value.code is ExitCode.CONFIG

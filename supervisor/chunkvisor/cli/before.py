@@ -1,43 +1,38 @@
 """The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`, `explain`, `schema`."""
 
 import json
-import math
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, Number, config_argument, set_option
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument, json_option, set_option
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import columns_of, say
-from chunkvisor.units import counted
 
 
-def _complete_fault(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from chunkvisor.testing import FAULTS
-
-    return [fault.name for fault in FAULTS if fault.name.startswith(incomplete)]
+def _say(step: str) -> None:
+    say(f"{step} …", err=True)
 
 
 @click.command("plan")
 @config_argument()
 @set_option("Override a key, e.g. chunk.size=200.")
 @click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in bytes and seconds.")
+@json_option("For programs: one JSON object, in bytes and seconds.")
 def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
-    r"""Dry run: show what a run of CONFIG would do and need.
+    """Dry run: show what a run of CONFIG would do and need.
 
     It counts rows and tokens, and estimates memory, disk, and time once a speed is known. It uses no GPU and writes
     nothing into the workdir.
 
     \b
     Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
-    """
+    """  # noqa: D301 - as in the package
     from chunkvisor.commands.plan import forecast
     from chunkvisor.commands.plandraw import draw
     from chunkvisor.config.load import load
@@ -49,18 +44,26 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
         say("\n".join(draw(found, blocks=_can_draw(), columns=columns_of(sys.stdout))), indent=11)
 
 
+def _can_draw() -> bool:
+    try:
+        "─█▏".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 @click.command("doctor")
 @config_argument(required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs: JSON with `ok`, and an object for each check.")
+@json_option("For programs: JSON with `ok`, and an object for each check.")
 def doctor(config: Path | None, as_json: bool) -> None:
-    r"""Check whether this machine can do the job.
+    """Check whether this machine can do the job.
 
     It says how to repair what is wrong. Without CONFIG it looks at the machine alone; with it also at sources,
     device, folders and model, and a worker encodes a few words.
 
     \b
     Example: chunkvisor doctor embeddings.yaml
-    """
+    """  # noqa: D301 - as in the package
     from chunkvisor.commands.doctor import exit_code, render, to_json
     from chunkvisor.commands.doctor.checks import examine
     from chunkvisor.commands.doctor.readings import gather
@@ -82,13 +85,12 @@ def doctor(config: Path | None, as_json: bool) -> None:
     multiple=True,
     metavar="NAME",
     help="Only this failure; may be given more than once. The page docs/reference/drill.md lists them.",
-    shell_complete=_complete_fault,
 )
 @set_option("Override a key, e.g. device=cpu.")
 @click.option("--keep", is_flag=True, help="Keep the scratch folder, and say where it is.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
+@json_option()
 def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:
-    r"""Fire drill: cause each kind of failure on purpose.
+    """Fire drill: cause each kind of failure on purpose.
 
     It shows that a run recovers from each. It works in a scratch folder, with the model of CONFIG and the first rows of
     its first output. Failures that this machine cannot have are simulated, and the table says so. It takes some
@@ -96,9 +98,10 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
 
     \b
     Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
-    """
+    """  # noqa: D301 - as in the package
     from chunkvisor.commands import drill as drilling
     from chunkvisor.config.load import load
+    from chunkvisor.units import counted
 
     faults, loaded = drilling.choose(names), load(config, overrides)
     parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
@@ -125,70 +128,50 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
         )
 
 
-def _say(step: str) -> None:
-    say(f"{step} …", err=True)
-
-
-def _can_draw() -> bool:
-    try:
-        "─█▏".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
 @click.command("tune")
 @config_argument()
 @set_option("Override a key, e.g. device=cuda:1.")
 @click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
 @click.option(
     "--price",
-    type=Number(float, 0, math.inf, "a number, 0 or more"),
+    type=click.FloatRange(0),
     metavar="PER_HOUR",
     help="What an hour of this machine costs; the table then has the cost of the whole job.",
 )
 @click.option(
     "--least-cosine",
-    type=Number(float, 0, 1, "a number from 0 to 1"),
+    type=click.FloatRange(0, 1),
     default=0.999,
     show_default=True,
     metavar="COSINE",
-    help="Recommend only settings whose every vector has at least this cosine, 0 to 1, to its float32 one.",
+    help="Recommend only settings whose every vector has at least this cosine to its float32 one.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object, in hours.")
+@json_option("For programs: one JSON object, in hours.")
 def tune(
     config: Path, overrides: tuple[str, ...], write: bool, price: float | None, least_cosine: float, as_json: bool
 ) -> None:
-    r"""Try settings on texts of CONFIG, and recommend the fastest.
+    """Try settings on texts of CONFIG, and recommend the fastest.
 
     Dtypes, batch sizes and numbers of workers are compared by their speed, and by how near their vectors are to those
     of float32. It takes a minute or two and writes nothing into the workdir.
 
     \b
     Example: chunkvisor tune embeddings.yaml --price 2.5
-    """
-    from chunkvisor.commands.tune import draw, to_json
-    from chunkvisor.commands.tune import tune as try_all
+    """  # noqa: D301 - as in the package
+    from chunkvisor.commands import tune as tuning
     from chunkvisor.config.load import load
 
-    tuning = try_all(load(config, overrides), least_cosine, _tell)
-    if as_json:
-        say(json.dumps(to_json(tuning, price), indent=2))
-    else:
-        say("\n".join(draw(tuning, least_cosine, price)))
-    if tuning.best is None:
+    found = tuning.tune(load(config, overrides), least_cosine, _say)
+    say(json.dumps(tuning.to_json(found, price), indent=2) if as_json else "\n".join(tuning.draw(found, price)))
+    if found.best is None:
         raise Halt(
             ExitCode.QUARANTINED,
             f"no setting has a least cosine of {least_cosine:g} to float32",
             remedy="ask for less: --least-cosine 0.99; the table says what each setting has",
         )
-    if write and tuning.changes:
-        _write(config, tuning.changes)
+    if write and found.changes:
+        _write(config, found.changes)
         say(f"{config}: written", err=True)
-
-
-def _tell(step: str) -> None:
-    say(f"{step} …", err=True)
 
 
 def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
@@ -197,9 +180,8 @@ def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
 
     target = config.resolve()  # a link stays a link
     if not target.is_file():
-        raise config_error(f"{config} is no file that can be written to", remedy="give the config's own path")
-    with open(target, "rb") as file:
-        text = with_values(file.read().decode("utf-8"), values)
+        raise config_error(f"{config} is not a file that can be written to", remedy="give the config's own path")
+    text = with_values(target.read_bytes().decode("utf-8"), values)  # as bytes: line ends stay
     if text is None:
         lines = "; ".join(f"{section}.{key}: {value}" for (section, key), value in values.items())
         raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
@@ -211,13 +193,15 @@ def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
 @click.command("init")
 @click.argument("path", type=click.Path(path_type=Path), default=Path("chunkvisor.yaml"))
 def init(path: Path) -> None:
-    r"""Write a config to start from, with every key explained.
+    """Write a config to start from, with every key explained.
 
     Without PATH: chunkvisor.yaml; no existing file is overwritten.
 
     \b
     Example: chunkvisor init embeddings.yaml
-    """
+    """  # noqa: D301 - as in the package
+    from importlib.resources import files
+
     target = path / "chunkvisor.yaml" if path.is_dir() else path
     try:
         with open(target, "x") as file:
@@ -235,37 +219,30 @@ def init(path: Path) -> None:
     say(f"  chunkvisor run {path_in_words}       do it; run it again to continue")
 
 
-def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from chunkvisor.commands.explain import names
-
-    return [name for name in names() if name.startswith(incomplete)]
-
-
 @click.command("explain")
-@click.argument("name", required=False, shell_complete=_complete_name)
+@click.argument("name", required=False)
 def explain(name: str | None) -> None:
-    r"""Explain a failure, by the NAME that a run gave it.
+    """Explain a failure, by the NAME that a run gave it.
 
     It says what happened, what a run does by itself, and what you can do. The last lines of a run have NAME after
     `see:`. Without NAME: list all names.
 
     \b
     Example: chunkvisor explain gpu_oom
-    """
-    from chunkvisor.commands.explain import explain as entry_of
-    from chunkvisor.commands.explain import index
+    """  # noqa: D301 - as in the package
+    from chunkvisor.commands import explain as handbook
 
-    say(entry_of(name) if name is not None else "\n".join(index()), indent=4)
+    say(handbook.explain(name) if name is not None else "\n".join(handbook.index()), indent=4)
 
 
 @click.command("schema")
 def schema() -> None:
-    r"""Print the JSON Schema of the config. With it, editors complete keys and mark what is wrong.
+    """Print the JSON Schema of the config. With it, editors complete keys and mark what is wrong.
 
     \b
     Example: chunkvisor schema > chunkvisor.schema.json
     and at the top of the config: # yaml-language-server: $schema=chunkvisor.schema.json
-    """
+    """  # noqa: D301 - as in the package
     from chunkvisor.config.model import config_schema
 
     say(json.dumps(config_schema(), indent=2))

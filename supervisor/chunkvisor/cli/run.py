@@ -5,34 +5,21 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from chunkvisor.cli.parameters import (
-    ROW_COUNT,
-    config_argument,
-    set_option,
-    show_options,
-    stop_after_option,
-)
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument, run_options, set_option
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import confirmed, may_ask
-from chunkvisor.show.lines import Afterwards
 
 if TYPE_CHECKING:
-    from chunkvisor.commands.onefile import OneFile
-    from chunkvisor.show.observer import Observer
-    from chunkvisor.supervise.means import Request
-
-
-_DISCARDING = ("--from-scratch", "--yes")
+    from chunkvisor.show.lines import Afterwards
 
 
 def typed() -> str:
-    """What was typed, and where: without secrets, and without what would discard all that is done."""
+    """Return what was typed, and where: without secrets, and without what would discard all that is done."""
     from chunkvisor.config.load import without_secret
 
     words = list[str]()
@@ -41,7 +28,7 @@ def typed() -> str:
             words.append(without_secret(word))
         elif word.startswith("--set="):
             words.append(f"--set={without_secret(word[6:])}")
-        elif word not in _DISCARDING:
+        elif word not in ("--from-scratch", "--yes"):
             words.append(word)
     command = command_line(*words)
     with contextlib.suppress(OSError):  # the folder is gone
@@ -50,9 +37,8 @@ def typed() -> str:
 
 
 def command_line(*arguments: str) -> str:
-    """A command of chunkvisor, called as this one: outside of our virtual environment no shell may know the name."""
-    called = Path(sys.argv[0])
-    program: Sequence[str] = [sys.argv[0]]
+    """Return a command of chunkvisor, called as this one: outside of our virtual environment no shell knows it."""
+    called, program = Path(sys.argv[0]), [sys.argv[0]]
     if called.name in ("__main__.py", "-c", ""):  # python -m chunkvisor
         program = [sys.executable, "-m", "chunkvisor"]
     elif os.sep in sys.argv[0]:
@@ -60,11 +46,11 @@ def command_line(*arguments: str) -> str:
     return shlex.join([*program, *arguments])
 
 
-def tell_how_to_go_on(afterwards: Afterwards, end: Halt, workdir: Path, *, of_config: bool) -> None:
-    """The last lines of a run that has come to begin, and is not complete; `of_config`: it has a config in a file."""
+def _tell_how_to_go_on(afterwards: "Afterwards", end: Halt, workdir: Path, *, of_config: bool) -> None:
+    """Say the last lines of a run that has begun and is not complete; `of_config`: it has a config in a file."""
     if not afterwards.began or end.code is ExitCode.BUG:
         return
-    # Whoever was refused before a worker began has just typed it, and may have to type it otherwise.
+    # A command that was refused before a worker began has just been typed, and may have to be typed otherwise.
     elsewhere = of_config and " --" not in end.remedy and not any(word.startswith("--set") for word in sys.argv)
     if end.code is ExitCode.CONFIG and not afterwards.worked and not elsewhere:
         return
@@ -105,8 +91,7 @@ def tell_how_to_go_on(afterwards: Afterwards, end: Halt, workdir: Path, *, of_co
 )
 @click.option("--keep", is_flag=True, help="Keep that folder when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
-@stop_after_option()
-@show_options
+@run_options
 def encode(
     source: str,
     out: Path,
@@ -121,17 +106,20 @@ def encode(
     log_format: str,
     **options_given: str | None,
 ) -> None:
-    r"""Encode the texts of one file, SOURCE, into OUT.npy.
+    """Encode the texts of one file, SOURCE, into OUT.npy.
 
     Run the same command again to continue after a stop or a kill. OUT.json, next to OUT.npy, names the model,
     its revision, the versions, and the rows that have no vector.
 
     \b
     Example: chunkvisor encode articles.csv --column title --model sentence-transformers/all-MiniLM-L6-v2 -o titles.npy
-    """
-    from chunkvisor.commands.onefile import OUTPUT, OneFile, state_beside
+    """  # noqa: D301 - as in the package
+    from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
-    from chunkvisor.show.lines import shown
+    from chunkvisor.show.lines import Afterwards, shown
+    from chunkvisor.show.observer import Observers
+    from chunkvisor.store.layout import Layout
+    from chunkvisor.supervise.means import Request
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
@@ -142,46 +130,35 @@ def encode(
         **in_sections({**given, "name": given["model"], "normalize": normalize}),
         "chunk": {"size": given["chunk_size"]} if "chunk_size" in given else {},
         "device": device.split(",") if "," in device else device,
-        "outputs": {OUTPUT: {"source": source, **text}},
+        "outputs": {onefile.OUTPUT: {"source": source, **text}},
     }
     out = out.absolute()
-    place = workdir.absolute() if workdir else state_beside(out)
+    place = workdir.absolute() if workdir else onefile.state_beside(out)
     with shown(quiet, log_format) as observer:
         if not text:
             _require_text(source)
-        wanted = OneFile(values, out, place, Path.cwd(), overrides, keep, from_scratch, stop_after_s, typed())
-        code = _make(wanted, observer, in_words=log_format == "text")
-    if code is not ExitCode.COMPLETE:
-        sys.exit(int(code))
-
-
-def _make(wanted: "OneFile", observer: "Observer", *, in_words: bool) -> ExitCode:
-    """Make the file; where that does not end well, say how to go on. Raises Halt."""
-    from chunkvisor.commands.onefile import encode
-    from chunkvisor.show.lines import Afterwards
-    from chunkvisor.show.observer import Observers
-    from chunkvisor.store.layout import Layout
-
-    afterwards = Afterwards(observer, Layout(wanted.workdir))
-    try:
-        return encode(wanted, Observers(observer, afterwards))
-    except Halt as halt:
-        if in_words:
-            tell_how_to_go_on(afterwards, halt, wanted.workdir, of_config=False)
-        raise
+        loaded = onefile.loaded_of(values, place, overrides, keep=keep)
+        request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s, typed=typed())
+        afterwards = Afterwards(observer, Layout(place))
+        try:
+            code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
+        except Halt as halt:
+            if log_format == "text":
+                _tell_how_to_go_on(afterwards, halt, place, of_config=False)
+            raise
+    sys.exit(int(code))
 
 
 def _require_text(source: str) -> None:
-    """Raises Halt (78), naming the columns, unless every file is plain text, which has one column."""
+    """Raise Halt (78), naming the columns, unless every file is plain text, which has one column."""
     from chunkvisor.sources.readers import in_words
     from chunkvisor.sources.resolve import Format, resolve
     from chunkvisor.sources.sql import columns_of
 
     files = [file for file in resolve([source]) if file.format is not Format.TXT]
     if files:
-        columns = ""
-        if files[0].address is None:  # elsewhere, it would have to be fetched whole
-            columns = in_words(columns_of(files[0]))
+        # The columns of a file elsewhere would cost a fetch of all of it.
+        columns = in_words(columns_of(files[0])) if files[0].address is None else ""
         raise config_error(
             f"which column of {files[0].address or files[0].path} is to be encoded?",
             remedy=f"add --column, --template or --sql. {columns}".rstrip(),
@@ -202,8 +179,7 @@ def _require_text(source: str) -> None:
     "--from-scratch", is_flag=True, help="Start over; earlier results are replaced once the new ones are complete."
 )
 @click.option("--yes", is_flag=True, help="With --from-scratch: do not ask first.")
-@stop_after_option()
-@show_options
+@run_options
 def run(
     config: Path,
     overrides: tuple[str, ...],
@@ -215,16 +191,20 @@ def run(
     quiet: bool,
     log_format: str,
 ) -> None:
-    r"""Do the job of CONFIG. Run the same command again to continue.
+    """Do the job of CONFIG. Run the same command again to continue.
 
     It continues after a stop, a crash, a kill or a power cut, and does nothing once everything is done.
 
     \b
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
-    """
+    """  # noqa: D301 - as in the package
     from chunkvisor.config.load import load
-    from chunkvisor.show.lines import shown
+    from chunkvisor.show.lines import Afterwards, next_steps, shown
+    from chunkvisor.show.observer import Observers
+    from chunkvisor.show.outside import service_manager
+    from chunkvisor.store.layout import Layout
     from chunkvisor.supervise.means import Request
+    from chunkvisor.supervise.session import run as run_session
 
     if update and from_scratch:
         raise click.UsageError("--update does not go with --from-scratch, which discards what --update keeps.")
@@ -232,41 +212,25 @@ def run(
         loaded = load(config, overrides)
         if max_rows is not None:
             loaded = loaded.trial(max_rows)
+        workdir = loaded.config.workdir
         if from_scratch and not yes and may_ask():
-            names, workdir = ", ".join(loaded.config.outputs), loaded.config.workdir
+            names = ", ".join(loaded.config.outputs)
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
                 raise click.Abort
         request = Request(loaded, max_rows, from_scratch, update, stop_after_s=stop_after_s, typed=typed())
-        code = _run(request, observer, in_words=log_format == "text")
-    if code is not ExitCode.COMPLETE:
-        sys.exit(int(code))
-
-
-def _run(request: "Request", observer: "Observer", *, in_words: bool) -> ExitCode:
-    """Run it; after the end, whatever it is, say what may be done next. Raises Halt."""
-    from chunkvisor.show.lines import Afterwards
-    from chunkvisor.show.observer import Observers
-    from chunkvisor.show.outside import service_manager
-    from chunkvisor.store.layout import Layout
-    from chunkvisor.supervise.session import run
-
-    loaded = request.loaded
-    afterwards = Afterwards(observer, Layout(loaded.config.workdir))
-    began_s, code, end = time.time(), ExitCode.BUG, None
-    try:
-        code = run(request, Observers(observer, afterwards, guarded=[service_manager()]))
-        return code
-    except Halt as halt:
-        code, end = halt.code, halt
-        raise
-    finally:
-        if in_words:
-            from chunkvisor.show.lines import next_steps
-
-            complete = code is ExitCode.COMPLETE
-            told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
-            trial = request.max_rows is not None
-            for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
-                afterwards.tell(line)
-            if end is not None:
-                tell_how_to_go_on(afterwards, end, loaded.config.workdir, of_config=True)
+        afterwards = Afterwards(observer, Layout(workdir))
+        began_s, code, end = time.time(), ExitCode.BUG, None
+        try:
+            code = run_session(request, Observers(observer, afterwards, guarded=[service_manager()]))
+        except Halt as halt:
+            code, end = halt.code, halt
+            raise
+        finally:
+            if log_format == "text":
+                complete, trial = code is ExitCode.COMPLETE, max_rows is not None
+                told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
+                for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
+                    afterwards.tell(line)
+                if end is not None:
+                    _tell_how_to_go_on(afterwards, end, workdir, of_config=True)
+    sys.exit(int(code))

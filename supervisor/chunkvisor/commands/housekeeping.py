@@ -10,7 +10,6 @@ from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import Ledger, ledger_of
 from chunkvisor.store.records import DamagedError
@@ -20,90 +19,69 @@ from chunkvisor_worker.contract.files import remove_folder, sync_folder, write_a
 
 
 def retry(workdir: Path) -> int:
-    """Take the quarantined texts of all outputs out of quarantine; returns how many there were.
+    """Take the quarantined texts of all outputs out of quarantine; return how many there were.
 
-    The next run tries them again, and no others. Raises Halt: 78 where the folder is no workdir, 75 while anybody is at
-    work there, 74 where its records are damaged; OSError.
+    The next run tries them again, and no others. Raises Halt: 78 if the folder is not a workdir, 75 while a run is at
+    work there, 74 if its records are damaged; OSError.
     """
     with _held(workdir) as outputs:
-        return sum(map(_reopen, outputs))
+        try:
+            return sum(map(_reopen, outputs))
+        except DamagedError as error:
+            raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
 
 
 def clean(workdir: Path) -> tuple[int, int]:
-    """Remove the chunk and attempt files, and the staged texts, of finished outputs: (files removed, bytes freed).
+    """Remove chunk files, attempts and staged texts of finished outputs; return (files removed, bytes freed).
 
-    An output with rows in quarantine keeps them: `retry` needs the good vectors of its chunks. Raises Halt: 78 where
-    the folder is no workdir, 75 while anybody is at work there.
+    An output with quarantined rows keeps them: `retry` needs the good vectors of its chunks. Raises Halt: 78 if the
+    folder is not a workdir, 75 while a run is at work there.
     """
     sizes: list[int] = []
     with _held(workdir) as outputs:
-        finished = [output for output in outputs if _is_over(output)]
-        for output in finished:
-            table = TableFiles(output.table)
+        manifests = [(output, read_finished(output)) for output in outputs]
+        for output in [output for output, manifest in manifests if manifest and not manifest["quarantined"]]:
+            for folder in (output.chunks, output.attempts):
+                sizes += [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+                remove_folder(folder)
             # The index stays, and its record: by it, other outputs find the texts that have a vector here.
-            staged = [path for path in output.table.glob("*") if path not in (table.index, table.record)]
-            sizes += _remove(output.chunks) + _remove(output.attempts)
-            for path in staged:
+            table = TableFiles(output.table)
+            for path in {*output.table.glob("*")} - {table.index, table.record}:
                 if path.is_file() and not path.is_symlink():
                     sizes.append(path.stat().st_size)
                     path.unlink()
     return len(sizes), sum(sizes)
 
 
-def _is_over(output: OutputLayout) -> bool:
-    manifest = read_finished(output)
-    return manifest is not None and not manifest["quarantined"]
-
-
-def _remove(folder: Path) -> list[int]:
-    """Remove it; the sizes of the files that were in it."""
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    remove_folder(folder)
-    return sizes
-
-
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
     with hold(layout.lock, ""):
-        yield [layout.output(folder.name) for folder in _folders(layout.outputs)]
-
-
-def _folders(folder: Path) -> list[Path]:
-    """Those in it, by name; none where it is missing. Raises OSError, where `glob` would find nothing."""
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
-    except FileNotFoundError:
-        return []
-
-
-@contextlib.contextmanager
-def _damage_told() -> Iterator[None]:
-    try:
-        yield
-    except DamagedError as error:
-        raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
+        try:
+            # Not `glob`, which finds nothing in a folder that cannot be read.
+            names = sorted(path.name for path in layout.outputs.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            names = []
+        yield [layout.output(name) for name in names]
 
 
 def _reopen(layout: OutputLayout) -> int:
-    with _damage_told():
-        ledger, manifest = ledger_of(layout), read_finished(layout)
-        if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
-            # Its chunks have a part of it only: the next run takes all good rows over from its final file.
-            write_atomic(layout.again, b"")
-            return len(bad_texts(layout, manifest)) or count_of(manifest)
+    """Make the bad texts of one output pending; return how many. Raises DamagedError."""
+    ledger, manifest = ledger_of(layout), read_finished(layout)
+    if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
+        # Its chunks have a part of it only: the next run takes all good rows over from its final file.
+        write_atomic(layout.again, b"")
+        return len(bad_texts(layout, manifest)) or count_of(manifest)
     if ledger is None:
         return 0
     known = bad_texts(layout, manifest) if manifest is not None else {}
     ledger.load()
-    pending = _with_bad_texts(ledger)
+    pending = {chunk: found for chunk in ledger.taken_apart() if (found := ledger.parts(chunk).bad)}
     # A record that is lost, or that went with a damaged chunk, takes no text out of the manifest.
     bad = known.keys() | ledger.bad.keys()
     count = len(bad) + sum(map(len, pending.values()))
-    if not count:
-        return 0
     # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
-    if not replaces_another(layout):
+    if count and not replaces_another(layout):
         recorded = read_recorded(layout)
         forget(layout, recorded)
         if recorded is not None:
@@ -113,24 +91,14 @@ def _reopen(layout: OutputLayout) -> int:
         # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
         for folder in (layout.state, layout.workdir):
             sync_folder(folder)
-    _forgive(ledger, pending, bad)
+    for chunk in pending:
+        ledger.parts(chunk).forgive()
+    _reopen_committed(ledger, bad)
     return count
 
 
-def _with_bad_texts(ledger: Ledger) -> dict[int, list[BadText]]:
-    """Chunks that are taken apart, with their bad texts."""
-    return {chunk: bad for chunk in ledger.taken_apart() if (bad := ledger.parts(chunk).bad)}
-
-
-def _forgive(ledger: Ledger, taken_apart: Iterable[int], bad: Iterable[int]) -> None:
-    """Make bad texts pending: all of these chunks, and these texts of committed ones."""
-    for chunk in taken_apart:
-        ledger.parts(chunk).forgive()
-    _reopen_committed(ledger, bad)
-
-
 def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:
-    """Have chunks that are done but for some texts taken apart, with their file as the part that is done."""
+    """Take chunks apart that are done but for some texts, with their file as the part that is done."""
     texts_of: dict[int, list[int]] = {}
     for text in sorted(bad):
         texts_of.setdefault(text // ledger.plan.chunk_size, []).append(text)

@@ -1,27 +1,27 @@
-"""Tries what this machine offers on a sample of the config's texts, and compares rates and vectors."""
+"""Try dtypes, token budgets and numbers of workers on a sample of the config's texts; compare rates and vectors."""
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from chunkvisor.commands.audit import failure
 from chunkvisor.commands.plan import table_of
-from chunkvisor.config.choices import Dtype
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, EncodeConfig, encode_spec, model_spec, resolve_limits
-from chunkvisor.decide.likeness import Likeness, Vectors, likeness
+from chunkvisor.config.model import encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.dtypes import Card, advised_dtype, unfit_dtype
 from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, processor_flags, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, environment_of, try_texts
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import config_error
 from chunkvisor.judge import Patience
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts
@@ -29,202 +29,188 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.messages import ModelSpec, Phase
 
+Vectors = npt.NDArray[np.float32]
+
+# Around what `auto` is: 2,048 on a CPU, 32,768 on a GPU.
+_TOKENS = {"cpu": (1024, 4096, 8192), "cuda": (8192, 16384, 65536)}
+_FIRST_TEXTS, _MOST_TEXTS = 64, 2000
+_EACH_S = 4.0
+"""Seconds that the sample takes with the config as it is."""
+_MATTERS = 1.05
+"""A setting that gains less than a twentieth is not worth a change of the config."""
+_HEAD = ("dtype", "tokens", "workers", "texts/s", "cosine", "least", "all of it", "cost")
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One way to encode; the fields are keys of the config."""
 
-    dtype: str
-    """`model.dtype`; never auto, which means another thing for each checkpoint."""
+    dtype: str = "float32"
     batch_tokens: int | str = "auto"
-    """`encode.batch_tokens`."""
     per_device: int = 1
-    """`workers.per_device`."""
 
-    def __str__(self) -> str:
-        workers = f", {self.per_device} workers" if self.per_device > 1 else ""
-        return f"{self.dtype}, batch_tokens {self.batch_tokens}{workers}"
-
-    def values(self) -> dict[tuple[str, str], int | str]:
-        """Section and key of the config -> value."""
-        return {
-            ("model", "dtype"): self.dtype,
-            ("encode", "batch_tokens"): self.batch_tokens,
-            ("workers", "per_device"): self.per_device,
-        }
-
-
-BASELINE = Candidate(str(Dtype.FLOAT32))
-"""What the others are compared with: vectors of single precision."""
-
-_DTYPES = {"cpu": (Dtype.BFLOAT16,), "cuda": (Dtype.BFLOAT16, Dtype.FLOAT16)}
-"""Beside float32. On a CPU float16 has no kernels of its own and is slower than float32."""
-
-_TOKENS = {"cpu": (1024, 4096, 8192), "cuda": (8192, 16384, 65536)}
-"""Around what `auto` is: 2,048 on a CPU; on a GPU 32,768, cut to what fits the memory."""
-
-
-def dtypes(kind: str, *, bfloat16: bool, fixed: str | None) -> list[Candidate]:
-    """The first round, on a CPU with `bfloat16` only where told so.
-
-    With `fixed`, only that dtype, since outputs that have begun keep theirs.
-    """
-    if fixed is not None:
-        return [replace(BASELINE, dtype=fixed)] if fixed != BASELINE.dtype else []
-    return [replace(BASELINE, dtype=str(dtype)) for dtype in _DTYPES[kind] if bfloat16 or kind != "cpu"]
-
-
-def budgets(kind: str, best: Candidate) -> list[Candidate]:
-    """The second round: other token budgets."""
-    return [replace(best, batch_tokens=tokens) for tokens in _TOKENS[kind]]
-
-
-def crowds(best: Candidate, cores: int) -> list[Candidate]:
-    """The third round: two workers on the device, where there are cores for both."""
-    return [replace(best, per_device=2)] if cores >= 2 else []
-
-
-_MATTERS = 1.05
+    def settings(self) -> dict[tuple[str, str], int | str]:
+        """Return section and key of the config -> value."""
+        keys = (("model", "dtype"), ("encode", "batch_tokens"), ("workers", "per_device"))
+        return dict(zip(keys, (self.dtype, self.batch_tokens, self.per_device), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What became of a candidate."""
+    """What became of a candidate; the rate is that of one device, without the start of its workers."""
 
     candidate: Candidate
     texts_per_s: float = 0.0
-    """On one device, while it computes; the start of a worker is not in it."""
-    likeness: Likeness | None = None
-    """None where it failed."""
+    mean_cosine: float | None = None
+    least_cosine: float | None = None
     problem: str = ""
-    """Why it failed."""
-
-    def fits(self, least_cosine: float) -> bool:
-        """Whether its vectors are near enough to be recommended."""
-        return self.likeness is not None and self.likeness.least_cosine >= least_cosine
+    """Why it failed; then there are no numbers."""
 
 
-def best_of(measured: Sequence[Measured], least_cosine: float) -> Measured | None:
-    """The fastest whose vectors are near enough, or one before it that is as fast but for chance; None = there is none.
-
-    They are tried from the plain to the unusual: what gains less than a twentieth is no reason to change a config.
-    """
-    best: Measured | None = None
-    for each in measured:
-        if each.fits(least_cosine) and (best is None or each.texts_per_s > best.texts_per_s * _MATTERS):
-            best = each
-    return best
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tuning:
-    """All that was tried."""
+    """What was tried, in this order: float32 first, from the plain to the unusual."""
 
-    measured: tuple[Measured, ...]
-    """In the order in which it was tried; the first is float32."""
-    best: Measured | None
-    sample: int
-    """Texts that each was tried on."""
     texts: int
     """Distinct texts of the whole job."""
     devices: int
-    configured: Candidate
-    """What the config asks for now."""
-    note: str = ""
-    vectors_fixed: bool = False
-    """Outputs have begun: the recommended setting is one that makes their vectors, however near to float32."""
+    least_cosine: float
+    begun: str | None
+    """The dtype of outputs that have begun; their vectors stay as they are, however near they are to float32."""
+    configured: Candidate = field(default_factory=Candidate)
+    sample: int = 0
+    measured: list[Measured] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Measured | None:
+        """The fastest whose vectors are near enough, or an earlier one that is as fast but for chance."""
+        best = None
+        for each in self.measured:
+            if each.least_cosine is None or self.begun not in (None, each.candidate.dtype):
+                continue
+            near = self.begun is not None or each.least_cosine >= self.least_cosine
+            if near and (best is None or each.texts_per_s > best.texts_per_s * _MATTERS):
+                best = each
+        return best
 
     @property
     def changes(self) -> dict[tuple[str, str], int | str]:
         """Section and key -> the recommended value, where the config has another."""
-        if self.best is None:
-            return {}
-        now = self.configured.values()
-        return {place: value for place, value in self.best.candidate.values().items() if now[place] != value}
-
-    def hours(self, measured: Measured) -> float | None:
-        """What the whole job would take at that rate."""
-        rate = measured.texts_per_s * self.devices
-        return self.texts / rate / 3600 if rate else None
+        now, best = self.configured.settings(), self.best
+        return {key: value for key, value in best.candidate.settings().items() if now[key] != value} if best else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came of it."""
+def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) -> Tuning:
+    """Try the candidates. Takes a minute or two.
 
-    trial: Trial
-    """Of the worker; of several, of one that failed, or of the first."""
-    vectors: Vectors | None
-    """Of shape (texts, dimension), in the order of the texts; None where it failed."""
-    texts_per_s: float
-    """While it computes; 0 where it failed."""
+    Raises Halt: 78 for a plug-in or a model that is not here; what a run would end with if a source is wrong or no
+    worker succeeds; OSError.
+    """
+    config = loaded.config
+    source, devices = _model_at_hand(loaded), find_devices(config.device)
+    model_type = read_model_folder(Path(source.path or "")).model_type
+    kind, encode = devices[0].kind, config.effective_encode(next(iter(config.outputs)))
+    facts = (read_facts(Layout(config.workdir).output(name)) for name in config.outputs)
+    begun = next((each.dtype for each in facts if each is not None), None)
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as name:
+        tables = [table_of(config, output, None, Path(name), say) for output in config.outputs]
+        tuning = Tuning(sum(table.distinct for table in tables), len(devices), least_cosine, begun)
+        bench = _Bench(loaded, model_spec(config.model, source.path, source.revision), devices[0], Path(name), say)
+        tokens = "auto" if encode.batch_tokens is None else encode.batch_tokens
+        asked = Candidate(str(config.model.dtype), tokens, config.workers.per_device)
+        trial, _, rate = bench.run(asked, _texts(tables, _FIRST_TEXTS))
+        if trial.vectors is None:
+            raise failure(trial, "no text could be encoded with the config as it is")
+        tuning.configured = replace(asked, dtype=trial.dtype or "float32")
+        texts = _texts(tables, max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
+        tuning.sample = len(texts)
+
+        def try_all(candidates: Sequence[Candidate]) -> Candidate:
+            for each in dict.fromkeys(candidates):
+                if each not in [earlier.candidate for earlier in tuning.measured]:
+                    tuning.measured.append(bench.measure(each, texts))
+            return tuning.best.candidate if tuning.best else Candidate()
+
+        try_all([Candidate(), tuning.configured])
+        best = try_all([Candidate(dtype) for dtype in other_dtypes(tuning, devices[0], weakest(devices), model_type)])
+        best = try_all([replace(best, batch_tokens=tokens) for tokens in _TOKENS[kind]])
+        if len(os.sched_getaffinity(0)) > 1:
+            try_all([replace(best, per_device=2)])
+    if tuning.measured[0].problem:
+        tuning.notes.append("float32 failed: cosines are to the first setting that worked")
+    return tuning
 
 
-class Bench:
-    """Workers under the same conditions."""
+def other_dtypes(tuning: Tuning, device: Device, card: Card | None, model_type: str | None) -> list[str]:
+    """Return the other dtypes that suit machine and model, and note which are left out."""
+    if tuning.begun is not None:
+        tuning.notes.append(f"outputs in the workdir have begun in {tuning.begun}, and keep it")
+        return [tuning.begun]
+    if device.kind == "cpu":
+        # float16 has no fast kernels on a CPU.
+        if has_bfloat16(processor_flags()) or tuning.configured.dtype == "bfloat16":
+            return ["bfloat16"]
+        tuning.notes.append("bfloat16 is not tried: this CPU has no instructions for it")
+        return []
+    dtypes = ["bfloat16", "float16"]
+    if card is not None:
+        unfit = [dtype for dtype in dtypes if unfit_dtype(dtype, model_type, card) is not None]
+        why = advised_dtype(model_type, card).why
+        tuning.notes += [f"{dtype} is not tried on {card}: {why}" for dtype in unfit]
+        dtypes = [dtype for dtype in dtypes if dtype not in unfit]
+    return dtypes
+
+
+class _Bench:
+    """Run workers under the same conditions; the first vectors are what later ones are compared with."""
 
     def __init__(
-        self, loaded: LoadedConfig, model: ModelSpec, device: Device, scratch: Path, say: Callable[[str], None]
+        self, loaded: LoadedConfig, model: ModelSpec, device: Device, scratch: Path, say: Callable[[str], object]
     ) -> None:
         self._loaded, self._model, self._device, self._scratch, self._say = loaded, model, device, scratch, say
-        self._folders = 0
         self._reference: Vectors | None = None
-        self._tried = set[Candidate]()
         self._stopped = Event()
-        self.texts: list[str] = []
-        self.known: dict[Candidate, Run] = {}
-        """What has been run already on these texts."""
 
-    def round(self, candidates: Iterable[Candidate]) -> Iterable[Measured]:
-        """Try each on the sample, but for those of earlier rounds.
+    def measure(self, candidate: Candidate, texts: Sequence[str]) -> Measured:
+        """Run the candidate and compare its vectors."""
+        trial, vectors, rate = self.run(candidate, texts)
+        if vectors is None:
+            return Measured(candidate, problem=f"{trial.verdict.outcome}: {trial.verdict.reason}")
+        if self._reference is None:
+            self._reference = vectors
+        return Measured(candidate, rate, *cosines(vectors, self._reference))
 
-        The first that ever succeeds is what the others are compared with.
-        """
-        for candidate in candidates:
-            if candidate in self._tried:
-                continue
-            self._tried.add(candidate)
-            run = self.known.get(candidate) or self.run(candidate, self.texts)
-            if run.vectors is None:
-                verdict = run.trial.verdict
-                yield Measured(candidate, problem=f"{verdict.outcome}: {verdict.reason}")
-                continue
-            if self._reference is None:
-                self._reference = run.vectors
-            yield Measured(candidate, run.texts_per_s, likeness(run.vectors, self._reference))
-
-    def run(self, candidate: Candidate, texts: Sequence[str]) -> Run:
-        """One worker, or several at the same time that share texts and cores."""
-        self._say(f"trying {candidate}")
-        model = replace(self._model, dtype=candidate.dtype)
+    def run(self, candidate: Candidate, texts: Sequence[str]) -> tuple[Trial, Vectors | None, float]:
+        """Return a trial (one that failed, if any did), the vectors in the order of the texts, and texts a second."""
+        self._say(f"trying {', '.join(f'{key[1]} {value}' for key, value in candidate.settings().items())}")
         workers = candidate.per_device
         shares = [list(texts[number::workers]) for number in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
             try:
-                trials = list(pool.map(lambda share: self._try(candidate, model, share), shares))
+                trials = list(pool.map(lambda share: self._try(candidate, share), shares))
             except BaseException:  # a signal above all, which only this thread gets
                 self._stopped.set()
                 raise
         found = [trial.vectors for trial in trials if trial.vectors is not None]
         if len(found) < workers:
-            return Run(next(trial for trial in trials if trial.vectors is None), None, 0.0)
+            return next(trial for trial in trials if trial.vectors is None), None, 0.0
         vectors = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
         for number, share in enumerate(found):
             vectors[number::workers] = share
-        seconds = max(_computing_s(trial, self._device) for trial in trials)
-        return Run(trials[0], vectors, len(texts) / max(seconds, 1e-6))
+        # On a CPU the cores that compute tokenize as well; on a GPU that is done ahead.
+        phases = (Phase.TOKENIZE, Phase.FORWARD) if self._device.kind == "cpu" else (Phase.FORWARD,)
+        seconds = max(sum(trial.phase_s.get(phase, 0.0) for phase in phases) for trial in trials)
+        return trials[0], vectors, len(texts) / max(seconds, 1e-6)
 
-    def _try(self, candidate: Candidate, model: ModelSpec, texts: Sequence[str]) -> Trial:
-        config = self._loaded.config
-        self._folders += 1
-        folder = self._scratch / f".try{self._folders}"  # no output has such a name
-        folder.mkdir(mode=0o700)
+    def _try(self, candidate: Candidate, texts: Sequence[str]) -> Trial:
+        config, kind = self._loaded.config, self._device.kind
         environment = environment_of(os.environ, [self._device], config.env, workers=candidate.per_device)
-        place = (str(self._loaded.folder),)
-        patience = Patience.of(config)
-        conditions = Conditions(self._device.kind, environment, place, patience)
-        encode = first_encode(self._loaded).model_copy(update={"batch_tokens": candidate.batch_tokens})
-        limits = resolve_limits(encode, self._device.kind, plugin=False)
+        conditions = Conditions(kind, environment, (str(self._loaded.folder),), Patience.of(config))
+        encode = config.effective_encode(next(iter(config.outputs)))
+        encode = encode.model_copy(update={"batch_tokens": candidate.batch_tokens})
+        limits, model = resolve_limits(encode, kind, plugin=False), replace(self._model, dtype=candidate.dtype)
+        folder = Path(tempfile.mkdtemp(prefix=".try-", dir=self._scratch))  # an output's name has no such dot
         return try_texts(texts, model, encode_spec(encode), conditions, folder, self._unless_stopped, limits=limits)
 
     def _unless_stopped(self) -> None:
@@ -232,204 +218,13 @@ class Bench:
             raise CancelledError
 
 
-def first_encode(loaded: LoadedConfig) -> EncodeConfig:
-    """How the config's first output is encoded: all candidates are."""
-    return loaded.config.effective_encode(next(iter(loaded.config.outputs)))
-
-
-def _computing_s(trial: Trial, device: Device) -> float:
-    """On a CPU texts are tokenised by the cores that compute; on a GPU that is done ahead, beside another worker."""
-    phases = (Phase.TOKENIZE, Phase.FORWARD) if device.kind == "cpu" else (Phase.FORWARD,)
-    return sum(trial.phase_s.get(phase, 0.0) for phase in phases)
-
-
-_HEAD = ("dtype", "tokens", "workers", "texts/s", "cosine", "least", "neighbours", "all of it", "cost")
-
-
-def draw(tuning: Tuning, least_cosine: float, price_per_hour: float | None) -> list[str]:
-    """Lines: a row for each candidate, the recommended one marked, and below them what to do."""
-    rows = [_HEAD, *(_cells(tuning, each, price_per_hour) for each in tuning.measured)]
-    if price_per_hour is None:
-        rows = [row[:-1] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row, each in zip(rows, (None, *tuning.measured), strict=True):
-        mark = "*" if each is not None and each is tuning.best else " "
-        lines.append(
-            f"{mark} " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
-        if each is not None and each.problem:
-            lines.append(f"    failed: {each.problem}")
-    to = "" if tuning.measured[0].problem else "; cosines are to float32"
-    lines += ["", f"tried on {counted(tuning.sample, 'text')} of {tuning.texts:,}{to}."]
-    if tuning.note:
-        lines.append(f"Note: {tuning.note}.")
-    near = f"a least cosine of {least_cosine:g} or more"
-    if tuning.best is None:
-        lines.append(f"Nothing has {near}." if not tuning.vectors_fixed else "Nothing makes the workdir's vectors.")
-    else:
-        which = "that makes the vectors of the workdir" if tuning.vectors_fixed else f"with {near}"
-        lines.append(f"* is recommended: the fastest {which}.")
-        lines.append("Of two that differ by less than 5 %, it is the one that was tried first.")
-        changes = [f"{section}.{key}: {value}" for (section, key), value in tuning.changes.items()]
-        lines.append(
-            f"To set in the config: {', '.join(changes)}" if changes else "The config has these settings already."
-        )
-    return lines
-
-
-def to_json(tuning: Tuning, price_per_hour: float | None) -> dict[str, Any]:
-    """Plain values: numbers, hours, and the price's own currency."""
-    return {
-        "texts": tuning.texts,
-        "sample": tuning.sample,
-        "devices": tuning.devices,
-        "note": tuning.note,
-        "changes": {f"{section}.{key}": value for (section, key), value in tuning.changes.items()},
-        "candidates": [_values(tuning, each, price_per_hour) for each in tuning.measured],
-    }
-
-
-def _values(tuning: Tuning, each: Measured, price_per_hour: float | None) -> dict[str, Any]:
-    hours = tuning.hours(each)
-    alike = each.likeness
-    return {
-        "settings": {f"{section}.{key}": value for (section, key), value in each.candidate.values().items()},
-        "texts_per_s": round(each.texts_per_s, 3),
-        "mean_cosine": alike and alike.mean_cosine,
-        "least_cosine": alike and alike.least_cosine,
-        "same_neighbours": alike and alike.neighbours,
-        "hours": hours,
-        "cost": None if price_per_hour is None or hours is None else hours * price_per_hour,
-        "problem": each.problem,
-        "recommended": each is tuning.best,
-    }
-
-
-def _cells(tuning: Tuning, each: Measured, price_per_hour: float | None) -> tuple[str, ...]:
-    candidate, hours = each.candidate, tuning.hours(each)
-    setting = (candidate.dtype, str(candidate.batch_tokens), str(candidate.per_device))
-    if each.likeness is None or hours is None:
-        return (*setting, *["-"] * (len(_HEAD) - len(setting)))
-    alike = each.likeness
-    cost = "" if price_per_hour is None else f"{hours * price_per_hour:.2f}"
-    rate = f"{each.texts_per_s:,.0f}" if each.texts_per_s >= 10 else f"{each.texts_per_s:.2g}"
-    likeness = (f"{alike.mean_cosine:.5f}", f"{alike.least_cosine:.5f}", f"{alike.neighbours:.0%}")
-    return (*setting, rate, *likeness, human_time(hours * 3600), cost)
-
-
-_FIRST_TEXTS = 64
-"""In the first look, which tells how many texts the others get."""
-_EACH_S = 4.0
-"""So long the sample is to take with the config as it is."""
-_MOST_TEXTS = 2000
-
-_NO_BFLOAT16 = "bfloat16 is not tried: this CPU has no instructions for it"
-
-
-def tune(loaded: LoadedConfig, least_cosine: float, say: Callable[[str], None]) -> Tuning:
-    """Try the candidates. Takes a minute or two.
-
-    Raises Halt: 78 for a plug-in, whose settings are its own; what a run would end with where a source is wrong or no
-    worker succeeds; OSError.
-    """
-    config = loaded.config
-    source = _model_at_hand(config)
-    devices = find_devices(config.device)
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as name:
-        scratch = Path(name)
-        tables = [table_of(config, output, None, scratch, say) for output in config.outputs]
-        model = model_spec(config.model, source.path, source.revision)
-        bench = Bench(loaded, model, devices[0], scratch, say)
-        texts = _texts(tables, _FIRST_TEXTS)
-        configured = _configured(loaded, "auto")
-        first = _first_look(bench, replace(configured, dtype=str(config.model.dtype)), texts)
-        configured = replace(configured, dtype=first.trial.dtype or BASELINE.dtype)
-        count = max(_FIRST_TEXTS, min(_MOST_TEXTS, int(first.texts_per_s * _EACH_S)))
-        bench.texts = _texts(tables, count)
-        if bench.texts == texts:
-            bench.known[configured] = first
-        begun = _begun(loaded)
-        measured = list(bench.round([BASELINE, configured]))
-
-        # The vectors of what has begun stay as they are, however near they are.
-        limit = least_cosine if begun is None else -1.0
-
-        def best() -> Measured | None:
-            return best_of([each for each in measured if begun in (None, each.candidate.dtype)], limit)
-
-        def setting() -> Candidate:
-            found = best()
-            return found.candidate if found is not None else BASELINE
-
-        card, model_type = weakest(devices), read_model_folder(Path(source.path or "")).model_type
-        others, unfit = _suitable(_others(devices[0].kind, configured, begun), model_type, card)
-        measured += bench.round(others)
-        measured += bench.round(budgets(devices[0].kind, setting()))
-        measured += bench.round(crowds(setting(), len(os.sched_getaffinity(0))))
-        return Tuning(
-            tuple(measured),
-            best(),
-            len(bench.texts),
-            sum(table.distinct for table in tables),
-            len(devices),
-            configured,
-            "; ".join(filter(None, [_note(measured, begun, devices[0].kind), *unfit])),
-            vectors_fixed=begun is not None,
-        )
-
-
-def _others(kind: str, configured: Candidate, begun: str | None) -> list[Candidate]:
-    """Other dtypes that this machine has; bfloat16 on a CPU that is slower in it only where the config has it."""
-    wanted = has_bfloat16(processor_flags()) or configured.dtype == Dtype.BFLOAT16
-    return dtypes(kind, bfloat16=wanted, fixed=begun)
-
-
-def _suitable(
-    candidates: Sequence[Candidate], model_type: str | None, card: Card | None
-) -> tuple[list[Candidate], list[str]]:
-    """Those whose dtype suits the card and the model, and of the others why they are not tried."""
-    if card is None:
-        return list(candidates), []
-    fits = [each for each in candidates if unfit_dtype(each.dtype, model_type, card) is None]
-    others = dict.fromkeys(each.dtype for each in candidates if each not in fits)
-    why = advised_dtype(model_type, card).why
-    return fits, [f"{dtype} is not tried on {card}: {why}" for dtype in others]
-
-
-def _note(measured: Sequence[Measured], begun: str | None, kind: str) -> str:
-    notes = []
-    reference = next((each for each in measured if not each.problem), measured[0])
-    if reference is not measured[0]:
-        notes.append(f"float32 failed: cosines are to the vectors of {reference.candidate}")
-    if begun is not None:
-        notes.append(f"outputs in the workdir have begun in {begun}, and keep it")
-    elif kind == "cpu" and not any(each.candidate.dtype == Dtype.BFLOAT16 for each in measured):
-        notes.append(_NO_BFLOAT16)
-    return "; ".join(notes)
-
-
-def _model_at_hand(config: Config) -> ModelSource:
-    if config.model.is_plugin:
-        raise config_error(
-            "tune compares dtypes and batches of a sentence-transformers model; this config has a plug-in encoder",
-            remedy="compare its own settings by trials: chunkvisor run CONFIG --max-rows 1000 tells rows/s at its end",
-        )
-    source = source_at_hand(config.model, Layout(config.workdir).model)
-    if source is None:
-        raise config_error(
-            f"the model {config.model.name} is not here yet",
-            remedy=f"fetch it into a folder: hf download {config.model.name} --local-dir MODEL; then give tune that "
-            "folder: chunkvisor tune CONFIG --set model.name=MODEL",
-        )
-    return source
-
-
-def _configured(loaded: LoadedConfig, dtype: str) -> Candidate:
-    tokens = first_encode(loaded).batch_tokens
-    config = loaded.config
-    tokens = "auto" if tokens is None else tokens
-    return Candidate(dtype, tokens, config.workers.per_device)
+def cosines(vectors: Vectors, reference: Vectors) -> tuple[float, float]:
+    """Return the mean and the least cosine of the rows."""
+    one, other = vectors.astype(np.float64), reference.astype(np.float64)
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    found = np.divide(np.einsum("ij,ij->i", one, other), lengths, out=np.zeros(len(one)), where=lengths > 0)
+    found[~one.any(axis=1) & ~other.any(axis=1)] = 1.0  # of blank texts, whose vectors may be zero
+    return float(found.mean()), float(found.min())
 
 
 def _texts(tables: Sequence[StagedTable], count: int) -> list[str]:
@@ -441,29 +236,65 @@ def _texts(tables: Sequence[StagedTable], count: int) -> list[str]:
     return texts
 
 
-def _begun(loaded: LoadedConfig) -> str | None:
-    """The dtype of outputs that have begun: it cannot change any more."""
-    layout = Layout(loaded.config.workdir)
-    for output in map(layout.output, loaded.config.outputs):
-        if (facts := read_facts(output)) is not None:
-            return facts.dtype
-    return None
+def _model_at_hand(loaded: LoadedConfig) -> ModelSource:
+    model = loaded.config.model
+    if model.is_plugin:
+        raise config_error(
+            "tune compares dtypes and batches of a sentence-transformers model; this config has a plug-in encoder",
+            remedy="compare its settings by trials: chunkvisor run CONFIG --max-rows 1000 reports rows/s at its end",
+        )
+    source = source_at_hand(model, Layout(loaded.config.workdir).model)
+    if source is None:
+        remedy = f"hf download {model.name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL"
+        raise config_error(f"the model {model.name} is not here yet", remedy=remedy)
+    return source
 
 
-def _first_look(bench: Bench, configured: Candidate, texts: Sequence[str]) -> Run:
-    """The config as it is. Raises Halt where that fails."""
-    first = bench.run(configured, texts)
-    if first.vectors is None:
-        raise _failed(first.trial)
-    return first
+def to_json(tuning: Tuning, price_per_hour: float | None) -> dict[str, Any]:
+    """Return plain values: numbers, hours, and the price's own currency."""
+    candidates = []
+    for each in tuning.measured:
+        rate = each.texts_per_s * tuning.devices
+        hours = tuning.texts / rate / 3600 if rate else None
+        values = {"settings": named(each.candidate.settings()), "texts_per_s": round(each.texts_per_s, 3)}
+        values |= {"mean_cosine": each.mean_cosine, "least_cosine": each.least_cosine, "hours": hours}
+        values["cost"] = None if price_per_hour is None or hours is None else hours * price_per_hour
+        candidates.append({**values, "problem": each.problem, "recommended": each is tuning.best})
+    head = {"texts": tuning.texts, "sample": tuning.sample, "devices": tuning.devices}
+    return {**head, "note": "; ".join(tuning.notes), "changes": named(tuning.changes), "candidates": candidates}
 
 
-def _failed(trial: Trial) -> Halt:
-    verdict = trial.verdict
-    return Halt(
-        ExitCode(verdict.exit_code or ExitCode.MACHINE),
-        f"no text could be encoded with the config as it is: {verdict.outcome}",
-        why=f"{verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
-        remedy=verdict.remedy or "`chunkvisor doctor CONFIG` looks at the machine and the model",
-        see=verdict.see,
-    )
+def named(settings: dict[tuple[str, str], int | str]) -> dict[str, int | str]:
+    """Return the settings by the dotted keys of the config."""
+    return {".".join(key): value for key, value in settings.items()}
+
+
+def draw(tuning: Tuning, price_per_hour: float | None) -> list[str]:
+    """Return lines: a row for each candidate, the recommended one marked, and below them what to do."""
+    values = to_json(tuning, price_per_hour)["candidates"]
+    rows: list[tuple[str, ...]] = [_HEAD]
+    for each in values:
+        setting = tuple(map(str, each["settings"].values()))
+        cells: tuple[str, ...] = ("-",) * 5
+        if each["hours"] is not None:
+            near = (f"{each['mean_cosine']:.5f}", f"{each['least_cosine']:.5f}")
+            cost = "-" if each["cost"] is None else f"{each['cost']:.2f}"
+            cells = (f"{each['texts_per_s']:,.1f}", *near, human_time(each["hours"] * 3600), cost)
+        rows.append((*setting, *cells))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row, each in zip(rows, [None, *values], strict=True):
+        line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"{'*' if each and each['recommended'] else ' '} {line}")
+        if each and each["problem"]:
+            lines.append(f"    failed: {each['problem']}")
+    lines += ["", f"tried on {counted(tuning.sample, 'text')} of {tuning.texts:,}; cosines are to float32."]
+    lines += [f"Note: {note}." for note in tuning.notes]
+    which = f"with a least cosine of {tuning.least_cosine:g} or more"
+    if tuning.begun is not None:
+        which = "that makes the vectors of the workdir"
+    if tuning.best is None:
+        return [*lines, f"No setting was found {which}."]
+    changes = ", ".join(f"{key}: {value}" for key, value in named(tuning.changes).items())
+    lines.append(f"* is recommended: the fastest {which}; of two within 5 %, the one that was tried first.")
+    return [*lines, f"To set in the config: {changes}" if changes else "The config has these settings already."]

@@ -1,10 +1,10 @@
-"""`chunkvisor verify`: re-checks every final and chunk file of a folder against its record. Running again repairs.
+"""Check every final and chunk file of a folder against its record. Running again repairs.
 
 A final file is checked by its manifest, whether or not the state that it was made from is still there.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from chunkvisor.assemble.sides import damaged_sides
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
 from chunkvisor.show.status import OutputStatus, read_output
-from chunkvisor.store.artifact import BadVectorsError, Hash, Inspection, chunk_key, inspect
+from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import ledger_of, read_quarantine
 from chunkvisor.store.records import DamagedError
@@ -40,25 +40,25 @@ class Finding:
     problem: str | None
     """None = it is as recorded."""
     needless: bool = False
-    """Whether a run would not make it anew: a chunk of an output whose final file is whole."""
+    """Whether no run makes it anew: a chunk of an output whose final file is whole."""
 
 
 def verify(workdir: Path) -> Iterator[Finding]:
-    """Every file in turn; of a final file that is given instead of a folder, that one and what belongs to it.
+    """Check every file of a folder; or one final file, if that is given, and what belongs to it.
 
-    Raises Halt (78) where the folder is no workdir, and has no final file with its manifest.
+    Raises Halt (78) if the folder is not a workdir and has no final file with its manifest.
     """
     if workdir.is_file():
         yield from _final(OutputLayout(workdir.parent, workdir.stem))
         return
     layout = Layout(workdir)
-    with_state = {folder.name for folder in layout.outputs.glob("*/")} if is_workdir(layout) else set()
-    alone = {path.stem for path in workdir.glob("*.json") if is_final(path)}
-    alone -= {folder.name for folder in layout.all_combined.glob("*/")}
-    if not with_state | alone and not is_workdir(layout):
+    names = {path.stem for path in workdir.glob("*.json") if is_final(path)}
+    names -= {folder.name for folder in layout.all_combined.glob("*/")}
+    if is_workdir(layout):
+        names |= {folder.name for folder in layout.outputs.glob("*/")}
+    elif not names:
         raise no_workdir(workdir)
-    for name in sorted(with_state | alone):
-        output = layout.output(name)
+    for output in map(layout.output, sorted(names)):
         finals = list(_final(read_moved(output) or read_left(output) or output))
         yield from finals
         yield from _chunks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
@@ -67,15 +67,14 @@ def verify(workdir: Path) -> Iterator[Finding]:
 
 
 def how_far(workdir: Path) -> dict[str, OutputStatus]:
-    """How far each output is, by name; nothing where the folder is no workdir."""
+    """Return how far each output is, by name; nothing if the folder is not a workdir."""
     layout = Layout(workdir)
-    if not is_workdir(layout):
-        return {}
-    return {path.name: read_output(layout.output(path.name)) for path in sorted(layout.outputs.glob("*/"))}
+    folders = sorted(layout.outputs.glob("*/")) if is_workdir(layout) else []
+    return {path.name: read_output(layout.output(path.name)) for path in folders}
 
 
 def is_final(path: Path) -> bool:
-    """Whether it is a final file that has its manifest beside it, or is that manifest."""
+    """Whether it is a final file that has its manifest next to it, or is that manifest."""
     manifest = path.with_suffix(".json")
     with suppress(OSError):
         if manifest.is_file():
@@ -92,11 +91,12 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
     except DamagedError:
         yield Finding(layout.manifest, _BROKEN_SEAL)
         return
-    if manifest is None and layout.state.is_dir() and not layout.done.exists():
-        return  # the output is not complete: it was taken up again (`retry`), and what is there is to be replaced
-    yield Finding(layout.manifest, None if manifest is not None else "is missing")
     if manifest is None:
+        # After `retry` the manifest is gone on purpose, and the file is to be replaced.
+        if layout.done.exists() or not layout.state.is_dir():
+            yield Finding(layout.manifest, "is missing")
         return
+    yield Finding(layout.manifest, None)
     try:
         bad_rows = np.fromiter((row["row"] for row in badrows.every_row(layout, manifest)), dtype=np.int64)
     except DamagedError:
@@ -108,7 +108,7 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
     for part, digest in parts:
         zero, problem = _looked_at(part, digest, manifest, bad_rows)
         zero_rows += zero
-        exact = form_of(manifest).dtype is FinalDtype.FLOAT32  # what is rounded may be zero where the vector was not
+        exact = form_of(manifest).dtype is FinalDtype.FLOAT32  # what is rounded may be zero if the vector was not
         if problem is None and exact and part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
             problem = f"is zero throughout in {counted(zero_rows, 'row')}"
         yield Finding(part.path, problem)
@@ -122,7 +122,7 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
 def _looked_at(
     part: FinalPart, digest: str, manifest: dict[str, Any], bad_rows: Positions | None
 ) -> tuple[int, str | None]:
-    """(rows that are zero throughout, what is wrong with the file; None = it is as recorded)."""
+    """Return the number of rows that are zero throughout, and what is wrong with the file, or None."""
     form, found = form_of(manifest), hashlib.sha256()
     numbers, zero, missing = Numbers(form.dtype, manifest["dimension"]), 0, 0
     told = bad_rows is not None
@@ -132,18 +132,20 @@ def _looked_at(
         for rows, without in FORMATS[form.format].read(part.path, part.rows, numbers, found):
             told, missing = told and without is not None, missing + (0 if without is None else len(without))
             zero += int(np.count_nonzero(~rows.any(axis=1)))
-    except BadVectorsError as error:
-        return zero, str(error)
-    except OSError as error:
-        return zero, f"cannot be read: {error.strerror}"
+    except (BadVectorsError, OSError) as error:
+        return zero, _unreadable(error)
     bad = 0 if bad_rows is None else int(((part.start <= bad_rows) & (bad_rows < part.stop)).sum())
     if found.hexdigest() != digest:
         return zero, "has another digest than its manifest says: it was changed or damaged"
     return zero, f"has NaN or infinity in {counted(missing, 'row')}" if told and missing != bad else None
 
 
+def _unreadable(error: BadVectorsError | OSError) -> str:
+    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
 def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
-    """`whole`: the final file is there, and is as recorded."""
+    """Check the chunk files; `whole`: the final file is there, and is as recorded."""
     try:
         ledger = ledger_of(layout)
     except DamagedError as error:
@@ -155,25 +157,17 @@ def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
         return
     bad = {chunk: len(texts or ()) for chunk, texts in read_quarantine(layout)}
     for number, path in ledger.chunk_files():
+        problem = None
         if number >= ledger.plan.count:
-            yield Finding(path, "is the file of no chunk", needless=whole)
-            continue
-        found, problem = _inspected(path, xxhash.xxh3_128)
-        needless = whole and problem is not None
-        if found is not None:
-            key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)
-            if not path.stem.endswith(key):
-                problem, needless = "does not have the digest in its name: it was changed or damaged", whole
-            elif found.not_finite_count != bad.get(number, 0):
-                problem = f"has NaN or infinity in {counted(found.not_finite_count, 'row')}"
-        yield Finding(path, problem, needless)
-
-
-def _inspected(path: Path, digest_by: Callable[[bytes], Hash]) -> tuple[Inspection | None, str | None]:
-    """(what is in a file of vectors, None), or (None, why it cannot be read as one)."""
-    try:
-        return inspect(path, digest_by), None
-    except BadVectorsError as error:
-        return None, str(error)
-    except OSError as error:
-        return None, f"cannot be read: {error.strerror}"
+            problem = "is the file of no chunk"
+        else:
+            try:
+                found = inspect(path, xxhash.xxh3_128)
+            except (BadVectorsError, OSError) as error:
+                problem = _unreadable(error)
+            else:
+                if not path.stem.endswith(chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)):
+                    problem = "does not have the digest in its name: it was changed or damaged"
+                elif found.not_finite_count != bad.get(number, 0):
+                    problem = f"has NaN or infinity in {counted(found.not_finite_count, 'row')}"
+        yield Finding(path, problem, needless=whole and problem is not None)
