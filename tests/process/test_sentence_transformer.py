@@ -159,10 +159,7 @@ def library(minilm_path: Path) -> Any:
     ("fast", "encode"),
     [
         (True, EncodeSpec()),
-        (True, EncodeSpec(normalize=True)),
-        (True, EncodeSpec(truncate_dim=128, normalize=True)),
-        (True, EncodeSpec(prompt="Represent this commit: ")),
-        (False, EncodeSpec()),
+        (True, EncodeSpec(truncate_dim=128, normalize=True, prompt="Represent this commit: ")),
         (False, EncodeSpec(truncate_dim=128, normalize=True, prompt="Represent this commit: ")),
     ],
 )
@@ -186,50 +183,27 @@ def test_vectors_equal_the_librarys(
     assert encoder.facts().dimension == expected.shape[1]
 
 
-def test_equal_texts_have_equal_vectors_in_any_batch(minilm: ModelSpec) -> None:
-    """Limits change how the work is done, not the vectors."""
-    model = replace(minilm, max_length=64)  # to which all are padded where they are one batch
+def test_limits_and_length_change_the_work_and_not_the_vectors(minilm: ModelSpec, library: Any) -> None:
+    """A text is cut at the length asked for; one row or all in a batch give equal vectors; each row is told once."""
+    model, progress = replace(minilm, max_length=64), RecordedProgress()
     one, _ = run(model, limits=Limits(rows=1))
-    all_at_once, _ = run(model, limits=Limits(rows=10**6, tokens=None))
-
+    all_at_once, encoder = run(model, limits=Limits(rows=10**6, tokens=None), progress=progress)
     assert np.abs(one - all_at_once).max() < 1e-5
     assert np.abs(one[0] - one[4]).max() == 0
-
-
-def test_progress_counts_rows_and_tokens(minilm: ModelSpec, library: Any) -> None:
-    """Every row is reported once, each batch before and after, within the token budget."""
-    progress = RecordedProgress()
-
-    run(minilm, progress=progress)
-
+    shorter = {"text": {"max_length": 64}}
+    assert np.abs(one - library.encode(TEXTS, processing_kwargs=shorter, **ALIKE)).max() < 1e-5
+    ids = library.tokenizer(TEXTS, truncation=True, max_length=64)["input_ids"]
     assert progress.phases == [Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE]
-    assert progress.ticks >= 1
-    assert sum(rows for rows, _, _ in progress.advances) == len(TEXTS)
-    assert progress.batches == [(rows, padded) for rows, _, padded in progress.advances]
-    assert max(padded for _, padded in progress.batches) <= 1024
-    ids = library.tokenizer(TEXTS, truncation=True, max_length=256)["input_ids"]
-    assert sum(tokens for _, tokens, _ in progress.advances) == sum(map(len, ids))
-
-
-def test_facts_tell_the_model(minilm: ModelSpec) -> None:
-    """Dimension, dtype, length and versions are known after encoding."""
-    _, encoder = run(minilm, TEXTS[:2])
-
+    assert progress.advances == [(len(TEXTS), sum(map(len, ids)), 64 * len(TEXTS))]
+    assert progress.batches == [(len(TEXTS), 64 * len(TEXTS))]
     facts = encoder.facts()
-
-    assert (facts.dimension, facts.dtype, facts.max_length) == (384, "float32", 256)
+    assert (facts.dimension, facts.dtype, facts.max_length) == (384, "float32", 64)
     assert {"python", "torch", "sentence-transformers", "transformers", "numpy"} <= set(facts.versions)
-
-
-def test_max_length_is_set(minilm: ModelSpec, library: Any) -> None:
-    """A length other than the model's own truncates there."""
-    vectors, encoder = run(replace(minilm, max_length=16))
-
-    expected = library.encode(
-        TEXTS, processing_kwargs={"text": {"max_length": 16}}, show_progress_bar=False, batch_size=7
-    )
-    assert np.abs(vectors - expected).max() < 1e-5
-    assert encoder.facts().max_length == 16
+    slow = RecordedProgress()
+    encoder.tokenize(["a"] * 300 + ["b" * 800_000, "c" * 800_000], slow)
+    assert slow.ticks == 3  # a sign of life before each 256 texts and before each megabyte
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        encoder.tokenize(["good", "a\ud800b"], slow)
 
 
 @pytest.mark.parametrize(
@@ -275,23 +249,6 @@ def test_pooling_without_the_prompt(minilm: ModelSpec, minilm_path: Path, tmp_pa
     expected = library.encode(SHORT, prompt=encode.prompt, **ALIKE)
     assert np.abs(vectors - expected).max() < 1e-5
     assert np.abs(expected - library.encode(SHORT, **ALIKE)).max() > 1e-3
-
-
-def test_lower_casing_of_the_model(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
-    """`do_lower_case` of the model's configuration is honoured even where its tokenizer keeps capitals."""
-    tokenizer = json.loads((minilm_path / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["lowercase"] = False
-    cased = {"tokenizer.json": tokenizer, "tokenizer_config.json": {"do_lower_case": False}}
-    plain = with_files(minilm_path, tmp_path / "plain", **cased)
-    lowered = with_files(
-        minilm_path, tmp_path / "lowered", **cased, **{"sentence_bert_config.json": {"do_lower_case": True}}
-    )
-
-    kept, _ = run(replace(minilm, path=str(plain)), TEXTS[:3])
-    equal, _ = run(replace(minilm, path=str(lowered)), TEXTS[:3])
-
-    assert np.abs(kept[0] - kept[2]).max() > 1e-3
-    assert np.abs(equal[0] - equal[2]).max() == 0
 
 
 @pytest.mark.parametrize(("dtype", "loaded"), [("auto", "bfloat16"), ("float32", "float32"), ("float16", "float16")])
@@ -359,38 +316,23 @@ def test_missing_tokenizer_files_are_refused(minilm: ModelSpec, minilm_path: Pat
         encoder.load(RecordedProgress())
 
 
-def test_missing_vocabulary_is_told_by_words_too(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
-    """A tokenizer of the right size that knows no word is refused."""
-    tokenizer = json.loads((minilm_path / "tokenizer.json").read_text())
-    special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
-    vocabulary = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {
-        token if token in special else f"\ue000{number}": number for token, number in vocabulary.items()
-    }
-    folder = with_files(minilm_path, tmp_path, leave_out=("vocab.txt",), **{"tokenizer.json": tokenizer})
-    encoder = SentenceTransformerEncoder(replace(minilm, path=str(folder)), EncodeSpec(), "cpu")
-
-    with pytest.raises(TokenizerMismatchError, match="knows the words of no language"):
-        encoder.load(RecordedProgress())
-
-
-def test_a_lone_surrogate_is_a_bad_text(minilm: ModelSpec) -> None:
-    """Half a character is named as such instead of the tokenizer's complaint about types."""
-    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
-        run(minilm, ["good", "a\ud800b"])
-
-
 def test_no_gpu_is_an_error_not_the_cpu(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch cannot reach a GPU its own reason comes through, and the model stays unused."""
+    """Loading leaves the driver alone; if torch cannot reach a GPU its own reason comes through."""
     import torch
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("CUDA was asked for")
 
     def refuse(*size: int, device: str) -> None:
         raise RuntimeError(f"No {device} GPUs are available")
 
+    for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, forbidden)
     progress = RecordedProgress()
     encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cuda")
     encoder.load(progress)
     encoder.tokenize(["text"], progress)
+    monkeypatch.undo()
     monkeypatch.setattr(torch, "zeros", refuse)
 
     with pytest.raises(RuntimeError, match="No cuda GPUs are available"):
@@ -398,29 +340,12 @@ def test_no_gpu_is_an_error_not_the_cpu(minilm: ModelSpec, monkeypatch: pytest.M
     assert progress.phases[-1] is Phase.CUDA_INIT
 
 
-def test_nothing_asks_for_cuda_before_start(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading and tokenizing for a GPU leave the driver alone."""
-    import torch
-
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("CUDA was asked for")
-
-    for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
-        monkeypatch.setattr(torch.cuda, name, forbidden)
-    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cuda")
-
-    encoder.load(RecordedProgress())
-    encoder.tokenize(TEXTS[:3], RecordedProgress())
-
-
 @pytest.mark.parametrize(
     ("kwargs", "config", "expected"),
     [
         ({}, {}, False),
-        ({"attn_implementation": "sdpa"}, {}, False),
         ({"quantization_config": {"load_in_8bit": True}}, {}, True),
         ({"model_kwargs": {"device_map": "auto"}}, {}, True),
-        ({"device_map": None}, {}, False),
         ({"backend": "onnx"}, {}, True),
         ({}, {"quantization_config": {"quant_method": "gptq"}}, True),
     ],
@@ -429,6 +354,8 @@ def test_what_is_loaded_on_the_device(
     kwargs: dict[str, Any], config: dict[str, Any], expected: bool, tmp_path: Path
 ) -> None:
     """A quantized model, or one with a device map, waits for the GPU; any other is loaded ahead."""
+    asked = {"attn_implementation": "eager", "model_kwargs": {"a": 1}, "prompts": {}}
+    assert split_kwargs(asked) == ({"prompts": {}}, {"a": 1, "attn_implementation": "eager"})
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     assert is_placed_by_loading(ModelSpec("any", str(tmp_path), kwargs=kwargs)) is expected
@@ -465,18 +392,6 @@ def test_a_model_placed_by_loading_is_loaded_by_start(minilm: ModelSpec, monkeyp
     assert sum(len(indices) for indices, _ in encoder.encode(SMALL, progress)) == 3
 
 
-def test_kwargs_reach_the_model(minilm: ModelSpec) -> None:
-    """Keys of the transformers model and of SentenceTransformer's own constructor go where they belong."""
-    assert split_kwargs({"attn_implementation": "eager", "model_kwargs": {"a": 1}, "prompts": {}}) == (
-        {"prompts": {}},
-        {"a": 1, "attn_implementation": "eager"},
-    )
-
-    _, encoder = run(replace(minilm, kwargs={"attn_implementation": "eager"}), TEXTS[:1])
-
-    assert encoder._model.transformers_model.config._attn_implementation == "eager"
-
-
 def test_roberta_positions_begin_after_the_padding_index(minilm_path: Path) -> None:
     """A RoBERTa with a table of 18 positions reads 16 tokens."""
     import torch
@@ -493,17 +408,6 @@ def test_roberta_positions_begin_after_the_padding_index(minilm_path: Path) -> N
     model(torch.full((1, limit), 5))
     with pytest.raises((IndexError, RuntimeError), match="out of"):
         model(torch.full((1, limit + 1), 5))
-
-
-def test_long_texts_are_tokenized_in_slices(minilm: ModelSpec) -> None:
-    """There is a sign of life before each 256 texts and before each megabyte."""
-    progress = RecordedProgress()
-    encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cpu")
-    encoder.load(progress)
-
-    encoder.tokenize(["a"] * 300 + ["b" * 800_000, "c" * 800_000], progress)
-
-    assert progress.ticks == 3
 
 
 FLAT = "one_behind_the_other"
@@ -538,14 +442,13 @@ def flattening(minilm_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     return ModelSpec("flattening", str(minilm_path), kwargs={"attn_implementation": FLAT})
 
 
-@pytest.mark.parametrize("encode", [EncodeSpec(), EncodeSpec(prompt="Represent this commit: ", normalize=True)])
 def test_flattened_batches_are_cut_by_the_sum_of_their_tokens(
-    flattening: ModelSpec, minilm_path: Path, encode: EncodeSpec, monkeypatch: pytest.MonkeyPatch
+    flattening: ModelSpec, library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts of all lengths share a batch, none of it is padding, and the vectors are those of padded batches."""
-    from sentence_transformers import SentenceTransformer
     from transformers import DataCollatorWithFlattening
 
+    encode = EncodeSpec(prompt="Represent this commit: ", normalize=True)
     collated: list[int] = []
     collate = DataCollatorWithFlattening.__call__
 
@@ -568,6 +471,5 @@ def test_flattened_batches_are_cut_by_the_sum_of_their_tokens(
     assert all(tokens <= 400 for _, tokens in progress.batches)
     assert len(progress.batches) < len(TEXTS) / 4
     monkeypatch.undo()
-    library = SentenceTransformer(str(minilm_path), device="cpu")
     expected = library.encode(TEXTS, prompt=encode.prompt, normalize_embeddings=encode.normalize, **ALIKE)
     assert np.abs(vectors - expected).max() < 1e-5
