@@ -226,11 +226,11 @@ def test_what_the_model_cannot_meet_is_refused(
 
 def test_prompts_of_the_model(minilm: ModelSpec, library: Any) -> None:
     """A prompt by name, and a default prompt, stand before each text."""
-    prompts = {"prompts": {"mine": "query: ", "other": "other: "}}
+    prompts = {"prompts": {"ours": "query: ", "other": "other: "}}
     expected = library.encode(SHORT[:5], prompt="query: ", show_progress_bar=False)
 
-    by_name, _ = run(replace(minilm, kwargs=prompts), SHORT[:5], EncodeSpec(prompt_name="mine"))
-    default, _ = run(replace(minilm, kwargs={**prompts, "default_prompt_name": "mine"}), SHORT[:5])
+    by_name, _ = run(replace(minilm, kwargs=prompts), SHORT[:5], EncodeSpec(prompt_name="ours"))
+    default, _ = run(replace(minilm, kwargs={**prompts, "default_prompt_name": "ours"}), SHORT[:5])
 
     assert np.abs(by_name - expected).max() < 1e-5
     assert np.abs(default - expected).max() < 1e-5

@@ -60,7 +60,7 @@ class Counter:
             self.max_length = model.max_length or _limit(self.tokenizer, settings, kwargs, config)
 
     def prompt(self, encode: EncodeSpec) -> str:
-        """The text put before every text, as `model.resolve_prompt` has it."""
+        """The text put before every text, as the encoder has it."""
         if encode.prompt is not None:
             return encode.prompt
         # Every model has these two, empty if its files say nothing.

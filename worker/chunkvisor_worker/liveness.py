@@ -53,7 +53,10 @@ class Gate:
                     self._lines.put(go)
                 elif from_json(Leave, line) is not None:
                     self.leaving = True
-        end_orphan()
+        # The parent is gone: end this process, and with it whatever it has started.
+        if _has_children() and os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(WorkerExit.ORPHANED)
 
 
 def leave(code: WorkerExit, why: str = "") -> NoReturn:
@@ -70,13 +73,6 @@ def only_argument(usage: str) -> Path:
     if len(sys.argv) != 2:
         leave(WorkerExit.USAGE, f"usage: {usage}")
     return Path(sys.argv[1])
-
-
-def end_orphan() -> None:
-    """The supervisor is gone: end this process, and with it whatever it has started."""
-    if _has_children() and os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(WorkerExit.ORPHANED)
 
 
 def die_with_parent() -> None:

@@ -49,12 +49,14 @@ def load_model(spec: ModelSpec, device: str) -> Any:
             model_kwargs=model_kwargs,
             **own,
         )
-    if spec.pooling is not None:
-        _pool(model, spec.pooling)
+    if spec.pooling is not None:  # in the place of the one that the library has made up
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        del model[1:]
+        model.append(Pooling(model[0].get_embedding_dimension(), spec.pooling))
     if spec.name in EXCLUDE_PROMPT:
         model.set_pooling_include_prompt(False)
-    _set_max_length(model, spec.max_length)
-    _refuse_own_length(model)
+    _fit_length(model, spec.max_length)
     transformer, tokenizer = model.transformers_model, getattr(model, "tokenizer", None)
     if transformer is not None and hasattr(tokenizer, "unk_token"):
         check_tokenizer(tokenizer, table_rows(transformer))
@@ -99,16 +101,11 @@ def is_plain_text_model(model: Any) -> bool:
     )
 
 
-def resolve_prompt(model: Any, encode: EncodeSpec) -> str | None:
-    """The text put before every text, None for none: `prompt`, `prompt_name`'s, the task's, or the model's default.
-
-    Raises ValueError for a `prompt_name` the model has no prompt for.
-    """
-    return chosen_prompt(encode, model.prompts, model.default_prompt_name)
-
-
 def chosen_prompt(encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None) -> str | None:
-    """The same, of a model with these prompts."""
+    """Choose the text put before every text, None for none: `prompt`, `prompt_name`'s, the task's, or the default.
+
+    Raises ValueError for a `prompt_name` that is not one of the model's prompts.
+    """
     if encode.prompt is not None:
         return encode.prompt
     if encode.prompt_name is None and encode.task is not None:
@@ -168,50 +165,32 @@ def position_limit(transformer: Any) -> int | None:
     return limit - max((index + 1 for index in padding if index is not None), default=0)
 
 
-def _pool(model: Any, pooling: str) -> None:
-    """Take this pooling in the place of the one that the library has made up for a model without modules.json."""
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    del model[1:]
-    model.append(Pooling(model[0].get_embedding_dimension(), pooling))
-
-
-def _refuse_own_length(model: Any) -> None:
-    """Raises WrongModelError if the model's own length is beyond its table of positions, which longer texts leave."""
-    transformer, length = model.transformers_model, max_length(model)
-    if transformer is None or length is None or not hasattr(transformer, "config"):
-        return
-    tables = (getattr(module, "position_embeddings", None) for module in transformer.modules())
-    limit = position_limit(transformer)
-    if limit is not None and length > limit and any(hasattr(table, "num_embeddings") for table in tables):
-        raise WrongModelError(
-            f"the model says that it reads {length} tokens (max_seq_length in sentence_bert_config.json, or the "
-            f"tokenizer's), but it has positions for {limit}: a longer text would fail, on a GPU by a device-side "
-            f"assert. Set model.max_length to {limit}."
-        )
-
-
-def _set_max_length(model: Any, length: int | None) -> None:
-    if length is None:
-        return
-    limit = position_limit(model.transformers_model) if model.transformers_model is not None else None
-    refuse_length(length, limit)
-    try:
-        model.max_seq_length = length
-    except AttributeError as error:
-        name = type(model[0]).__name__
-        raise ValueError(
-            f"model.max_length is {length}, but a model of {name} has no length to set; set null"
-        ) from error
-
-
-def refuse_length(length: int | None, positions: int | None) -> None:
-    """Raises ValueError for a `model.max_length` beyond the positions that the model has."""
-    if length is not None and positions is not None and length > positions:
-        raise ValueError(
-            f"model.max_length is {length}, but the model has positions for {positions} tokens only; "
-            f"set it to {positions} or less, or to null for the model's own"
-        )
+def _fit_length(model: Any, asked: int | None) -> None:
+    """Set the length asked for. Raises if it, or the model's own, is beyond the table of positions."""
+    transformer, own = model.transformers_model, max_length(model)
+    limit = position_limit(transformer) if transformer is not None and hasattr(transformer, "config") else None
+    if asked is not None:
+        if limit is not None and asked > limit:
+            raise ValueError(
+                f"model.max_length is {asked}, but the model has positions for {limit} tokens only; "
+                f"set it to {limit} or less, or to null for the model's own"
+            )
+        try:
+            model.max_seq_length = asked
+        except AttributeError as error:
+            name = type(model[0]).__name__
+            raise ValueError(
+                f"model.max_length is {asked}, but a model of {name} has no length to set; set null"
+            ) from error
+    elif limit is not None and own is not None and own > limit:
+        # Only a table of positions ends: rotary ones go on.
+        tables = (getattr(module, "position_embeddings", None) for module in transformer.modules())
+        if any(hasattr(table, "num_embeddings") for table in tables):
+            raise WrongModelError(
+                f"the model says that it reads {own} tokens (max_seq_length in sentence_bert_config.json, or the "
+                f"tokenizer's), but it has positions for {limit}: a longer text would fail, on a GPU by a device-side "
+                f"assert. Set model.max_length to {limit}."
+            )
 
 
 def set_truncate_dim(model: Any, asked: int | None, saved: int | None) -> None:
@@ -220,11 +199,7 @@ def set_truncate_dim(model: Any, asked: int | None, saved: int | None) -> None:
     Raises ValueError if more are asked for than there are.
     """
     model.truncate_dim = None  # or the library would count those of before
-    refuse_truncation(asked, model.get_embedding_dimension())
+    full = model.get_embedding_dimension()
+    if asked is not None and full is not None and asked > full:
+        raise ValueError(f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions only")
     model.truncate_dim = saved if asked is None else asked
-
-
-def refuse_truncation(dimension: int | None, full: int | None) -> None:
-    """Raises ValueError for an `encode.truncate_dim` beyond the dimensions of the model's vectors."""
-    if dimension is not None and full is not None and dimension > full:
-        raise ValueError(f"encode.truncate_dim is {dimension}, but the model's vectors have {full} dimensions only")

@@ -7,21 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
-
-_LEAST_LENGTH = 1e-12
-"""Shorter ones are divided by this (torch's default for `eps`)."""
-
-
-def unit_length(vectors: Vectors) -> Vectors:
-    """The vectors, float32 of shape (rows, dimension), each divided by its length."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
-    return scaled
-
 
 BATCHES_PER_CALL = 4
 """How many batches the plug-in gets at a time: few enough that progress is seen."""
@@ -96,7 +84,7 @@ class PluginEncoder:
             texts = self._texts[first : first + step]
             indices = np.arange(first, first + len(texts), dtype=np.int64)
             progress.batch(indices, 0, min(rows, len(texts)))
-            vectors = self._finish(self._in_float32(_checked(self._encoder.encode(texts, rows), len(texts))))
+            vectors = self._finish(self._encoder.encode(texts, rows), len(texts))
             progress.advance(len(texts), 0, 0)
             yield indices, vectors
 
@@ -118,33 +106,28 @@ class PluginEncoder:
             return True
         return self._device == "cpu"
 
-    def _in_float32(self, vectors: npt.NDArray[Any]) -> Vectors:
-        """float16 as it is, float64 rounded to the nearest; says so once."""
-        if vectors.dtype == np.float32:
-            return vectors
-        if not self._converts:
-            print(f"encode() returns {vectors.dtype}; the vectors are converted to float32", flush=True)  # noqa: T201 - goes to the log
+    def _finish(self, returned: object, count: int) -> Vectors:
+        """Check what the plug-in returned, and make of it what the output wants: float32, cut, of length 1."""
+        if not isinstance(returned, np.ndarray):
+            raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
+        if returned.dtype not in (np.float32, np.float16, np.float64):
+            raise PluginError(
+                f"encode() returned an array of {returned.dtype}; it has to be float32, float16 or float64"
+            )
+        if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
+            raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
+        if returned.dtype != np.float32 and not self._converts:
+            print(f"encode() returns {returned.dtype}; the vectors are converted to float32", flush=True)  # noqa: T201 - goes to the log
             self._converts = True
-        with np.errstate(over="ignore"):  # an infinity is found by whoever verifies
-            return vectors.astype(np.float32)
-
-    def _finish(self, vectors: Vectors) -> Vectors:
+        with np.errstate(over="ignore"):  # the parent finds an infinity
+            vectors: Vectors = returned.astype(np.float32, copy=False)
         width = self._encode.truncate_dim
         if width is not None:
             if width > vectors.shape[1]:
                 raise BadOutputError(f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} dimensions")
             vectors = vectors[:, :width]
         if self._encode.normalize:
-            vectors = unit_length(vectors)
+            # Like torch, which divides a length of almost 0 by this.
+            vectors = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
         self._dimension = vectors.shape[1]
         return vectors
-
-
-def _checked(returned: object, count: int) -> npt.NDArray[Any]:
-    if not isinstance(returned, np.ndarray):
-        raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
-    if returned.dtype not in (np.float32, np.float16, np.float64):
-        raise PluginError(f"encode() returned an array of {returned.dtype}; it has to be float32, float16 or float64")
-    if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
-        raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
-    return returned

@@ -18,11 +18,11 @@ from chunkvisor_worker.cpu import Lanes, is_stateless, lanes_for, weights_of
 from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.loaded import Heard, check_attention, check_loaded, describe, hearing
 from chunkvisor_worker.model import (
+    chosen_prompt,
     is_placed_by_loading,
     is_plain_text_model,
     load_model,
     max_length,
-    resolve_prompt,
     sample_vector,
     set_truncate_dim,
 )
@@ -246,7 +246,7 @@ class SentenceTransformerEncoder:
                 if self._device == "cpu":
                     self._linear = cpu.choose(self._model, lambda: sample_vector(self._model))
         set_truncate_dim(self._model, self._encode.truncate_dim, self._truncate_dim)
-        self._prompt = resolve_prompt(self._model, self._encode)
+        self._prompt = chosen_prompt(self._encode, self._model.prompts, self._model.default_prompt_name)
 
     def _tokenize(self, progress: Progress) -> None:
         progress.phase(Phase.TOKENIZE)

@@ -1,7 +1,6 @@
 """The texts of a chunk as a plain text model reads them: token ids without padding, made ahead of the device."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +15,6 @@ from chunkvisor_worker.model import max_length, table_rows
 def is_flattened(model: Any) -> bool:
     """Whether the model takes its batches so."""
     return bool(getattr(model[0], "can_flatten_inputs", False))
-
-
-@contextmanager
-def unflattened(model: Any) -> Iterator[None]:
-    """Within it, the model's `preprocess` gives the token ids text by text."""
-    if not is_flattened(model):
-        yield
-        return
-    model[0].can_flatten_inputs = False
-    try:
-        yield
-    finally:
-        model[0].can_flatten_inputs = True
 
 
 def flatten(model: Any, rows: Sequence[Mapping[str, Indices]]) -> dict[str, Any]:
@@ -79,10 +65,16 @@ def tokenize(
     asked = {"task": task} if task is not None else {}
     rows, extras = list[dict[str, Indices]](), dict[str, Any]()
     cut: list[tuple[int, int]] | None = []
+    flat = is_flattened(model)
     for part in slices(sizes):
         progress.tick()
-        with unflattened(model):
+        if flat:
+            model[0].can_flatten_inputs = False  # or it would not give the ids text by text
+        try:
             features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded, **asked)
+        finally:
+            if flat:
+                model[0].can_flatten_inputs = True
         columns = {key: value for key, value in features.items() if isinstance(value, list)}
         extras = {key: value for key, value in features.items() if key not in columns}
         found = _cut_tokens(features)
@@ -96,7 +88,7 @@ def tokenize(
     largest = max((int(row["input_ids"].max(initial=0)) for row in rows), default=0)
     check_ids(largest, table_rows(model.transformers_model))
     pairs = None if cut is None else np.array(cut, dtype=np.int64).reshape(-1, 2)
-    return TokenizedTexts(rows, extras, is_flattened(model), pairs)
+    return TokenizedTexts(rows, extras, flat, pairs)
 
 
 def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
