@@ -21,6 +21,7 @@ from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import LINE_CHARS, Diagnosis, diagnose, diagnose_log
 from chunkvisor_worker.faults import fault_of
 from harness import ROOT
+from late import Late
 
 LOAD, TOKENIZE, INIT, FORWARD, WRITE = (
     Phase.MODEL_LOAD,
@@ -382,101 +383,45 @@ def test_own_exception(qualified: str, rule: str, phase: Phase, outcome: Outcome
 
 
 # The real thing: each of these makes a library raise its own exception.
-def _torch_oom(_: Path) -> None:
-    import torch
+torch, transformers, hub_library, errors = map(
+    Late, ("torch", "transformers", "huggingface_hub", "huggingface_hub.errors")
+)
+Provoke = Callable[[Path], Any]
 
-    raise torch.OutOfMemoryError(OOM)
 
-
-def _torch_accelerator(_: Path) -> None:
-    import torch
-
-    error = torch.AcceleratorError("CUDA error: device-side assert triggered")
-    error.error_code = 710
+def _raise(error: BaseException, **attributes: object) -> None:
+    for name, value in attributes.items():
+        setattr(error, name, value)
     raise error
 
 
-def _torch_embedding(_: Path) -> None:
-    import torch
-
-    torch.nn.Embedding(3, 2)(torch.tensor([5]))
-
-
-def _torch_positions(_: Path) -> None:
-    import torch
-
-    torch.zeros(2, 402) + torch.zeros(2, 64)
-
-
-def _torch_expand(_: Path) -> None:
-    import torch
-
-    torch.zeros(1, 64).expand(2, 402)
-
-
-def _torch_allocator(_: Path) -> None:
-    import torch
-
-    torch.empty(1 << 50)
-
-
-def _torch_no_cuda(_: Path) -> None:
-    import torch
-
+def _no_cuda(_: Path) -> None:
     if torch.version.cuda is not None:
         pytest.skip("this torch has CUDA")
     torch.zeros(1, device="cuda")
 
 
-def _torch_device(_: Path) -> None:
-    import torch
-
-    torch.zeros(1, device="zzz")
-
-
-def _torch_save(_: Path) -> None:
-    import torch
-
-    torch.save(torch.zeros(1_000_000), "/dev/full")
-
-
-def _torch_load(folder: Path) -> None:
-    import torch
-
+def _damaged_weights(folder: Path) -> None:
     path = folder / "pytorch_model.bin"
     torch.save(torch.zeros(100_000), path)
     path.write_bytes(path.read_bytes()[:1000])
     torch.load(path)
 
 
-def _transformers(config: str, **kwargs: Any) -> Callable[[Path], None]:
+def _transformers(config: str) -> Provoke:
     def load(folder: Path) -> None:
-        from transformers import AutoModel
-
         (folder / "config.json").write_text(config)
-        AutoModel.from_pretrained(str(folder), **kwargs)
+        transformers.AutoModel.from_pretrained(str(folder))
 
     return load
 
 
-def _bad_name(_: Path) -> None:
-    from transformers import AutoConfig
+def _to_a_full_disk(write: Callable[[Any], Any]) -> Provoke:
+    def load(_: Path) -> None:
+        with open("/dev/full", "wb", buffering=0) as file:
+            write(file)
 
-    AutoConfig.from_pretrained("a b/c d")
-
-
-def _numpy_memory(_: Path) -> None:
-    np.zeros(1 << 45)
-
-
-def _numpy_disk(_: Path) -> None:
-    with open("/dev/full", "wb", buffering=0) as file:
-        np.zeros(1_000_000).tofile(file)
-
-
-def _numpy_save(_: Path) -> None:
-    with open("/dev/full", "wb") as file:
-        np.save(file, np.zeros(1_000_000))
+    return load
 
 
 def _surrogate(_: Path) -> None:
@@ -484,7 +429,7 @@ def _surrogate(_: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).encode_batch(["\ud800x"])
 
 
-def _safetensors(content: bytes) -> Callable[[Path], None]:
+def _safetensors(content: bytes) -> Provoke:
     def load(folder: Path) -> None:
         path = folder / "model.safetensors"
         path.write_bytes(content)
@@ -494,92 +439,77 @@ def _safetensors(content: bytes) -> Callable[[Path], None]:
 
 
 def _http() -> Any:
-    """The hub's HTTP library: httpx, or httpx2 since huggingface_hub 2."""
-    errors = pytest.importorskip("huggingface_hub.errors")
+    """Import the hub's HTTP library: httpx, or httpx2 since huggingface_hub 2."""
     return pytest.importorskip(errors.HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
 
 
-def _hub(status: int, code: str = "", message: str = "") -> Callable[[Path], None]:
+def _hub(status: int, code: str = "", message: str = "") -> Provoke:
     def answer(_: Path) -> None:
-        errors = pytest.importorskip("huggingface_hub.errors")
         from huggingface_hub.utils import hf_raise_for_status
 
         http = _http()
-        url = "https://huggingface.co/api/models/a/b/revision/main"
         headers = {"X-Error-Code": code, "X-Error-Message": message}
-        response = http.Response(status, headers=headers, request=http.Request("GET", url))
+        request = http.Request("GET", "https://huggingface.co/api/models/a/b/revision/main")
         try:
-            hf_raise_for_status(response)
+            hf_raise_for_status(http.Response(status, headers=headers, request=request))
         except errors.HfHubHTTPError as error:
             raise OSError("We couldn't connect to 'https://hf.co' to load the files") from error
 
     return answer
 
 
-def _hub_offline(_: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    hub.snapshot_download("chunkvisor-no/such-model", local_files_only=True)
-
-
-def _hub_connect(_: Path) -> None:
-    _http().get("http://127.0.0.1:9")
-
-
-def _hub_name(_: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    hub.snapshot_download("a b/c d")
-
-
 BERT = json.dumps({"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1})
-# The last column: whether it needs torch or transformers, which take seconds to import.
-REAL: list[tuple[Callable[[Path], None], Phase, str, Outcome, int | None, bool]] = [
-    (_torch_oom, FORWARD, "gpu-out-of-memory", Outcome.GPU_OOM, None, True),
-    (_torch_oom, INIT, "gpu-full-before-work", Outcome.GPU_BUSY, 75, True),
-    (_torch_accelerator, FORWARD, "device-side-assert", Outcome.DEVICE_FAULT, None, True),
-    (_torch_embedding, FORWARD, "token-out-of-range", Outcome.BAD_INPUT, 78, True),
-    (_torch_positions, FORWARD, "text-too-long", Outcome.BAD_INPUT, 78, True),
-    (_torch_expand, FORWARD, "text-too-long", Outcome.BAD_INPUT, 78, True),
-    (_torch_allocator, FORWARD, "host-out-of-memory", Outcome.HOST_OOM, None, True),
-    (_torch_no_cuda, INIT, "torch-without-cuda", Outcome.SETUP, 69, True),
-    (_torch_device, LOAD, "no-such-gpu", Outcome.SETUP, 78, True),
-    (_torch_save, WRITE, "disk-full", Outcome.DISK_FULL, 74, True),
-    (_torch_load, LOAD, "weights-damaged", Outcome.SETUP, 78, True),
-    (_transformers('{"model_type": "zzz"}'), LOAD, "architecture-unknown", Outcome.SETUP, 78, True),
-    (
-        _transformers('{"model_type": "zzz", "auto_map": {"AutoConfig": "c.C", "AutoModel": "m.M"}}'),
-        LOAD,
-        "custom-code-refused",
-        Outcome.SETUP,
-        78,
-        True,
-    ),
-    (_transformers(BERT), LOAD, "weights-missing", Outcome.SETUP, 78, True),
-    (_transformers("{"), LOAD, "model-config-damaged", Outcome.SETUP, 78, True),
-    (_bad_name, LOAD, "model-name-invalid", Outcome.SETUP, 78, True),
-    (_numpy_memory, FORWARD, "host-out-of-memory", Outcome.HOST_OOM, None, False),
-    (_numpy_disk, WRITE, "disk-full", Outcome.DISK_FULL, 74, False),
-    (_numpy_save, WRITE, "disk-full", Outcome.DISK_FULL, 74, False),
-    (_surrogate, TOKENIZE, "text-not-unicode", Outcome.BAD_INPUT, 78, False),
-    (_safetensors(b""), LOAD, "weights-damaged", Outcome.SETUP, 78, False),
-    (_safetensors(b"version https://git-lfs.github.com/spec/v1\n"), LOAD, "weights-damaged", Outcome.SETUP, 78, False),
-    (_hub(429), LOAD, "hub-busy", Outcome.HUB, 75, False),
-    (_hub(503), LOAD, "hub-busy", Outcome.HUB, 75, False),
-    (_hub(403), LOAD, "hub-access-denied", Outcome.SETUP, 78, False),
-    (_hub(403, "GatedRepo"), LOAD, "model-gated", Outcome.SETUP, 78, False),
-    (_hub(403, message="Access to this resource is disabled."), LOAD, "hub-access-denied", Outcome.SETUP, 78, False),
-    (_hub(401), LOAD, "model-not-found", Outcome.SETUP, 78, False),
-    (_hub(404, "RepoNotFound"), LOAD, "model-not-found", Outcome.SETUP, 78, False),
-    (_hub(404, "RevisionNotFound"), LOAD, "revision-not-found", Outcome.SETUP, 78, False),
-    (_hub(404, "EntryNotFound"), LOAD, "revision-not-found", Outcome.SETUP, 78, False),
-    (_hub_offline, LOAD, "model-not-cached", Outcome.SETUP, 78, False),
-    (_hub_connect, LOAD, "hub-unreachable", Outcome.HUB, 75, False),
-    (_hub_name, LOAD, "model-name-invalid", Outcome.SETUP, 78, False),
+CUSTOM = '{"model_type": "zzz", "auto_map": {"AutoConfig": "c.C", "AutoModel": "m.M"}}'
+LFS = b"version https://git-lfs.github.com/spec/v1\n"
+# fmt: off
+# With torch or transformers, which take seconds to import.
+SLOW: list[tuple[Provoke, Phase, str, Outcome, int | None]] = [
+    (lambda _: _raise(torch.OutOfMemoryError(OOM)), FORWARD, "gpu-out-of-memory", Outcome.GPU_OOM, None),
+    (lambda _: _raise(torch.OutOfMemoryError(OOM)), INIT, "gpu-full-before-work", Outcome.GPU_BUSY, 75),
+    (lambda _: _raise(torch.AcceleratorError("CUDA error"), error_code=710), FORWARD, "device-side-assert",
+     Outcome.DEVICE_FAULT, None),
+    (lambda _: torch.nn.Embedding(3, 2)(torch.tensor([5])), FORWARD, "token-out-of-range", Outcome.BAD_INPUT, 78),
+    (lambda _: torch.zeros(2, 402) + torch.zeros(2, 64), FORWARD, "text-too-long", Outcome.BAD_INPUT, 78),
+    (lambda _: torch.zeros(1, 64).expand(2, 402), FORWARD, "text-too-long", Outcome.BAD_INPUT, 78),
+    (lambda _: torch.empty(1 << 50), FORWARD, "host-out-of-memory", Outcome.HOST_OOM, None),
+    (_no_cuda, INIT, "torch-without-cuda", Outcome.SETUP, 69),
+    (lambda _: torch.zeros(1, device="zzz"), LOAD, "no-such-gpu", Outcome.SETUP, 78),
+    (lambda _: torch.save(torch.zeros(1_000_000), "/dev/full"), WRITE, "disk-full", Outcome.DISK_FULL, 74),
+    (_damaged_weights, LOAD, "weights-damaged", Outcome.SETUP, 78),
+    (_transformers('{"model_type": "zzz"}'), LOAD, "architecture-unknown", Outcome.SETUP, 78),
+    (_transformers(CUSTOM), LOAD, "custom-code-refused", Outcome.SETUP, 78),
+    (_transformers(BERT), LOAD, "weights-missing", Outcome.SETUP, 78),
+    (_transformers("{"), LOAD, "model-config-damaged", Outcome.SETUP, 78),
+    (lambda _: transformers.AutoConfig.from_pretrained("a b/c d"), LOAD, "model-name-invalid", Outcome.SETUP, 78),
 ]
+QUICK: list[tuple[Provoke, Phase, str, Outcome, int | None]] = [
+    (lambda _: np.zeros(1 << 45), FORWARD, "host-out-of-memory", Outcome.HOST_OOM, None),
+    (_to_a_full_disk(np.zeros(1_000_000).tofile), WRITE, "disk-full", Outcome.DISK_FULL, 74),
+    (_to_a_full_disk(lambda file: np.save(file, np.zeros(1_000_000))), WRITE, "disk-full", Outcome.DISK_FULL, 74),
+    (_surrogate, TOKENIZE, "text-not-unicode", Outcome.BAD_INPUT, 78),
+    (_safetensors(b""), LOAD, "weights-damaged", Outcome.SETUP, 78),
+    (_safetensors(LFS), LOAD, "weights-damaged", Outcome.SETUP, 78),
+    (_hub(429), LOAD, "hub-busy", Outcome.HUB, 75),
+    (_hub(503), LOAD, "hub-busy", Outcome.HUB, 75),
+    (_hub(403), LOAD, "hub-access-denied", Outcome.SETUP, 78),
+    (_hub(403, "GatedRepo"), LOAD, "model-gated", Outcome.SETUP, 78),
+    (_hub(403, message="Access to this resource is disabled."), LOAD, "hub-access-denied", Outcome.SETUP, 78),
+    (_hub(401), LOAD, "model-not-found", Outcome.SETUP, 78),
+    (_hub(404, "RepoNotFound"), LOAD, "model-not-found", Outcome.SETUP, 78),
+    (_hub(404, "RevisionNotFound"), LOAD, "revision-not-found", Outcome.SETUP, 78),
+    (_hub(404, "EntryNotFound"), LOAD, "revision-not-found", Outcome.SETUP, 78),
+    (lambda _: hub_library.snapshot_download("chunkvisor-no/such-model", local_files_only=True), LOAD,
+     "model-not-cached", Outcome.SETUP, 78),
+    (lambda _: _http().get("http://127.0.0.1:9"), LOAD, "hub-unreachable", Outcome.HUB, 75),
+    (lambda _: hub_library.snapshot_download("a b/c d"), LOAD, "model-name-invalid", Outcome.SETUP, 78),
+]
+# fmt: on
+REAL = [(*row, pytest.mark.model) for row in SLOW] + [(*row, ()) for row in QUICK]
 
 
 @pytest.mark.parametrize(
     ("provoke", "phase", "rule", "outcome", "exit_code"),
-    [pytest.param(*row[:5], id=f"{row[2]} in {row[1]}", marks=pytest.mark.model if row[5] else ()) for row in REAL],
+    [pytest.param(*row[:5], id=f"{row[2]} in {row[1]}", marks=row[5]) for row in REAL],
 )
 def test_real_exception(
     provoke: Callable[[Path], None], phase: Phase, rule: str, outcome: Outcome, exit_code: int | None, tmp_path: Path
@@ -590,8 +520,6 @@ def test_real_exception(
     except pytest.skip.Exception:  # a BaseException, too
         raise
     except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers", "huggingface_hub"):
-            pytest.skip(f"{error.name} is not installed (extra: worker)")
         check(diagnose(fault_of(error, phase)), rule, outcome, exit_code)
     else:
         pytest.fail("nothing was raised")
