@@ -28,16 +28,6 @@ LISTED = 1000
 """Rows in the manifest itself, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListFile:
-    """A manifest's `quarantined_in`."""
-
-    file: str
-    """Its name, for people and for other programs."""
-    digest: str
-    """`sha256:` and the digest in hex."""
-
-
 def record(layout: OutputLayout, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What the manifest says of these rows, after the file is written that it may need. Raises OSError."""
     rows = iter(rows)

@@ -3,7 +3,6 @@
 A final file counts only if its stamp, or its digest, holds.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,78 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor.assemble import badrows
-from chunkvisor.assemble.forms import FinalPart, Form, form_of, parts_of, place_of
-from chunkvisor.assemble.sides import ranges_of
-from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.assemble.forms import FinalPart, form_of, parts_of, place_of
 from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, Stamp, read_record, read_sealed, stamp_as, write_sealed
 from chunkvisor_worker.contract.files import set_aside
-from chunkvisor_worker.contract.wire import from_json
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One of a manifest's quarantined rows."""
-
-    row: int
-    outcome: str
-    reason: str
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """One of a manifest's shards."""
-
-    file: str
-    """Relative to the manifest."""
-    rows: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Needed:
-    """What is read of a manifest; it has more, for people and for other programs."""
-
-    rows: int
-    dimension: int
-    digest: str
-    fingerprint: str
-    zero_rows: int
-    quarantined: tuple[_Row, ...]
-    format: FinalFormat = FinalFormat.NPY
-    dtype: FinalDtype = FinalDtype.FLOAT32
-    shards: tuple[_Shard, ...] | None = None
-    """None = the final is one file."""
-    quarantined_rows: int | None = None
-    """None = all of them are in `quarantined`, as in earlier versions."""
-    quarantined_in: badrows.ListFile | None = None
-
-
-def check_manifest(manifest: dict[str, Any], path: Path) -> None:
-    """Raise DamagedError where it lacks something."""
-    needed = from_json(_Needed, json.dumps(manifest))
-    if needed is None or ("shards" in manifest and not _cut_evenly(needed)) or not _with_ranges(manifest):
-        raise DamagedError(str(path))
-
-
-def _with_ranges(manifest: dict[str, Any]) -> bool:
-    """Whether there are ranges just where they belong."""
-    try:
-        return (ranges_of(manifest) is not None) == (form_of(manifest).dtype is FinalDtype.INT8)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return False
-
-
-def _cut_evenly(manifest: _Needed) -> bool:
-    """Whether the shards are those that we would make: paths come from us, not from a file."""
-    shards = manifest.shards or ()
-    form = Form(len(shards), manifest.format, manifest.dtype)
-    parts = parts_of(Path(), manifest.rows, form) if shards and manifest.rows > 0 else []
-    named = [(Path(shard.file).name, shard.rows) for shard in shards]
-    return bool(parts) and named == [(part.path.name, part.rows) for part in parts]
-
 
 _Read = TypeVar("_Read")
 
@@ -127,8 +59,9 @@ def finish_publishing(layout: OutputLayout) -> None:
 
     An announced one that has not appeared is forgotten: it will be joined again.
     """
-    announced = _unless_damaged(_read_announced, layout)
-    if announced is not None:
+    content = _unless_damaged(lambda each: read_sealed(each.publishing), layout)
+    if content is not None:
+        announced = content["manifest"]
         files = recorded_parts(layout, announced)
         stamps = [Stamp(digest, _size(part.path), 0, 0, 0) for part, digest in files]
         if all(stamp.holds(part.path) for stamp, (part, _) in zip(stamps, files, strict=True)):
@@ -190,10 +123,7 @@ def read_recorded(layout: OutputLayout) -> dict[str, Any] | None:
 
 def read_manifest(layout: OutputLayout) -> dict[str, Any] | None:
     """The manifest beside the final file, or None where there is none. Raises DamagedError, OSError."""
-    content = read_sealed(layout.manifest)
-    if content is not None:
-        check_manifest(content, layout.manifest)
-    return content
+    return read_sealed(layout.manifest)
 
 
 def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
@@ -246,19 +176,7 @@ def read_done_if_whole(layout: OutputLayout) -> dict[str, Any] | None:
 
 
 def _read_done(layout: OutputLayout) -> _DoneRecord | None:
-    done = read_record(_DoneRecord, layout.done)
-    if done is not None:
-        check_manifest(done.manifest, layout.done)
-    return done
-
-
-def _read_announced(layout: OutputLayout) -> dict[str, Any] | None:
-    content = read_sealed(layout.publishing)
-    manifest = content.get("manifest") if content is not None else None
-    if isinstance(manifest, dict):
-        check_manifest(manifest, layout.publishing)
-        return manifest
-    return None
+    return read_record(_DoneRecord, layout.done)
 
 
 def _unless_damaged(read: Callable[[OutputLayout], _Read], layout: OutputLayout) -> _Read | None:
