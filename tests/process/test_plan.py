@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from chunkvisor.commands import plan
 from chunkvisor.config.load import load
@@ -104,20 +103,15 @@ def test_a_pipe_that_knows_no_blocks(workplace: Workplace) -> None:
     ("changes", "words"),
     [
         ({"outputs__out__column": "txt"}, "there is no column 'txt'"),
-        ({"model": {"name": "/no/such/folder"}}, "there is no model folder /no/such/folder"),
-        ({"model": {"name": "."}}, "holds no model"),
+        ({"model__name": "/no/such/folder"}, "there is no model folder /no/such/folder"),
+        ({"model__name": "."}, "holds no model"),
     ],
     ids=str,
 )
 def test_wrong_configs(workplace: Workplace, changes: dict[str, Any], words: str) -> None:
     """What a run would refuse, plan refuses with the same code."""
     workplace.write_source(TEXTS)
-    workplace.write_config("good:make")
-    if "model" in changes:
-        config = yaml.safe_load(workplace.config_path.read_text())
-        workplace.config_path.write_text(yaml.safe_dump(config | changes))
-    else:
-        workplace.write_config("good:make", **changes)
+    workplace.write_config("sentence-transformers" if "model__name" in changes else "good:make", **changes)
     ended = workplace.call("plan", str(workplace.config_path))
     assert (ended.returncode, words in ended.stderr) == (78, True), ended.stderr
 
@@ -125,9 +119,7 @@ def test_wrong_configs(workplace: Workplace, changes: dict[str, Any], words: str
 def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
     """Where tokens cannot be counted, the plan says why, and tells the rest."""
     workplace.write_source(TEXTS)
-    workplace.write_config("good:make")
-    config = yaml.safe_load(workplace.config_path.read_text()) | {"model": {"name": "no-such-owner/no-such-model"}}
-    workplace.config_path.write_text(yaml.safe_dump(config))
+    workplace.write_config("sentence-transformers", model__name="no-such-owner/no-such-model")
     found = plan_of(workplace, HF_HUB_OFFLINE="1", HF_HOME=str(workplace.folder / "hub"))
     assert found["outputs"]["out"]["length_unit"] == "characters"
     assert any(note.startswith("lengths are in characters, tokens could not be counted:") for note in found["notes"])
@@ -137,13 +129,7 @@ def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
 def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     """With a model folder, tokens, truncation, padding, dimension, disk and memory are known before any run."""
     workplace.write_source([*(f"commit number {number}" for number in range(50)), "word " * 999])
-    config = {
-        "workdir": "work",
-        "model": {"name": str(minilm_path)},
-        "device": "cpu",
-        "outputs": {"out": {"source": "rows.jsonl", "column": "text"}},
-    }
-    workplace.config_path.write_text(yaml.safe_dump(config))
+    workplace.write_config("sentence-transformers", model__name=str(minilm_path), workers__standby=1, chunk__size=1000)
     found = plan_of(workplace)
     out = found["outputs"]["out"]
     assert (out["length_unit"], out["max_length"], out["dimension"]) == ("tokens", 256, 384)

@@ -22,7 +22,7 @@ from chunkvisor.engine.trial import Expected, Trial
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Cause, Fault, LinearKernel, Phase, ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rules import RULES
 
 OK, NOTE, WARNING, FAULT = Severity
@@ -52,7 +52,6 @@ VECTORS = np.array([[4, 2], [1, 1], [4, 2]], dtype=np.float32)
 DONE = Trial(Verdict(Outcome.COMMITTED, "done"), VECTORS, "")
 ILLEGAL = ProbeReading(replace(REPORT, phase=Phase.FORWARD), -4, "Fatal Python error: Illegal instruction\n")
 OTHER = replace(DONE, vectors=VECTORS[::-1] + 1)
-PACKED = replace(DONE, linear=LinearKernel("onednn", 0.48))
 
 
 def well(**changes: Any) -> Readings:
@@ -105,7 +104,6 @@ def card(capability: tuple[int, int], dtype: str, kind: str) -> Readings:
 NO_GPU: dict[str, Any] = {"smi": SmiAnswer(None, ""), "nodes": {}, **torch("Found no NVIDIA driver on your system")}
 EXPECTED = Expected(Path("e.jsonl"), ("a", "b"), VECTORS[:2])
 SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
-BOTH = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
 REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.ValueError")
 WRONG_PRODUCT = torch("a product of matrices of ones sums up to 7", "builtins.ArithmeticError")
 TOO_OLD = torch("The NVIDIA driver on your system is too old (found version 12020).")
@@ -143,7 +141,7 @@ CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
     ("gpu-health", FAULT, "could not be replaced", lambda: smi("failure>No<", "failure>Yes<")),
     ("gpu-memory", WARNING, "cannot be seen from here", lambda: smi("<used>3 ", "<used>30720 ")),
     ("gpu-memory", NOTE, "1.0 GiB of 40.0 GiB in use", lambda: smi("<used>3 ", "<used>1024 ")),
-    ("gpu-memory", WARNING, "by pid 4711 python3 (30.0 GiB)", lambda: smi(*HELD)),
+    ("gpu-memory", WARNING, "by pid 4711 python3 (30720 MiB)", lambda: smi(*HELD)),
     ("gpu-memory", FAULT, "Prohibited, forbids CUDA", lambda: smi("Default", "Prohibited")),
     # torch
     ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
@@ -161,7 +159,6 @@ CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
     # variables
     ("allocator", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
     ("allocator", OK, "torch takes PYTORCH_ALLOC_CONF=new:1", lambda: well(workers={"PYTORCH_ALLOC_CONF": "new:1"})),
-    ("allocator", WARNING, "PYTORCH_CUDA_ALLOC_CONF wins", lambda: well(workers=BOTH)),
     ("allocator", WARNING, "asks NVML", lambda: well(smi=MISMATCH, workers=SEGMENTS)),
     ("environment", NOTE, "no part of torch reads it", lambda: well(workers={"PYTORCH_NO_NVML": "1"})),
     ("environment", WARNING, "very slow", lambda: well(workers={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})),
@@ -195,7 +192,6 @@ CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
     ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=())),
     ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),
     ("expect", FAULT, "cosine 0.2", lambda: well(expected=EXPECTED, samples=(Sample(DONE, unexpected="cosine 0.2"),))),
-    ("linear-layers", OK, "by oneDNN: oneDNN takes 48 % of", lambda: well(samples=(Sample(PACKED),))),
 ]
 
 

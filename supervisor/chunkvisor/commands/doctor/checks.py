@@ -47,6 +47,7 @@ _VARIABLES = {
     "NVIDIA_TF32_OVERRIDE": (NOTE, "it changes the last digits of the vectors; a workdir is bound to it"),
     **dict.fromkeys(("PYTORCH_NO_NVML", "C10_DISABLE_NVML", "CUDA_DISABLE_NVML"), (NOTE, _UNREAD)),
 }
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _OF_A_RUN = re.compile(
     r"chunk is tried again|run (?:goes on|waits)|(?:next|new) worker (?:runs|tries)|bisected|fault\.json|failed tries"
@@ -129,7 +130,7 @@ def _nvml(r: Readings) -> _Found:
 
 
 def _visible(r: Readings) -> _Found:
-    value = r.own.get("CUDA_VISIBLE_DEVICES")
+    value = r.own.get(_VISIBLE)
     if value is None or r.smi.returncode != 0:
         return
     entries = [part.strip() for part in value.split(",")]
@@ -142,72 +143,62 @@ def _visible(r: Readings) -> _Found:
     yield _broken(r, meaning, "unset it, or name in it what `nvidia-smi -L` lists")
 
 
-def _chosen(r: Readings) -> Iterator[tuple[ElementTree.Element, str]]:
-    """Yield the job's GPUs as nvidia-smi describes them, and their names; without a choice, all of them."""
+def _gpus(r: Readings) -> _Found:
     chosen = [device.uuid for device in r.devices if device.uuid.startswith("GPU-")]
     for gpu in _smi(r).iterfind("gpu"):
         uuid = gpu.findtext("uuid", "")
         if not chosen or uuid in chosen:
-            yield gpu, f"{gpu.findtext('product_name', 'GPU')} ({uuid[:12]})"
+            name = f"{gpu.findtext('product_name', 'GPU')} ({uuid[:12]})"
+            yield replace(_health(r, gpu, name), check="gpu-health")
+            yield replace(_gpu_memory(r, gpu, name), check="gpu-memory")
+            if gpu.findtext("mig_mode/current_mig") == "Enabled" and "MIG-" not in r.own.get(_VISIBLE, ""):
+                mend = f"set {_VISIBLE} to the MIG-… id of a slice, as `nvidia-smi -L` lists them"
+                meaning = f"{name} is in MIG mode: a job has one slice of it, and CUDA chooses which"
+                yield Finding(WARNING, meaning, mend, check="mig")
 
 
-def _number(node: ElementTree.Element, path: str) -> int:
-    match = re.match(r"\s*(\d+)", node.findtext(path, ""))
-    return int(match[1]) if match else 0
+def _health(r: Readings, gpu: ElementTree.Element, name: str) -> Finding:
+    action = gpu.findtext("gpu_recovery_action", "")
+    numbers = [each.text or "" for each in gpu.iterfind("ecc_errors/volatile/*") if "uncorrectable" in each.tag]
+    errors = sum(int(number) for number in numbers if number.isdecimal())
+    faults, warnings = list[str](), list[str]()
+    if asks_for_recovery(action):
+        faults.append(f"the driver asks for a recovery action: {action}")
+    if gpu.findtext("remapped_rows/remapped_row_failure") == "Yes":
+        faults.append("a faulty row of its memory could not be replaced by a spare one")
+    if gpu.findtext("remapped_rows/remapped_row_pending") == "Yes":
+        warnings.append("a faulty row of its memory waits for a reset to be replaced")
+    if errors:
+        warnings.append(f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded")
+    if not faults and not warnings:
+        return Finding(OK, f"{name} reports no memory error and asks for no reset")
+    mend = "ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; if it comes again, to replace it"
+    found = _broken(r, f"{name}: {'; '.join(faults + warnings)}", mend)
+    return found if faults else replace(found, state=WARNING)
 
 
-def _mig(r: Readings) -> _Found:
-    for gpu, name in _chosen(r):
-        sliced = "MIG-" in r.own.get("CUDA_VISIBLE_DEVICES", "")
-        if gpu.findtext("mig_mode/current_mig") == "Enabled" and not sliced:
-            mend = "set CUDA_VISIBLE_DEVICES to the MIG-… id of a slice, as `nvidia-smi -L` lists them; if it lists "
-            mend += "none, create one (nvidia-smi mig -cgi … -C), or turn MIG off (nvidia-smi -mig 0), as root"
-            yield Finding(WARNING, f"{name} is in MIG mode: a job has one slice of it, and CUDA chooses which", mend)
+def _gpu_memory(r: Readings, gpu: ElementTree.Element, name: str) -> Finding:
+    used, total = (_mebibytes(gpu.findtext(f"fb_memory_usage/{each}", "")) for each in ("used", "total"))
+    mode, what = gpu.findtext("compute_mode", ""), f"{name}: {human_bytes(used)} of {human_bytes(total)} in use"
+    holders = list[str]()
+    for each in gpu.iterfind("processes/process_info"):
+        # Of its command line only the program: the rest may hold secrets.
+        program = each.findtext("process_name", "").partition(" ")[0].rpartition("/")[2][:60]
+        holders.append(f"pid {each.findtext('pid')} {program} ({each.findtext('used_memory')})")
+    who = listed(holders, 5) or "processes that cannot be seen from here (of a container, or of its host)"
+    if "Prohibited" in mode or (holders and "Exclusive" in mode):
+        meaning = f"{name}: its compute mode, {mode}, forbids CUDA" + (f" next to {who}" if holders else "")
+        return _broken(r, meaning, "wait for what has it, or: nvidia-smi -c DEFAULT, as root")
+    if used < 512 << 20:  # a desktop's, or the driver's own
+        return Finding(OK, what)
+    mend = "end what is not needed, or choose another GPU (`device: cuda:N`) or smaller batches"
+    state = WARNING if 2 * used > total and r.busy_pid is None else NOTE
+    return Finding(state, f"{what} before a run begins, by {who}", mend)
 
 
-def _health(r: Readings) -> _Found:
-    for gpu, name in _chosen(r):
-        action, volatile = gpu.findtext("gpu_recovery_action", ""), gpu.iterfind("ecc_errors/volatile/*")
-        errors = sum(int(each.text or 0) for each in volatile if "uncorr" in each.tag and (each.text or "").isdecimal())
-        failed, pending = (
-            gpu.findtext(f"remapped_rows/remapped_row_{each}") == "Yes" for each in ("failure", "pending")
-        )
-        ailments = {
-            f"the driver asks for a recovery action: {action}": asks_for_recovery(action),
-            "a faulty row of its memory could not be replaced by a spare one": failed,
-            "a faulty row of its memory waits for a reset to be replaced": pending,
-            f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded": errors > 0,
-        }
-        meaning = f"{name}: {'; '.join(words for words, there in ailments.items() if there)}"
-        mend = "ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; if it comes again, to replace it"
-        if failed or asks_for_recovery(action):
-            yield _broken(r, meaning, mend)
-        elif pending or errors:
-            yield Finding(WARNING, meaning, mend)
-        else:
-            yield Finding(OK, f"{name} reports no memory error and asks for no reset")
-
-
-def _gpu_memory(r: Readings) -> _Found:
-    for gpu, name in _chosen(r):
-        used, total = (_number(gpu, f"fb_memory_usage/{each}") << 20 for each in ("used", "total"))
-        mode, what = gpu.findtext("compute_mode", ""), f"{name}: {human_bytes(used)} of {human_bytes(total)} in use"
-        holders = [
-            # Of its command line only the program: the rest may hold secrets.
-            f"pid {_number(each, 'pid')} {each.findtext('process_name', '').partition(' ')[0].rpartition('/')[2]:.60}"
-            f" ({human_bytes(_number(each, 'used_memory') << 20)})"
-            for each in gpu.iterfind("processes/process_info")
-        ]
-        who = listed(holders, 5) or "processes that cannot be seen from here (of a container, or of its host)"
-        if "Prohibited" in mode or (holders and "Exclusive" in mode):
-            meaning = f"{name}: its compute mode, {mode}, forbids CUDA" + (f" next to {who}" if holders else "")
-            yield _broken(r, meaning, "wait for what has it, or: nvidia-smi -c DEFAULT, as root")
-        elif used < 512 << 20:  # a desktop's, or the driver's own
-            yield Finding(OK, what)
-        else:
-            state = WARNING if 2 * used > total and r.busy_pid is None else NOTE
-            mend = "end what is not needed, or choose another GPU (`device: cuda:N`) or smaller batches"
-            yield Finding(state, f"{what} before a run begins, by {who}", mend)
+def _mebibytes(text: str) -> int:
+    number = text.partition(" ")[0]
+    return int(number) << 20 if number.isdecimal() else 0
 
 
 def _torch(r: Readings) -> _Found:
@@ -257,20 +248,15 @@ def _why(r: Readings) -> tuple[str, str, str]:
     return "", ": ".join(filter(None, ended)), ""
 
 
-def _allocator(r: Readings) -> _Found:
+def _environment(r: Readings) -> _Found:
     given = {name: r.workers[name] for name in _ALLOCATOR if r.workers.get(name)}
-    if given and r.gpus:
-        yield Finding(OK, f"torch takes {', '.join(f'{name}={value}' for name, value in given.items())}")
-    if len(set(given.values())) > 1:
-        meaning = f"{' and '.join(_ALLOCATOR)} are both set; {_ALLOCATOR[0]} wins, and the other is ignored"
-        yield Finding(WARNING, meaning, f"unset {_ALLOCATOR[1]}")
     segments = any("expandable_segments:True" in value.replace(" ", "") for value in given.values())
     if segments and r.smi.returncode != 0 and r.workers.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC") != "0":
         meaning = "expandable_segments:True asks NVML at its first allocation, which does not work here"
-        yield Finding(WARNING, meaning, "set TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0")
-
-
-def _environment(r: Readings) -> _Found:
+        yield Finding(WARNING, meaning, "set TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0", check="allocator")
+    elif given and r.gpus:
+        values = ", ".join(f"{name}={value}" for name, value in given.items())
+        yield Finding(OK, f"torch takes {values}", check="allocator")
     for name, (state, why) in _VARIABLES.items():
         value = r.workers.get(name)
         if value is not None and (state is NOTE or value.lower() not in ("", "0", "false", "off", "no")):
@@ -313,25 +299,15 @@ def _disk(r: Readings) -> _Found:
         yield replace(found, meaning=f"{found.meaning}; `chunkvisor plan` says how much a run needs")
 
 
-def _shm(r: Readings) -> _Found:
-    size = os.statvfs("/dev/shm") if Path("/dev/shm").exists() else None  # noqa: S108 - nothing is put there
-    if size is not None and size.f_blocks * size.f_frsize <= 64 << 20:  # Docker's default
-        meaning = "shared memory (/dev/shm) is small: a plug-in encoder that passes tensors between processes may fail"
-        yield Finding(
-            WARNING if r.place == "plugin" else NOTE, meaning, "start the container with --shm-size=2g or more"
-        )
-
-
 def _limits(r: Readings) -> _Found:
-    mend = "raise it: ulimit -n 4096, or LimitNOFILE= of systemd"
     files, each = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 32 + 2 * len(os.sched_getaffinity(0))
     if 0 <= files < 1024:  # a worker with CUDA opens a hundred or two
         text = f"a process may open {files:,} files, {'perhaps ' * (files >= 128)}too few for torch and CUDA"
+        mend = "raise it: ulimit -n 4096, or LimitNOFILE= of systemd"
         yield Finding(WARNING if files >= 128 else FAULT, text, mend, check="files")
     if r.tasks_left < 4 * each:  # OpenMP's pool and the tokenizer's have a thread for every CPU
         text = f"{r.tasks_left:,.0f} more processes and threads are allowed; a worker here starts about {each}"
-        mend = "raise it (docker run --pids-limit, ulimit -u, TasksMax= of systemd), or set OMP_NUM_THREADS=4 and "
-        mend += "TOKENIZERS_PARALLELISM=false in the config's env"
+        mend = "raise it (docker run --pids-limit, ulimit -u, TasksMax= of systemd), or set OMP_NUM_THREADS to 4 in env"
         yield Finding(WARNING if r.tasks_left >= each else FAULT, text, mend, check="processes")
 
 
@@ -430,7 +406,7 @@ def _sample(r: Readings, sample: Sample) -> _Found:
             yield Finding(FAULT, verdict.reason if check else text, mend, "config" if config else "machine", check)
             return
     assert sample.trial.vectors is not None
-    vectors, again, linear = sample.trial.vectors[: len(SAMPLE)], sample.again, sample.trial.linear
+    vectors, again = sample.trial.vectors[: len(SAMPLE)], sample.again
     if r.place != "plugin":
         yield Finding(OK, "the tokenizer fits the model and knows ordinary words", check="tokenizer")
     largest = float(np.abs(vectors[0]).max())
@@ -455,12 +431,6 @@ def _sample(r: Readings, sample: Sample) -> _Found:
     else:
         digits = "up to rounding" if differ else "to the last digit"
         yield Finding(OK, f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions, {digits}")
-    if linear is not None:
-        by = "oneDNN" if linear.name == "onednn" else "torch's own code"
-        ratio = f": oneDNN takes {100 * linear.time_ratio:.0f} % of the other's time" if linear.time_ratio else ""
-        yield Finding(
-            OK, f"workers compute linear layers, most of a model's work, by {by}{ratio}", check="linear-layers"
-        )
 
 
 CHECKS: dict[str, Callable[[Readings], _Found]] = {
@@ -468,15 +438,11 @@ CHECKS: dict[str, Callable[[Readings], _Found]] = {
     "driver": _driver,
     "nvml": _nvml,
     "visible-gpus": _visible,
-    "mig": _mig,
-    "gpu-health": _health,
-    "gpu-memory": _gpu_memory,
+    "gpu-health": _gpus,
     "torch": _torch,
-    "allocator": _allocator,
     "environment": _environment,
     "memory": _memory,
     "disk": _disk,
-    "shm": _shm,
     "processes": _limits,
     "source": _source,
     "hub-cache": _hub,
@@ -485,4 +451,4 @@ CHECKS: dict[str, Callable[[Readings], _Found]] = {
     "encoding": _encoding,
 }
 """In the order in which they are shown; some yield findings of another name as well."""
-_OF_GPUS = ("driver", "nvml", "visible-gpus", "mig", "gpu-health", "gpu-memory", "allocator")
+_OF_GPUS = ("driver", "nvml", "visible-gpus", "gpu-health", "environment")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -71,7 +70,7 @@ class Readings:
     memory: tuple[float, float] = (0, 0)
     """Bytes that are free, of how many; in a container, of its share."""
     tasks_left: float = float("inf")
-    """Processes and threads that may still be started."""
+    """Processes and threads that the container may still start."""
     busy_pid: int | None = None
     """Of a run that is at work in the workdir."""
     sources: dict[str, Halt | str] = field(default_factory=dict)
@@ -133,7 +132,8 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
     found.workers = environment_of(os.environ, found.devices, found.config.env if found.config is not None else {})
     # First, because the memory of a process that has just ended is not free at once.
     found.smi = ask_smi(("-q", "-x"))
-    found.memory, found.tasks_left = _memory_and_tasks()
+    machine, (left_bytes, limit_bytes, found.tasks_left) = psutil.virtual_memory(), read_cgroup()
+    found.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.51.02  Fri Apr 25 …
     version = re.search(r"\b\d{3}\.\d[\d.]*", _text_of(Path("/proc/driver/nvidia/version")))
     found.module = version[0] if version else ""
@@ -145,17 +145,6 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Readings:
         with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
             _read_job(found, loaded, Path(scratch), say)
     return found
-
-
-def _memory_and_tasks() -> tuple[tuple[float, float], float]:
-    machine, (left_bytes, limit_bytes, tasks) = psutil.virtual_memory(), read_cgroup()
-    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if most != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it (setrlimit(2))
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                most -= process.num_threads() if process.uids().real == os.getuid() else 0
-        tasks = min(tasks, max(0, most))
-    return (min(machine.available, left_bytes), min(machine.total, limit_bytes)), tasks
 
 
 def read_cgroup(
