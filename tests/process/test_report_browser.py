@@ -95,15 +95,3 @@ def test_report_in_a_browser(report_path: Path, browser: Any, scheme: str, width
         assert page.evaluate(OVERLAPS) == []
         red, green, blue = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)")
         assert (red + green + blue > 384) == (scheme == "light")
-
-
-def test_report_on_paper(report_path: Path, browser: Any) -> None:
-    """It can be printed, without JavaScript."""
-    with browser.new_context(java_script_enabled=False) as context:
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(report_path.as_uri())
-        page.emulate_media(media="print")
-
-        assert page.pdf(format="A4").startswith(b"%PDF")
-        assert page.locator(".tick").first.is_visible()

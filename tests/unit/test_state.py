@@ -68,7 +68,6 @@ def seen(now_s: float, *events: Event, readings: Readings | None = None) -> Snap
     ("events", "doing"),
     [
         ([], "starting"),
-        ([INVOKED], "starting"),
         ([INVOKED, (100, "resolving", {"model": "m/m"})], "asking the model hub for m/m"),
         ([INVOKED, (100, "staging", {"output": "a"})], "reading the source of a"),
         ([*BEGUN[:2], (100, "staging", {"output": "a"}), OPENED, PLANNED], "starting the first workers"),
@@ -134,11 +133,8 @@ def test_progress_counts_what_workers_have_done() -> None:
 @pytest.mark.parametrize(
     ("beats", "doing"),
     [
-        ([Beat(1, 7, Phase.START)], "starting the first workers (4 s)"),
         ([Beat(1, 7, Phase.IMPORT)], "importing the encoder's packages (4 s)"),
         ([Beat(1, 7, Phase.IMPORT), Beat(1, 8, Phase.MODEL_LOAD)], "loading the model (4 s)"),
-        ([Beat(1, 7, Phase.TOKENIZE)], "counting the tokens of the first chunk (4 s)"),
-        ([Beat(1, 7, Phase.WEIGHTS_COPY)], "copying the model to the GPU (4 s)"),
         ([Beat(1, 7, Phase.FORWARD)], "starting the first workers (6 s)"),
         ([], "starting the first workers (6 s)"),
     ],
@@ -149,17 +145,6 @@ def test_what_is_waited_for_before_the_first_batch(beats: list[Beat], doing: str
     keys = (AttemptKey("a", 1, 1), AttemptKey("a", 2, 3))
     readings = Readings({key: (beat, 4.0) for key, beat in zip(keys, beats, strict=False)})
     assert stage(seen(108, *BEGUN[:3], checked, *BEGUN[3:5], readings=readings)) == doing
-
-
-def test_a_worker_prepared_ahead_counts_for_nothing() -> None:
-    """A standby is shown behind the one that computes, and adds nothing to the progress."""
-    readings = Readings({AttemptKey("a", 2, 3): (Beat(1, 8, Phase.MODEL_LOAD, 0, 25), 200.0)})
-    now = seen(130, *BEGUN, readings=readings)
-    assert [worker.phase for worker in now.devices[0].workers] == ["starting", "loading"]
-    assert now.devices[1].workers == ()
-    assert now.share == 0.25
-    assert now.eta_s is None
-    assert now.severity is Severity.NEWS
 
 
 def test_sensors_are_shown_where_they_fit() -> None:
@@ -182,7 +167,6 @@ BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "out
     [
         ([], 0, Severity.NEWS, "all is well"),
         ([FAILED], 0, Severity.CARE, "1 attempt failed and is tried again; nothing is lost"),
-        ([FAILED, FAILED], 0, Severity.CARE, "2 attempts failed and are tried again; nothing is lost"),
         ([FAILED, BAD], 0, Severity.LOSS, "1 row without a vector"),
         ([BAD, (130, "halted", {"code": 3})], 0, Severity.LOSS, "1 row without a vector"),
         ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Severity.LOSS, "1 chunk set aside"),
@@ -259,7 +243,6 @@ HALTED: Event = (400, "halted", {"code": 69})
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        pytest.param([*BEGUN[:1], HALTED], None, id="before anything is known"),
         pytest.param(
             [*BEGUN, HALTED],
             "done and kept: about 50 of 200 rows (25 %), 1 of 4 chunks; without a fault",
