@@ -12,17 +12,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.event import (
-    Assembling,
-    AttemptStarted,
-    ChunkCommitted,
-    Draining,
-    Event,
-    Halted,
-    OutputOpened,
-    Quarantined,
-    RunEnded,
-)
+from chunkvisor.events import event as of
+from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import progress_line
 from chunkvisor.show.observer import Observer
@@ -159,22 +150,22 @@ class Notices(Observer):
     def event(self, event: Event, state: RunState) -> None:
         now_s = time.monotonic()
         match event:
-            case OutputOpened() | Assembling():
+            case of.OutputOpened() | of.Assembling():
                 self._last_s, self._chunks = now_s, 0  # the time before it does not count
-            case ChunkCommitted():
+            case of.ChunkCommitted():
                 if self._chunks and self._last_s is not None:
                     passed_s = now_s - self._last_s
                     self._usual_s = passed_s if self._usual_s is None else 0.8 * self._usual_s + 0.2 * passed_s
                 self._last_s, self._chunks, self._stalled = now_s, self._chunks + 1, False
-            case Quarantined() if state.total("quarantined") == 1:
+            case of.Quarantined() if state.total("quarantined") == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
                 self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
-            case RunEnded() if state.worked:
+            case of.RunEnded() if state.worked:
                 now = snapshot_of(state, time.time())
                 made = ((name, each.rows) for name, each in now.outputs.items() if each.complete and each.distinct)
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
                 self._send("complete", "\n".join([*rows, f"after {human_time(now.elapsed_s)}"]))
-            case Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
+            case of.Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
                 self._end_s = HURRIED_S if event.code == ExitCode.TERMINATED else END_S
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
@@ -268,16 +259,16 @@ class Systemd(Observer):
     def event(self, event: Event, state: RunState) -> None:
         # Before them, a model may be fetched for an hour. A run that finds all its work done has to be ready all the
         # same: systemd takes a service of Type=notify that ends without having been ready for a failed one.
-        self._begun |= isinstance(event, AttemptStarted | Assembling | RunEnded)
+        self._begun |= isinstance(event, of.AttemptStarted | of.Assembling | of.RunEnded)
         self._tell_readiness()
-        if isinstance(event, ChunkCommitted):
+        if isinstance(event, of.ChunkCommitted):
             now_s = time.monotonic()
             if event.chunks_done == event.chunks or now_s - self._progress_s >= _STATUS_S:
                 self._progress_s = now_s
                 self._send_status(progress_line(snapshot_of(state, time.time())))
-        elif words := event.what if isinstance(event, Halted) else event.line:
+        elif words := event.what if isinstance(event, of.Halted) else event.line:
             self._send_status(words)
-        if isinstance(event, Draining):
+        if isinstance(event, of.Draining):
             self._send("STOPPING=1")
 
     def tick(self) -> None:

@@ -25,20 +25,8 @@ from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import in_background, read_load
 from chunkvisor.errors import Halt
-from chunkvisor.events.event import (
-    AttemptStarted,
-    ChunkCommitted,
-    Doing,
-    Event,
-    Invoked,
-    Note,
-    Resolving,
-    RunStarted,
-    TemplateFailed,
-    TemplateStarted,
-    Warned,
-    WorkerEnded,
-)
+from chunkvisor.events import event as of
+from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console
 from chunkvisor.show.observer import Observer
@@ -61,7 +49,7 @@ MOST_BYTES = 48 << 20
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that a person has put in front, not one of ours."""
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
-_BEFORE_THE_MODEL = (Invoked, Note, Warned, RunStarted, Doing, Resolving)
+_BEFORE_THE_MODEL = (of.Invoked, of.Note, of.Warned, of.RunStarted, of.Doing, of.Resolving)
 _PACKAGES = ("numpy", "duckdb", "pydantic", "psutil", "rich")
 """Of the parent; the worker's own versions come with its first result."""
 _OF_NOTE = re.compile(
@@ -118,7 +106,7 @@ class Record(Observer):
             self._describe()
         self._state = state
         self._console.event(event, state)
-        if not isinstance(event, ChunkCommitted) or self._surroundings["worker_versions"]:
+        if not isinstance(event, of.ChunkCommitted) or self._surroundings["worker_versions"]:
             return
         if (facts := read_facts(self._layout.output(event.output))) is not None:
             self._surroundings["worker_versions"] = facts.versions or {"worker": "tells no versions"}
@@ -209,28 +197,21 @@ class Sensors(Observer):
     """Writes `sensors.jsonl`: every few seconds what the run takes, memory, processor time and GPUs."""
 
     def __init__(self, files: InvocationFiles) -> None:
-        self._path = files.sensors
-        self._processes = {os.getpid(): psutil.Process()}
-        self._measured: set[int] = set()
-        self._pids: dict[tuple[str, int, int], int] = {}
+        self._path, self._state = files.sensors, RunState()
+        self._processes: dict[int, psutil.Process] = {}
+        self._template_pid = 0
         self._uuids: tuple[str, ...] = ()
         self._reading: Future[list[dict[str, Any]]] | None = None
         self._failures, self._told = 0, False
         self._began_s, self._next_s = time.monotonic(), 0.0
 
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
+    def event(self, event: Event, state: RunState) -> None:
+        self._state = state
         match event:
-            case RunStarted() if any(event.gpus):
+            case of.RunStarted() if any(event.gpus):
                 self._uuids = event.gpus
-            case AttemptStarted() | TemplateStarted():
-                with contextlib.suppress(psutil.Error):
-                    self._processes[event.pid] = psutil.Process(event.pid)
-                if isinstance(event, AttemptStarted):
-                    self._pids[event.output, event.chunk, event.attempt] = event.pid
-            case WorkerEnded():
-                self._drop(self._pids.pop((event.output, event.chunk, event.attempt), 0))
-            case TemplateFailed():
-                self._drop(event.pid)
+            case of.TemplateStarted() | of.TemplateFailed():
+                self._template_pid = event.pid if isinstance(event, of.TemplateStarted) else 0
 
     def tick(self) -> None:
         """Write a line when it is time, and nvidia-smi has answered."""
@@ -251,37 +232,30 @@ class Sensors(Observer):
             gpus, self._reading = self._reading.result(), None
             self._failures = 0 if gpus else self._failures + 1
             line |= {"gpus": gpus} if gpus else {}
-        parent = os.getpid()
-        found = {pid: figures for pid in list(self._processes) if (figures := self._figures(pid))}
-        line["workers"] = [{"pid": pid, **figures} for pid, figures in found.items() if pid != parent]
-        line["parent"] = {name: found[parent][name] for name in ("rss_bytes", "cpu") if name in found[parent]}
+        pids = {self._template_pid, *(worker.pid for worker in self._state.workers.values())} - {0}
+        line["workers"] = [{"pid": pid, **figures} for pid in sorted(pids) if (figures := self._figures(pid))]
+        line["parent"] = self._figures(os.getpid())
         line["host"] = {"available_bytes": int(psutil.virtual_memory().available)}
+        self._processes = {pid: each for pid, each in self._processes.items() if pid in {*pids, os.getpid()}}
         if self._failures >= FAILURES and not self._told:
             line["note"] = "nvidia-smi gave no usable answer three times; the sensors go on without the GPUs"
             self._told = True
         with contextlib.suppress(OSError), open(self._path, "a") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
-    def _drop(self, pid: int) -> None:
-        self._processes.pop(pid, None)
-        self._measured.discard(pid)
-
     def _figures(self, pid: int) -> dict[str, Any]:
         """Measure a process; `cpu` is how many cores it has kept busy since the reading before."""
         try:
-            with self._processes[pid].oneshot():
-                figures: dict[str, Any] = {"rss_bytes": int(self._processes[pid].memory_info().rss)}
-                cpu = self._processes[pid].cpu_percent() / 100
+            process = self._processes.get(pid) or psutil.Process(pid)
+            figures = {"rss_bytes": process.memory_info().rss, "cpu": round(process.cpu_percent() / 100, 3)}
             # VmHWM of proc(5) misses nothing between two readings.
             peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
         except (psutil.Error, OSError):
-            self._drop(pid)
             return {}
-        figures |= {"peak_bytes": int(peak[1]) << 10} if peak else {}
-        # The first call of psutil's cpu_percent has nothing to compare with, and gives 0.
-        figures |= {"cpu": round(cpu, 3)} if pid in self._measured else {}
-        self._measured.add(pid)
-        return figures
+        if pid not in self._processes:
+            del figures["cpu"]  # psutil has nothing yet to compare with, and gives 0
+        self._processes[pid] = process
+        return figures | ({"peak_bytes": int(peak[1]) << 10} if peak else {})
 
 
 class Reporter(Observer):

@@ -6,7 +6,6 @@ be damaged or hostile: what does not fit is left out, and every word is cleaned 
 
 import contextlib
 import html
-import json
 import math
 import pkgutil
 import string
@@ -35,7 +34,7 @@ from chunkvisor.units import counted, human_bytes, human_moment, human_time, pri
 from chunkvisor.version import __version__
 from chunkvisor.words import advice_on_row
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, write_atomic
+from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
 from chunkvisor_worker.contract.messages import Fault
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import masked, read_message
@@ -238,19 +237,14 @@ def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[ob
             yield name, row["row"], row["place"], row["outcome"], row["reason"], clean(text or "-", 120)
 
 
-def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles]) -> Iterator[Markup]:
-    """Say where things are, and with which versions they were made."""
+def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles]) -> Markup:
+    """Say where things are."""
     names = [*status.outputs, *(path.name for path in sorted(layout.all_combined.glob("*/")))]
     rows = [("workdir", layout.workdir), *((name, layout.output(name).manifest) for name in names)]
     rows.append(("journal", layout.events))
-    versions: dict[str, object] = {}
     for newest in invocations[-1:]:
-        rows += [("log of the last run", newest.log), ("config", newest.config), ("environment", newest.environment)]
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-            found = json.loads(read_bounded(newest.environment) or b"{}")
-            versions = {"python": found["python"], **found["packages"], **found["worker_versions"]}
-    yield table(("what", "where"), [(what, path) for what, path in rows if path.exists()])
-    yield tag("p", ", ".join(f"{name} {version}" for name, version in versions.items()), class_="soft")
+        rows += [("log of the last run", newest.log), ("config", newest.config), ("versions", newest.environment)]
+    return table(("what", "where"), [(what, path) for what, path in rows if path.exists()])
 
 
 def render(workdir: Path, now_s: float) -> str:
@@ -272,7 +266,7 @@ def render(workdir: Path, now_s: float) -> str:
     charts = list(charts_of(story, [line for files in invocations[-_SENSED:] for line in _sensor_lines(files)]))
     body += [tag("h2", "Over time"), *(charts or [tag("p", "Nothing has been encoded yet.")])]
     told = (tag("li", tag("small", human_moment(at_s)), f" {words}") for at_s, words in sorted(story.lines))
-    body += [tag("h2", "What happened"), tag("ul", *told), tag("h2", "Files"), *_files(layout, status, invocations)]
+    body += [tag("h2", "What happened"), tag("ul", *told), tag("h2", "Files"), _files(layout, status, invocations)]
     body.append(tag("footer", f"Written {human_moment(now_s)} by chunkvisor {__version__}; times are of its machine."))
     page = string.Template((pkgutil.get_data(__package__, "report.html") or b"").decode())
     return page.substitute(title=html.escape(clean(f"{lines[0]}: {workdir.name}", 200)), body="\n".join(body))
