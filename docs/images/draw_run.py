@@ -9,14 +9,14 @@ workdir lies in is left out of them.
 import io
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
+from chunkvisor.store.mark import require_workdir
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from chunkvisor.show.status import Follower
-from chunkvisor.show.terminal import Room, line_of, view
+from chunkvisor.show.terminal import line_of, view
 
 COLUMNS, LINES = 80, 24
 OUT = Path(__file__).with_name("run.svg")
@@ -24,15 +24,15 @@ OUT = Path(__file__).with_name("run.svg")
 
 def main(workdir: Path) -> None:
     """Look once, draw once."""
-    follower = Follower(workdir)
+    follower = Follower(require_workdir(workdir))
     if not follower.alive:
         sys.exit(f"no run is under way in {workdir}")
     snapshot = follower.look()
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
     for news in follower.news:
         words = news.words.replace(f"{workdir.absolute().parent}/", "")
-        console.print(line_of(replace(news, words=words), COLUMNS - 1))
-    for line in view(snapshot, Room(COLUMNS, LINES)):
+        console.print(line_of(news._replace(words=words), COLUMNS - 1))
+    for line in view(snapshot, COLUMNS, LINES):
         console.print(line)
     svg = console.export_svg(title=f"chunkvisor run {workdir.name}.yaml", theme=MONOKAI, unique_id="run")
     # The fonts would come from another host.

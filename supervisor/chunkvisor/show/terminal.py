@@ -296,10 +296,12 @@ def _run_in(workdir: Path) -> Follower:
 def watch_view(workdir: Path) -> None:
     """Show the live view until the run ends, or a line now and then if nothing can be drawn. Raises Halt (78)."""
     run, said_s = _run_in(workdir), -float("inf")
-    screen = Screen(sys.stdout) if can_draw(sys.stdout) else None
+    screen = Screen(sys.stdout) if run.alive and can_draw(sys.stdout) else None
     try:
         while run.alive:
             now = run.look()
+            if not run.alive:
+                return
             if screen is not None:
                 screen.draw(now, run.news)
             elif time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
