@@ -110,6 +110,8 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
         output, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         _kill(process)
+        if process.stdout is not None:
+            process.stdout.close()
         return SmiAnswer(None, f"no answer within {_SMI_TIMEOUT_S:.0f} s")
     finally:
         _ASKED.discard(process)
