@@ -113,8 +113,9 @@ def test_cut_rows_come_home(place: Workplace, cluster: LocalCluster, minilm_path
 
 @pytest.mark.timeout(900)  # two nodes and some ten workers, one after the other where the machine is busy
 def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
-    """A crash, a fault of memory, a hang and a NaN on a node get the outcomes and the mending that they get here."""
+    """A crash, a fault of memory, a hang and a NaN on a node get the outcomes that they get here; so does a pipe."""
     plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "sleep@encode", "out/3": "nan@encode"}
+    plan |= {"out/4": "fault_is_a_pipe@encode"}
     changes: dict[str, Any] = {"encode.batch_size": 4, "recovery.stall_timeout": 10}  # a busy node is slower than 3 s
     configure(place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, **changes)
 
@@ -123,10 +124,12 @@ def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
     outcomes = {event["chunk"]: event["outcome"] for event in of(place, "attempt_failed")}
-    assert outcomes == {0: "crashed", 1: "gpu_oom", 2: "hung", 3: "bad_output"}
+    assert outcomes == {0: "crashed", 1: "gpu_oom", 2: "hung", 3: "bad_output", 4: "crashed"}
     reasons = {event["chunk"]: event["reason"] for event in of(place, "attempt_failed")}
     assert "Segmentation fault" in reasons[0]
     assert "it was at File" in reasons[2]
+    logs = {event["chunk"]: Path(event["log"]).read_text() for event in of(place, "attempt_failed")}
+    assert "chunkvisor ends this worker: no progress" in logs[2]
 
 
 @pytest.mark.soak(only=True)

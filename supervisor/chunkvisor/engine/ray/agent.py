@@ -394,15 +394,14 @@ class Agent:
     def read(self, worker: int, name: str, offset: int) -> npt.NDArray[np.uint8] | None:
         """Give a piece of a file of an ended worker, as an array: Ray hands those on without a copy. Raises OSError.
 
-        None if there is no such file, or none that can be opened.
+        None if there is no such file.
         """
         if self._scratch is None:
             raise ValueError(name)
-        try:
-            file = open(self._scratch.of_worker(worker) / name, "rb")  # noqa: SIM115 - closed below
-        except OSError:
+        path = self._scratch.of_worker(worker) / name
+        if not path.is_file():  # a pipe that a worker has left there would be waited for without end
             return None
-        with file:
+        with open(path, "rb") as file:
             file.seek(offset)
             return np.frombuffer(file.read(PIECE_BYTES), dtype=np.uint8)
 

@@ -162,10 +162,12 @@ class AgentProxy:
             return
         partial = path.with_name(f".{path.name}.partial")
         with open(partial, "wb") as file:
+            # The parent may have written into the log why it ends the worker.
+            before = file.write(path.read_bytes()) if path.suffix == ".log" and path.exists() else 0
             while len(piece):
                 await asyncio.to_thread(file.write, piece.data)
                 del piece  # its place in the object store is free from here on
-                piece = await self._agent.read.remote(worker, path.name, file.tell())
+                piece = await self._agent.read.remote(worker, path.name, file.tell() - before)
         partial.replace(path)
 
 
