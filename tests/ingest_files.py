@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import duckdb
-import numpy as np
 import pytest
 
 from chunkvisor.sources.table import StagedTable
@@ -58,7 +57,9 @@ def write_parquet(path: Path, select: str, texts: Sequence[str | None] = ("",)) 
     """A parquet file, uncompressed so that tests can alter its bytes; `select` may use `id` and `text`."""
     plain = path.with_name("plain.parquet")  # DuckDB has its own idea of what a quote in a name is
     with duckdb.connect() as connection:
-        connection.register("given", {"id": np.arange(len(texts)), "text": np.array(texts, dtype=object)})
-        connection.execute("CREATE VIEW source AS SELECT id, text::VARCHAR AS text FROM given")
+        columns = [list(range(len(texts))), list(texts)]
+        connection.execute(
+            "CREATE TABLE source AS SELECT unnest(?::BIGINT[]) AS id, unnest(?::VARCHAR[]) AS text", columns
+        )
         connection.execute(f"COPY (SELECT {select} FROM source) TO '{plain}' (COMPRESSION uncompressed)")
     plain.rename(path)

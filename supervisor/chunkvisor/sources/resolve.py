@@ -45,8 +45,6 @@ class IngestRequest:
         return self.where is not None or bool(self.columns)
 
     def __post_init__(self) -> None:
-        if self.max_rows is not None and self.max_rows < 1:
-            raise config_error(f"`max_rows` is {self.max_rows}; it must be at least 1.")
         if self.template is not None:
             parse_template(self.template)
 
@@ -96,11 +94,6 @@ class SourceFile:
     """gzip, zstd or nothing."""
     address: str | None = None
     """Of a file elsewhere, which is fetched before it is read."""
-
-    @property
-    def unit(self) -> str:
-        """What its rows are counted in, for messages."""
-        return "row" if self.format is Format.PARQUET else "line"
 
 
 def resolve(sources: Iterable[str]) -> list[SourceFile]:

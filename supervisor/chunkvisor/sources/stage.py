@@ -119,7 +119,8 @@ def _texts(
         if len(data) > MAX_TEXT_BYTES:
             what = f"the text has {len(data):,} bytes of UTF-8, more than the {MAX_TEXT_BYTES:,} that one may have."
             remedy = "Correct or shorten it in the source, or use sql: left(column, 100000)."
-            raise input_error(file.path, what, line=place, unit=file.unit, remedy=remedy)
+            unit = "row" if file.format is Format.PARQUET else "line"
+            raise input_error(file.path, what, line=place, unit=unit, remedy=remedy)
         yield data
 
 

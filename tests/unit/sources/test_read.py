@@ -202,10 +202,3 @@ def test_missing_column_names_the_nearest(tmp_path: Path, stage_here: Stage, nam
         assert caught.value.what == f"{tmp_path / name}: there is no column 'txet'."
         listed = "'text'" if name == "a.txt" else "'id', 'text'"
         assert caught.value.remedy == f"The nearest is 'text'. The columns are: {listed}."
-
-
-def test_wide_header(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
-    """100,000 columns are looked through once each."""
-    header = ",".join([*(f"c{number}" for number in range(100_000)), "text"])
-    (tmp_path / "a.csv").write_text(f"{header}\n{'1,' * 100_000}x\n")
-    assert rows_of(stage_here("a.csv", column="text")) == ["x"]
