@@ -1,7 +1,7 @@
 """The Python interface: `chunkvisor.encode` and `chunkvisor.run`.
 
-Workers are processes of their own, started as the command starts them: a script needs no `__main__` guard, and a
-notebook or a thread will do.
+Workers are processes, started as the command starts them: a script needs no `__main__` guard, and a notebook or a
+thread will do.
 """
 
 import contextlib
@@ -16,10 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.calls import called_from_python
-from chunkvisor.callwords import CallOfTexts, in_python
+from chunkvisor.calls import CallOfTexts, called_from_python, in_python
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import Config
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -43,6 +41,7 @@ StrPath: TypeAlias = str | os.PathLike[str]
 
 _OUTPUT = "embeddings"
 _LOG_LINES = 20
+_NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
 
 
 class QuarantineWarning(UserWarning):
@@ -105,11 +104,11 @@ def encode(
     progress: bool | None = None,
     on_event: OnEvent | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
+    """Return the vectors of the texts, float32 of shape (texts, dimension); row i belongs to text i.
 
     >>> vectors = chunkvisor.encode(titles, model="sentence-transformers/all-MiniLM-L6-v2", workdir="cache/titles")
 
-    Each chunk of texts is encoded in a process of its own, which may crash. With a `workdir` the work is kept, and the
+    Each chunk of texts is encoded in its own process, which may crash. With a `workdir` the work is kept, and the
     same call continues it. Relative paths start in the current folder, where a plug-in `encoder` is looked for.
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises ChunkvisorError, whose attributes
@@ -122,31 +121,26 @@ def encode(
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place, writing(texts, column, place) as write:
         given = CallOfTexts(partial(place_of, texts, column), place, kept=workdir is not None)
-        with given.named():
+        try:
             loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
             request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=given.kept)
             vectors = _run(request, on_event, progress, given).outputs[_OUTPUT].vectors()
+        except ChunkvisorError as error:
+            given.rename(error)
+            raise
         return vectors if given.kept else np.array(vectors)
 
 
 def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[[], Path]) -> LoadedConfig:
-    """The config of a call. Validated before the texts are written: a typing error costs nothing then."""
+    """Return the config of a call. Validated before the texts are written: a typing error costs nothing then."""
     folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
     values["outputs"] = {_OUTPUT: output}
-    _refuse_other_rows(from_values(values, folder, overrides))
+    if from_values(values, folder, overrides).outputs[_OUTPUT].where is not None:
+        why = "texts are left out then, and encode returns a vector for each"
+        raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
     output["source"] = str(write())
     config = from_values(values, folder, overrides)
     return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
-
-
-def _refuse_other_rows(config: Config) -> None:
-    """Raises ChunkvisorError (78) for what makes row i of the array another one than text i."""
-    if config.outputs[_OUTPUT].where is not None:
-        why = "texts are left out then, and encode returns a vector for each"
-        raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
-
-
-_NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
 
 
 class _Listener(Observer):
@@ -181,7 +175,7 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
             if not kept:
-                _part_with_the_folder(error, Layout(request.loaded.config.workdir).output(_OUTPUT))
+                _lose_folder(error, Layout(request.loaded.config.workdir).output(_OUTPUT))
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
@@ -190,8 +184,8 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
     return report
 
 
-def _part_with_the_folder(error: ChunkvisorError, layout: OutputLayout) -> None:
-    """Of work in a temporary folder, which is removed: what its log says at the end goes with the error."""
+def _lose_folder(error: ChunkvisorError, layout: OutputLayout) -> None:
+    """Add the end of the log to the error, whose temporary folder is removed."""
     error.remedy = error.remedy.replace(KEPT, "")
     if layout.attempts.exists():  # a worker was started
         error.add_note(_NOT_KEPT)
@@ -203,7 +197,6 @@ def _part_with_the_folder(error: ChunkvisorError, layout: OutputLayout) -> None:
 
 
 def _in_seconds(stop_after: float | str | None) -> float | None:
-    """Raises ChunkvisorError (78) for what is no time."""
     try:
         return None if stop_after is None else seconds_of(stop_after)
     except ValueError as error:
@@ -212,21 +205,21 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """The folder to work in; a temporary one is removed."""
-    if given is not None:
-        place = Path(given).absolute()
-        ours = not place.exists()
-        try:
-            make_folders(place, mode=0o755)
-        except OSError as error:
-            raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
-        try:
-            yield place
-        except ChunkvisorError:
-            if ours:
-                with contextlib.suppress(OSError):  # there is something in it
-                    place.rmdir()
-            raise
+    """Yield the folder to work in; a temporary one is removed, and so is an empty one after an error."""
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
+            yield Path(name)
         return
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
-        yield Path(name)
+    place = Path(given).absolute()
+    ours = not place.exists()
+    try:
+        make_folders(place, mode=0o755)
+    except OSError as error:
+        raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
+    try:
+        yield place
+    except ChunkvisorError:
+        if ours:
+            with contextlib.suppress(OSError):  # there is something in it
+                place.rmdir()
+        raise

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,8 @@ from chunkvisor_worker.encoder import Indices
 from chunkvisor_worker.progress import BeatWriter
 
 _BLOCK_BYTES = 256 << 20
+_SIMULATED = "chunkvisor drill: simulated\n"
+"""In the log of a fault that could have been a real one, and was not."""
 
 
 class Moment(Enum):
@@ -42,26 +43,8 @@ class Moment(Enum):
     """When all is done, on the way out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What a fault needs to know."""
-
-    files: AttemptFiles
-
-    @property
-    def cuda(self) -> bool:
-        """Whether the worker computes on a GPU."""
-        spec = read_message(Spec, self.files.spec)
-        return spec is not None and spec.device == "cuda"
-
-
-@dataclass(frozen=True, slots=True)
-class Sabotage:
-    """A fault and its moment."""
-
-    strike: Callable[[Scene], BaseException | None]
-    """Brings the fault about, or returns the exception that it is."""
-    moment: Moment = Moment.BATCH
+Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]
+"""Brings the fault about, or returns the exception that it is."""
 
 
 def simulated(
@@ -93,12 +76,12 @@ def _accelerator_error(code: int, text: str) -> Exception:
     return simulated("torch.AcceleratorError", message, code=code)
 
 
-def _oom(scene: Scene) -> Exception:
-    if scene.cuda and (torch := _torch()):
+def _oom(files: AttemptFiles) -> Exception:
+    if torch := _torch_on_gpu(files):
         hoard = []
         while True:
             hoard.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
-    _tell_simulated()
+    sys.stdout.write(_SIMULATED)
     return simulated(
         "torch.OutOfMemoryError",
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.31 GiB is "
@@ -107,61 +90,65 @@ def _oom(scene: Scene) -> Exception:
     )
 
 
-def _device_assert(scene: Scene) -> Exception:
-    if scene.cuda and (torch := _torch()):
+def _device_assert(files: AttemptFiles) -> Exception:
+    if torch := _torch_on_gpu(files):
         table = torch.zeros(4, 4, device="cuda")
         torch.nn.functional.embedding(torch.tensor([1 << 20], device="cuda"), table)
         torch.cuda.synchronize()
         return AssertionError("an index far out of range went unnoticed")
-    _tell_simulated()
+    sys.stdout.write(_SIMULATED)
     return _accelerator_error(710, "device-side assert triggered")
 
 
-def _nvml_assert(_scene: Scene) -> Exception:
+def _nvml_assert(_files: AttemptFiles) -> Exception:
     return RuntimeError(
         'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165, please report '
         "a bug to PyTorch. "
     )
 
 
-def _hub_busy(_scene: Scene) -> Exception:
+def _hub_busy(_files: AttemptFiles) -> Exception:
     message = "Client error '429 Too Many Requests' for url 'https://huggingface.co/api/models/drill'"
     return simulated("huggingface_hub.errors.HfHubHTTPError", message, OSError, status=429)
 
 
-def _segfault(_scene: Scene) -> None:
+def _segfault(_files: AttemptFiles) -> None:
     ctypes.string_at(0)
 
 
-def _hang(_scene: Scene) -> NoReturn:
+def _hang(_files: AttemptFiles) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         time.sleep(3600)
 
 
-def _kill(number: signal.Signals) -> Callable[[Scene], None]:
-    return lambda _scene: os.kill(os.getpid(), number)
+def _kill(number: signal.Signals) -> Callable[[AttemptFiles], None]:
+    return lambda _files: os.kill(os.getpid(), number)
 
 
-def _nan_row(scene: Scene) -> None:
-    with open(scene.files.partial, "r+b") as file:
+def _nan_row(files: AttemptFiles) -> None:
+    with open(files.partial, "r+b") as file:
         np.lib.format.read_magic(file)
         np.lib.format.read_array_header_1_0(file)
         file.write(np.float32(np.nan).tobytes())
 
 
-def _lost_vectors(scene: Scene) -> None:
-    os.truncate(scene.files.vectors, scene.files.vectors.stat().st_size // 2)
+def _lost_vectors(files: AttemptFiles) -> None:
+    os.truncate(files.vectors, files.vectors.stat().st_size // 2)
 
 
-def _disk_full(_scene: Scene) -> None:
+def _disk_full(_files: AttemptFiles) -> None:
     def no_space(_fd: int, _offset: int, _length: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     os.posix_fallocate = no_space
 
 
-def _torch() -> Any:
+def _torch_on_gpu(files: AttemptFiles) -> Any:
+    """Return torch if the worker computes on a GPU, or None."""
+    spec = read_message(Spec, files.spec)
+    if spec is None or spec.device != "cuda":
+        return None
     try:
         import torch
     except ImportError:  # a plug-in of another framework
@@ -169,64 +156,56 @@ def _torch() -> Any:
     return torch
 
 
-def _tell_simulated() -> None:
-    """For the drill's table: this fault could have been a real one, and was not."""
-    sys.stdout.write("chunkvisor drill: simulated\n")
-
-
-SABOTAGES: dict[str, Sabotage] = {
-    "oom": Sabotage(_oom),
-    "nvml-assert": Sabotage(_nvml_assert),
-    "device-assert": Sabotage(_device_assert),
-    "illegal-access": Sabotage(lambda _: _accelerator_error(700, "an illegal memory access was encountered")),
-    "ecc": Sabotage(lambda _: _accelerator_error(214, "uncorrectable ECC error encountered")),
-    "cublas": Sabotage(
-        lambda _: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    ),
-    "segfault": Sabotage(_segfault),
-    "abort": Sabotage(lambda _: os.abort()),
-    "sigkill": Sabotage(_kill(signal.SIGKILL)),
-    "sigterm": Sabotage(_kill(signal.SIGTERM)),
-    "sigstop": Sabotage(_kill(signal.SIGSTOP)),
-    "hang": Sabotage(_hang),
-    "exit-0-without-result": Sabotage(lambda _: os._exit(0)),
-    "exit-1-after-result": Sabotage(lambda _: os._exit(1), Moment.AFTER),
-    "nan-row": Sabotage(_nan_row, Moment.WRITE),
-    "lost-vectors": Sabotage(_lost_vectors, Moment.AFTER),
-    "host-oom": Sabotage(lambda _: MemoryError()),
-    "disk-full": Sabotage(_disk_full),
-    "hub-busy": Sabotage(_hub_busy, Moment.LOAD),
-    "gpu-busy": Sabotage(
-        lambda _: _accelerator_error(46, "CUDA-capable device(s) is/are busy or unavailable"), Moment.LOAD
-    ),
-    "import-failed": Sabotage(lambda _: ModuleNotFoundError("No module named 'drill'", name="drill"), Moment.LOAD),
-    "bad-input": Sabotage(lambda _: UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed")),
-    "poison-row": Sabotage(_segfault),
+SABOTAGES: dict[str, Strike] = {
+    "oom": _oom,
+    "nvml-assert": _nvml_assert,
+    "device-assert": _device_assert,
+    "illegal-access": lambda _: _accelerator_error(700, "an illegal memory access was encountered"),
+    "ecc": lambda _: _accelerator_error(214, "uncorrectable ECC error encountered"),
+    "cublas": lambda _: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "segfault": _segfault,
+    "abort": lambda _: os.abort(),
+    "sigkill": _kill(signal.SIGKILL),
+    "sigterm": _kill(signal.SIGTERM),
+    "sigstop": _kill(signal.SIGSTOP),
+    "hang": _hang,
+    "exit-0-without-result": lambda _: os._exit(0),
+    "exit-1-after-result": lambda _: os._exit(1),
+    "nan-row": _nan_row,
+    "lost-vectors": _lost_vectors,
+    "host-oom": lambda _: MemoryError(),
+    "disk-full": _disk_full,
+    "hub-busy": _hub_busy,
+    "gpu-busy": lambda _: _accelerator_error(46, "CUDA-capable device(s) is/are busy or unavailable"),
+    "import-failed": lambda _: ModuleNotFoundError("No module named 'drill'", name="drill"),
+    "bad-input": lambda _: UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
+    "poison-row": _segfault,
 }
-"""By the name of the fault."""
+_MOMENTS = {
+    **dict.fromkeys(("hub-busy", "gpu-busy", "import-failed"), Moment.LOAD),
+    "nan-row": Moment.WRITE,
+    **dict.fromkeys(("exit-1-after-result", "lost-vectors"), Moment.AFTER),
+}
+"""Of faults that do not strike in a batch."""
 
 
 POISON_ROW = "poison-row"
 
-IsDue: TypeAlias = Callable[[frozenset[int]], bool]
-"""Whether a fault is to strike at a batch of these texts, or (none) before and after all batches."""
-
 
 class Tripwire(BeatWriter):
-    """The beat of a worker, with a fault in its way: it strikes at its moment, where `is_due` says so."""
+    """The beat of a worker, with a fault in its way that a test has asked for; it strikes at its moment."""
 
-    def __init__(self, name: str, scene: Scene, spec: Spec, is_due: IsDue = lambda _texts: True) -> None:
-        super().__init__(scene.files.beat)
-        self._sabotage = SABOTAGES[name]
-        self._scene = scene
-        self._is_due = is_due
+    def __init__(self, files: AttemptFiles, spec: Spec, fault: ProvokedFault, asked: ProvokedFiles) -> None:
+        super().__init__(files.beat)
+        self._strike, self._moment = SABOTAGES[fault.name], _MOMENTS.get(fault.name, Moment.BATCH)
+        self._files, self._spec, self._fault, self._asked = files, spec, fault, asked
         self._wanted = np.delete(np.arange(spec.start, spec.stop), list(spec.skip))
         self._texts: frozenset[int] = frozenset()
         """Of the batch under way."""
 
     def phase(self, phase: Phase) -> None:
         """As `BeatWriter.phase`; then the fault."""
-        loads = phase is Phase.IMPORT and self._sabotage.moment is Moment.LOAD
+        loads = phase is Phase.IMPORT and self._moment is Moment.LOAD
         super().phase(Phase.MODEL_LOAD if loads else phase)
         if loads or phase is Phase.WRITE:
             self._reach(Moment.LOAD if loads else Moment.WRITE)
@@ -244,54 +223,40 @@ class Tripwire(BeatWriter):
         self._reach(Moment.AFTER)
 
     def _reach(self, moment: Moment) -> None:
-        if self._sabotage.moment is not moment or not self._is_due(self._texts):
+        if self._moment is not moment or not self._is_due():
             return
+        with contextlib.suppress(OSError, ValueError):  # a full or closed log is no reason to spare the worker
+            sys.stdout.write(f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n")
+            sys.stdout.flush()
         self.provoked = True
-        if error := self._sabotage.strike(self._scene):
+        if error := self._strike(self._files):
             raise error
 
-
-@dataclass(frozen=True, slots=True)
-class Trap:
-    """A fault that a test has asked for, and that is to strike in this attempt if it has not struck often enough."""
-
-    folder: Path
-    fault: ProvokedFault
-    spec: Spec
-
-    def is_due(self, texts: frozenset[int]) -> bool:
-        """Whether it is to strike now, at a batch of these texts; whoever is told so has to strike."""
-        due = self._holds_the_poison(texts) if self.fault.name == POISON_ROW else self._claim()
-        if due:
-            with contextlib.suppress(OSError, ValueError):  # a full or closed log is no reason to spare the worker
-                sys.stdout.write(f"chunkvisor.testing: the fault {self.fault.name} strikes here, as a test asked\n")
-                sys.stdout.flush()
-        return due
-
-    def _claim(self) -> bool:
-        return any(_made(ProvokedFiles(self.folder).claim(number)) for number in range(self.fault.times))
-
-    def _holds_the_poison(self, texts: frozenset[int]) -> bool:
-        """The poison is the first text of the chunk; its number is laid down by the first attempt that gets there."""
-        place = ProvokedFiles(self.folder).claim(0)
+    def _is_due(self) -> bool:
+        """Whether it is to strike now; each time it may, one worker makes the claim."""
+        if self._fault.name != POISON_ROW:
+            return any(_made(self._asked.claim(number)) for number in range(self._fault.times))
+        # The poison is the first text of the chunk; its number is laid down by the first attempt that gets there.
+        place = self._asked.claim(0)
         with contextlib.suppress(OSError):
-            _made(place, str(self.spec.start))
-            return int(place.read_text()) in texts
+            _made(place, str(self._spec.start))
+            return int(place.read_text()) in self._texts
         return False
 
 
 def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
-    """The beat of an attempt that a test wants to meet a fault; None for any other.
+    """Return the beat of an attempt that a test wants to meet a fault; None for any other.
 
     Of several faults the one that was asked for first strikes; the others wait for the next attempt.
     """
-    for folder in map(Path, os.environ.get(TESTING_FAULTS, "").split(os.pathsep)):
-        fault = read_message(ProvokedFault, ProvokedFiles(folder).fault)
+    for folder in filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep)):
+        asked = ProvokedFiles(Path(folder))
+        fault = read_message(ProvokedFault, asked.fault)
         if fault is None or fault.name not in SABOTAGES:  # its test is over
             continue
         here = fault.chunk == spec.chunk and fault.output in (None, spec.output)
-        if here and (fault.name == POISON_ROW or not ProvokedFiles(folder).claim(fault.times - 1).exists()):
-            return Tripwire(fault.name, Scene(files), spec, Trap(folder, fault, spec).is_due)
+        if here and (fault.name == POISON_ROW or not asked.claim(fault.times - 1).exists()):
+            return Tripwire(files, spec, fault, asked)
     return None
 
 
