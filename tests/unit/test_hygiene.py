@@ -23,8 +23,6 @@ ROOMS = (
         "cli",
         "api",
         "calls",
-        "arguments",
-        "callwords",
         "results",
         "commands",
         "testing",
