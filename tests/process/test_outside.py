@@ -246,13 +246,13 @@ def test_stalls(
 ) -> None:
     """Ten times the usual, and half an hour at least, without a chunk is a stall, which is told once."""
     sent: list[str] = []
-    told = Notices(["json://localhost"], Layout(tmp_path), None)
+    told, state = Notices(["json://localhost"], Layout(tmp_path), None), RunState()
     monkeypatch.setattr(told, "_send", lambda what, _body: sent.append(what))
-    clock = iter([0.0, *map(float, commits_s), float(now_s), now_s + 1.0])
-    monkeypatch.setattr(outside, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    told.event(OutputOpened("o", 1, 1, 1), RunState())
-    for _ in commits_s:
-        told.event(ChunkCommitted("o", 0, 1, 1, 1, 1), RunState())
+    monkeypatch.setattr(outside, "time", SimpleNamespace(time=lambda: 1e6 + now_s))
+    events: list[tuple[float, Event]] = [(0, OutputOpened("o", 9, 9, 9)), (0, Go("o", 0, 1, 8))]
+    for at_s, event in [*events, *((at_s, ChunkCommitted("o", 0, 1, 1, 1, 9)) for at_s in commits_s)]:
+        state.apply(event, 1e6 + at_s)
+        told.event(event, state)
 
     told.tick()
     told.tick()

@@ -108,24 +108,17 @@ def test_a_report_goes_where_it_is_wanted(place: ScriptedWorkplace, tmp_path: Pa
     assert "cannot be written" in refused.stderr
 
 
-def test_quarantined_rows_are_listed(place: ScriptedWorkplace) -> None:
-    """Rows without a vector stand in the page with file and line, and what to do."""
-    place.lay("text 5", "crash!")
-
+def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
+    """Rows without a vector are on the page with file and line; after a halt the last words of the run."""
+    place.lay("text 5", "value_error!")
     assert place.run_here().returncode == 3
-
     page = page_of(place.workdir / "report.html")
     assert "complete, but 1 row has no vector" in page.text
     assert f"{place.source}:6" in page.text
     assert "chunkvisor retry" in page.text
-
-
-def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
-    """After a halt the page begins with the last words of the run."""
     place.write_config("scripted:make", chunk__size=4, recovery__on_bad_row="fail")
-    place.lay("text 5", "value_error!")
 
-    ended = place.run_here()
+    ended = place.run_here("--from-scratch", "--yes")
 
     assert ended.returncode == 78
     page = page_of(place.workdir / "report.html")

@@ -90,21 +90,6 @@ def test_dumb_terminal(place: ScriptedWorkplace, opened: Open) -> None:
     assert "to do: 8 rows in 4 chunks" in " ".join(" ".join(lines).split())
 
 
-def test_resize(place: ScriptedWorkplace, opened: Open) -> None:
-    """A terminal that is made smaller or larger gets a view that fits."""
-    terminal = opened("run", str(place.config_path))
-    half_way(place, terminal.look)
-    for columns, lines in ((40, 10), (120, 30), (25, 5)):
-        terminal.resize(columns, lines)
-
-        def fits(columns: int = columns) -> bool:
-            return any("50 %" in line and len(line) >= columns - 3 for line in terminal.look())
-
-        wait_for(fits)
-    release(place)
-    assert terminal.finish() == 0
-
-
 def test_interrupted(place: ScriptedWorkplace, opened: Open) -> None:
     """Ctrl-C finishes what is under way and says so; the last words follow on a clean terminal, cursor and all."""
     terminal = opened("run", str(place.config_path))

@@ -131,21 +131,6 @@ def test_damaged_sums_are_passed_over(path: Path, damage: Any) -> None:
     assert sums(read_state(path)[0]) == from_the_start(path)
 
 
-def test_a_journal_without_sums(path: Path) -> None:
-    """One that lacks them is read from its start, and summed up by the next run's first event."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    without = set(range(len(lines))) - set(marks(path))
-    path.write_bytes(b"".join(lines[number] for number in sorted(without)))
-    assert newest_state(path)[1] == 0
-    whole = from_the_start(path)
-    assert sums(read_state(path)[0]) == whole
-    journal = Journal(path, "third")
-    journal.write(Note("here"))
-    journal.close()
-    assert newest_state(path)[1] == path.stat().st_size
-    assert sums(read_state(path)[0]) == from_the_start(path)
-
-
 def test_follower_reads_the_end(path: Path) -> None:
     """Who looks on sees workers, rates and the last news of the run, though he has read but the end of its story."""
     (path.parent / "outputs").mkdir()

@@ -98,23 +98,6 @@ def test_what_it_is_doing(events: list[Event], doing: str) -> None:
     assert seen(130, *events).doing == doing
 
 
-def test_the_heartbeat_says_what_is_waited_for() -> None:
-    """While nothing can be started the line of a run without a terminal has the reason, and no longer than that."""
-    asking: list[Event] = [INVOKED, (100, "resolving", {"model": "m/m"})]
-    waiting: Event = (
-        101,
-        "waiting",
-        {"delay_s": 30.0, "reason": "the hub cannot be reached. A folder needs none", "outcome": "hub"},
-    )
-    halted: Event = (140, "halted", {"code": 75, "what": "no"})
-
-    line = progress_line(seen(120, *asking, waiting))
-
-    assert line == "asking the model hub for m/m, 20 s so far; waiting: the hub cannot be reached"
-    assert "waiting" not in progress_line(seen(130, *asking, waiting, (121, "doing", {"doing": "reading"})))
-    assert "waiting" not in progress_line(seen(150, *asking, waiting, halted))
-
-
 def test_progress_counts_what_workers_have_done() -> None:
     """Rows, rates and the time left come from commits and beats together; a text stands for its share of the rows."""
     beat = Beat(9, 8, Phase.FORWARD, rows_done=10, rows_total=25, tokens_done=200, batch_rows=16)
@@ -145,17 +128,6 @@ def test_what_is_waited_for_before_the_first_batch(beats: list[Beat], doing: str
     keys = (AttemptKey("a", 1, 1), AttemptKey("a", 2, 3))
     readings = Readings({key: (beat, 4.0) for key, beat in zip(keys, beats, strict=False)})
     assert stage(seen(108, *BEGUN[:3], checked, *BEGUN[3:5], readings=readings)) == doing
-
-
-def test_sensors_are_shown_where_they_fit() -> None:
-    """GPU memory goes to its device, a process's memory to its worker."""
-    reading = {"device": 0.0, "memory_used_bytes": 5.0}
-    sensors = SensorLine(1.0, (reading,), ({"pid": 7.0, "rss_bytes": 11.0},))
-    now = seen(130, *BEGUN, readings=Readings(sensors=sensors))
-    gpu, cpu = now.devices
-    assert (gpu.label, gpu.gpu) == ("GPU 0", reading)
-    assert [worker.rss_bytes for worker in gpu.workers] == [11, None]
-    assert (cpu.label, cpu.gpu) == ("CPU", {})
 
 
 FAILED: Event = (120, "attempt_failed", {**FIRST, "outcome": "crashed", "reason": "no"})
@@ -237,28 +209,6 @@ def test_an_ended_run_stands_still() -> None:
 
 
 KEPT: Event = (102, "batches_kept", {"output": "a", "chunk": 1, "texts": 10, "tokens": 200, "interrupted": True})
-HALTED: Event = (400, "halted", {"code": 69})
-
-
-@pytest.mark.parametrize(
-    ("events", "said"),
-    [
-        pytest.param(
-            [*BEGUN, HALTED],
-            "done and kept: about 50 of 200 rows (25 %), 1 of 4 chunks; without a fault",
-            id="before its first chunk",
-        ),
-        pytest.param(
-            [*BEGUN, (119, *KEPT[1:]), HALTED],
-            "2.2 rows/s, 22 tokens/s (start-up not counted); done and kept: about 70 of 200 rows (35 %), "
-            "1 of 4 chunks; without a fault",
-            id="with batches that were kept",
-        ),
-    ],
-)
-def test_a_halt_says_how_much_is_done(events: list[Event], said: str | None) -> None:
-    """Before the first chunk as well; the time after the last text was kept lowers no rate."""
-    assert closing_line(seen(400, *events)) == said
 
 
 PART: Event = (120, "part_committed", {"output": "a", "chunk": 1, "texts": 15, "tokens": 500})

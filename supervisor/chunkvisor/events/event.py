@@ -67,7 +67,8 @@ class Event:
 
     def sentence(self) -> str:
         """Say it to people; empty if they need not know."""
-        return self.words.format_map({name: _counted(value) for name, value in vars(self).items()})
+        values = ((name, _Count(each) if type(each) is int else each) for name, each in vars(self).items())
+        return self.words.format_map(dict(values))
 
     @property
     def line(self) -> str:
@@ -78,10 +79,6 @@ class Event:
 class _Count(int):
     def __format__(self, spec: str) -> str:
         return counted(self, spec) if len(spec) > 1 and spec[0].isalpha() else int.__format__(self, spec)
-
-
-def _counted(value: Any) -> Any:
-    return _Count(value) if type(value) is int else value
 
 
 Emit: TypeAlias = Callable[[Event], None]

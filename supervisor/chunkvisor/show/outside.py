@@ -14,7 +14,7 @@ from pathlib import Path
 from chunkvisor.errors import ExitCode
 from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
-from chunkvisor.events.state import RunState
+from chunkvisor.events.state import COMPUTING, RunState
 from chunkvisor.show.lines import progress_line
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.snapshot import Snapshot, snapshot_of
@@ -142,21 +142,11 @@ class Notices(Observer):
         self._order = {"urls": list(urls), "record": str(files.notices) if files is not None else ""}
         self._workdir = layout.workdir
         self._child: subprocess.Popen[bytes] | None = None
-        self._usual_s: float | None = None  # from one chunk to the next; None until two are there
-        self._last_s: float | None = None  # of the last chunk, or the beginning
-        self._chunks, self._stalled = 0, False
-        self._end_s = END_S
+        self._state, self._stalled_s, self._end_s = RunState(), 0.0, END_S
 
     def event(self, event: Event, state: RunState) -> None:
-        now_s = time.monotonic()
+        self._state = state
         match event:
-            case of.OutputOpened() | of.Assembling():
-                self._last_s, self._chunks = now_s, 0  # the time before it does not count
-            case of.ChunkCommitted():
-                if self._chunks and self._last_s is not None:
-                    passed_s = now_s - self._last_s
-                    self._usual_s = passed_s if self._usual_s is None else 0.8 * self._usual_s + 0.2 * passed_s
-                self._last_s, self._chunks, self._stalled = now_s, self._chunks + 1, False
             case of.Quarantined() if state.total("quarantined") == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
                 self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
@@ -170,10 +160,15 @@ class Notices(Observer):
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def tick(self) -> None:
-        waited_s = time.monotonic() - self._last_s if self._last_s is not None else 0.0
-        if waited_s > max(STALL_LEAST_S, STALL_TIMES * (self._usual_s or 0.0)) and not self._stalled:
-            self._stalled = True
-            usual = f"; usually it takes {human_time(self._usual_s)}" if self._usual_s else ""
+        """See whether the run stalls: what does not commit, such as a join, is left alone."""
+        state, commits_s = self._state, [point.t for point in self._state.points]
+        last_s = max([state.doing_since_s, *commits_s[-1:]])
+        usual_s = (commits_s[-1] - commits_s[0]) / (len(commits_s) - 1) if len(commits_s) > 1 else 0.0
+        waited_s = time.time() - last_s
+        stalls = state.doing == COMPUTING and waited_s > max(STALL_LEAST_S, STALL_TIMES * usual_s)
+        if stalls and self._stalled_s != last_s:
+            self._stalled_s = last_s
+            usual = f"; usually it takes {human_time(usual_s)}" if usual_s else ""
             words = f"no chunk was committed for {human_time(waited_s)}{usual}"
             self._send("no progress", f"{words}\nLook at: chunkvisor status {self._workdir}")
 

@@ -103,10 +103,6 @@ class Story:
             last_run = run
             self._apply(event, at_s, self.clock_s[-1], saved)
 
-    def running_at(self, at_s: float) -> float:
-        """Return how long the runs had been running at that time."""
-        return self.clock_s[bisect_right(self.times_s, at_s)]
-
     def _apply(self, event: Event, at_s: float, now_s: float, saved: Counter[tuple[str, int]]) -> None:
         if event.line:
             self.lines.append((at_s, event.line))
@@ -164,7 +160,7 @@ def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
     if len(sensors) > 2:  # two readings make a straight line, which says nothing
         most = dict[str, dict[int, float]]()
         for line in sensors:
-            at = step(story.running_at(line.t))
+            at = step(story.clock_s[bisect_right(story.times_s, line.t)])
             gpus = [(f"GPU {gpu.get('device', 0):.0f}", gpu.get("memory_used_bytes", 0.0)) for gpu in line.gpus]
             for name, held in gpus or [("workers", sum(each.get("rss_bytes", 0.0) for each in line.workers))]:
                 most.setdefault(name, {})[at] = max(most.get(name, {}).get(at, 0.0), held)
