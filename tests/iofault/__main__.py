@@ -120,11 +120,10 @@ def _lot(*words: object) -> int:
 
 def play(sweep: "Sweep", trials: Sequence[Trial], options: argparse.Namespace) -> int:
     """Print what came of each, and the sum."""
-    began_s, codes, wrong, missed, played, same, second = time.monotonic(), Counter[int](), 0, 0, 0, 0, 0
+    began_s, codes, wrong, missed, played, same = time.monotonic(), Counter[int](), 0, 0, 0, 0
     for each in sweep.play(trials):
         played += bool(each.took_s)
         same += not each.took_s
-        second += each.went_on
         log(each, sweep.kin.get(each.trial.position, ""), options)
         codes[each.first.code] += 1
         missed += not each.failed
@@ -141,7 +140,7 @@ def play(sweep: "Sweep", trials: Sequence[Trial], options: argparse.Namespace) -
     ends = ", ".join(f"{number} x {code}" for code, number in sorted(codes.items()))
     took_s = time.monotonic() - began_s
     print(
-        f"{options.scenario}: {played} trials and {second} second runs in {took_s:.0f} s, "
+        f"{options.scenario}: {played} trials in {took_s:.0f} s, "
         f"{same} more are the same as one of them, {wrong} wrong; of {len(trials)}; "
         f"exit codes {ends}; {missed} did not come by their call"
     )
@@ -155,7 +154,6 @@ def log(found: "Found", kin: str, options: argparse.Namespace) -> None:
     trial = found.trial
     line = {"scenario": options.scenario, "trial": str(trial), "position": str(trial.position), "kin": kin}
     line |= {"code": found.first.code, "failed": found.failed, "problem": found.problem, "took_s": found.took_s}
-    line["went_on"] = found.went_on
     with open(options.log, "a") as file:
         file.write(json.dumps(line) + "\n")
 

@@ -7,13 +7,11 @@ complete, and after an undisturbed second run the same bytes as if nothing had b
 import errno
 import gc
 import hashlib
-import json
 import os
 import re
 import select
 import shutil
 import signal
-import stat
 import sys
 import time
 import zlib
@@ -22,7 +20,6 @@ from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import Any
 from unittest import mock
 
 import yaml
@@ -40,23 +37,6 @@ _LONGEST_S = 120.0
 
 _ALLOWED = frozenset({ExitCode.MACHINE, ExitCode.DISK, ExitCode.TRY_AGAIN, ExitCode.CONFIG})
 
-_STORY = re.compile(
-    r"work/(report\.html|\.chunkvisor/(events\.jsonl|runs/.*|lock)|.*\.log|.*/\.?beat\.json.*)|calls\.jsonl"
-)
-"""Files that no second run goes on from; that they are there is noted all the same."""
-
-_OF_THE_MOMENT = frozenset(
-    {"seal", "inode", "mtime_ns", "ctime_ns", "created_at", "run_id", "run", "pid", "traceback", "started_at"}
-    | {"phase_s", "opening_s", "signature"}
-    | {"errno", "message", "reason", "remedy", "rule"}
-)
-"""Keys of records whose values are others in each run, or words about an error, and decide nothing."""
-
-_NS = 10**15
-"""No number of a record is as large, but for times of files."""
-
-_CALLED = re.compile(r"\d{4}-\d\d-\d\d_\d{6}")
-"""The time in the name of a folder."""
 
 _NOT_OURS = re.compile(r"faults/|calls\.jsonl|config\.yaml")
 """What the scripted encoder does for itself."""
@@ -73,16 +53,6 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class After:
-    """What the second run makes of a folder."""
-
-    second: Ended
-    digests: dict[str, str]
-    left: tuple[str, ...]
-    """Files that should not be there any more."""
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """What came of a trial."""
 
@@ -95,8 +65,6 @@ class Found:
     """What is not as it should be; empty where all is."""
     took_s: float
     """0 where it was not played: a failure for good that met one call only is the same as one."""
-    went_on: bool
-    """Whether the second run was played."""
 
 
 class Sweep:
@@ -119,8 +87,6 @@ class Sweep:
         self.kin: dict[Position, str] = {}
         """Of each position, see `Seen.kin`."""
         self._right: dict[str, str] = {}
-        self._after: dict[bytes, After] = {}
-        """By what the first run has left: another one that leaves the same is gone on with in the same way."""
 
     def calls(self) -> list[Seen]:
         """All of an undisturbed run."""
@@ -158,7 +124,7 @@ class Sweep:
         for trial in trials:
             which = trial.position, trial.error
             if not trial.for_good and which in alone:
-                yield replace(alone[which], trial=trial, took_s=0, went_on=False)
+                yield replace(alone[which], trial=trial, took_s=0)
                 continue
             found = self._play(trial)
             if trial.for_good and found.failed == 1:
@@ -173,36 +139,14 @@ class Sweep:
         failed = self._shim.failed
         self._shim.off()
         digests = self._digests()
-        left = self._left(first.code)
-        # One in sixteen of those that are known is looked at again: something may have been overlooked.
-        went_on = left not in self._after or not zlib.crc32(str(trial).encode(errors="replace")) % 16
-        after = self._after[left] = self._go_on(first) if went_on else self._after[left]
-        problem = self._problem(trial, first, digests, after)
-        return Found(trial, failed, first, after.second, problem, time.monotonic() - began_s, went_on)
-
-    def _go_on(self, first: Ended) -> After:
-        """The same command again, undisturbed."""
         if first.code and self._scenario.command[0] != "run":
             self._run(self._scenario.command)
         second = self._run(RUN)
-        found = (path for path in self._place.rglob("*") if path.suffix in {".tmp", ".partial", ".damaged"})
-        return After(second, self._digests(), tuple(map(str, found)))
+        problem = self._problem(trial, first, digests, second)
+        return Found(trial, failed, first, second, problem, time.monotonic() - began_s)
 
-    def _left(self, code: int) -> bytes:
-        """Digest of all that a second run may go on from."""
-        found = hashlib.blake2b(repr(code == 0).encode())
-        for path in sorted(self._place.rglob("*")):
-            name = _CALLED.sub("*", str(path.relative_to(self._place)))
-            if name == "work/report.html":
-                continue  # written anew, whatever was there
-            found.update(f"\0{name}\0{stat.S_IFMT(path.lstat().st_mode)}\0".encode(errors="surrogateescape"))
-            if path.is_file() and not _STORY.fullmatch(name):
-                found.update(_of_substance(path))
-        return found.digest()
-
-    def _problem(self, trial: Trial, first: Ended, digests: dict[str, str], after: After) -> str:
+    def _problem(self, trial: Trial, first: Ended, digests: dict[str, str], second: Ended) -> str:
         """Empty where all is as it should be."""
-        second = after.second
         complete = self._scenario.code if self._scenario.command[0] == "run" else 0
         for which, ended in (("first", first), ("second", second)):
             if "Traceback" in ended.words:
@@ -215,10 +159,11 @@ class Sweep:
             return "the first run says that it is complete, and its final files are others"
         if second.code != self._scenario.code:
             return f"the second run, which nothing disturbed, ended with {second.code}"
-        if after.digests != self._right:
+        if self._digests() != self._right:
             return "after the second run the final files are others"
         # What the disk cannot read is damaged, and set aside for whoever can mend it.
-        left = [path for path in after.left if not (path.endswith(".damaged") and trial.error == errno.EIO)]
+        ours = {".tmp", ".partial"} | ({".damaged"} if trial.error != errno.EIO else set())
+        left = [str(path) for path in self._place.rglob("*") if path.suffix in ours]
         return f"left behind: {', '.join(left)}" if left else ""
 
     def _restore(self) -> None:
@@ -244,29 +189,6 @@ class Sweep:
             os.kill(pid, signal.SIGABRT)  # faulthandler prints where it stands
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return Ended(code, ("" if in_time else "no end in sight\n") + output.read_text(errors="replace"))
-
-
-def _of_substance(path: Path) -> bytes:
-    """The file's bytes; of records, without what is another in each run."""
-    data = path.read_bytes()
-    if path.suffix not in (".json", ".jsonl"):
-        return data
-    try:
-        return repr([_without_the_moment(json.loads(line)) for line in _records(path, data)]).encode()
-    except ValueError:
-        return data
-
-
-def _records(path: Path, data: bytes) -> list[bytes]:
-    return [data] if path.suffix == ".json" else data.splitlines()
-
-
-def _without_the_moment(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_the_moment(each) for key, each in sorted(value.items()) if key not in _OF_THE_MOMENT}
-    if isinstance(value, int) and value > _NS:
-        return "a time"
-    return [_without_the_moment(each) for each in value] if isinstance(value, list) else value
 
 
 def _some(calls: list[Seen], most: int, known: Mapping[str, Collection[Position]]) -> list[Position]:

@@ -284,7 +284,7 @@ class Judge:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.reopened and not any(text.startswith(BAD) for text in texts):
             problems.append("what was to be tried again was not")
-        if promises.lesson and "oom" in calls:
+        if promises.lesson and calls.count("oom") > 1:  # a run begins one step wider
             problems.append("a lesson about memory was paid for again")
         if promises.complete and (encoded or ("reading the source" in stderr and not scenario.stages_again)):
             problems.append(f"what was complete was begun again: {encoded}")
@@ -337,7 +337,7 @@ def _mark_is_whole(crash: Crash) -> bool:
 def _some_final(crash: Crash) -> bool:
     """Whether anywhere on the disk, under whatever name, there is a whole array of all rows, or all of its shards."""
     rows = Counter[str]()
-    names = re.compile(r"work/\.?out(\.npy.*|/\d{4}\.npy|\.\w+/.*)")
+    names = re.compile(r"work/(?:\.chunkvisor/)?out(\.npy.*|/\d{4}\.npy|\.\w+/.*)")
     for path, entry in crash.tree.items():
         if entry.kind is Kind.CREATE and names.fullmatch(path):
             try:

@@ -14,27 +14,13 @@ import pytest
 
 from chunkvisor.assemble.writer import FinalWriter
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.disk import RESERVE_BYTES, check_disk, need_bytes
+from chunkvisor.store.disk import check_disk
 from chunkvisor.store.ledger import Ledger, Parts
 from harness import expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"t{number}" for number in range(8)]
 """Two chunks of four."""
-
-
-@pytest.mark.parametrize(
-    ("rows", "texts_left", "dimension", "need"),
-    [
-        (0, 0, 384, RESERVE_BYTES),
-        (1000, 0, 384, 1000 * 384 * 4 + RESERVE_BYTES),
-        (1000, 600, 384, 1600 * 384 * 4 + RESERVE_BYTES),
-        (10_000_000, 9_000_000, 1536, 19_000_000 * 1536 * 4 + RESERVE_BYTES),
-    ],
-)
-def test_need(rows: int, texts_left: int, dimension: int, need: int) -> None:
-    """Float32 for the chunks to come and for the final file beside them, and a reserve."""
-    assert need_bytes(rows, texts_left, dimension) == need
 
 
 @pytest.mark.parametrize(("free", "fits"), [(None, True), (100, True), (101, True), (99, False), (0, False)])
@@ -125,20 +111,6 @@ def test_parts_wait_for_the_disk(place: ScriptedWorkplace, monkeypatch: pytest.M
     assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
     calls = [call for call in sorted(place.calls()) if call != ["t0"]]  # a canary
     assert calls == [["t0", "t1", "t2", "t3"], ["t1"], ["t4", "t5", "t6", "t7"]]
-
-
-def test_parts_wait_for_the_disk_at_a_resume(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where a run finds all parts of a chunk there, and a full disk."""
-    place.lay("t1", "nan!")
-    with monkeypatch.context() as patch:
-        failing(1000, Parts, "compose", patch)
-        assert place.run_here().returncode == 74
-    calls = len(place.calls())
-    failing(1, Parts, "compose", monkeypatch)
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert [text for call in place.calls()[calls:] for text in call if text in TEXTS[:4]] == []
-    assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
 
 
 @pytest.mark.parametrize("method", ["add", "add_bad"])
@@ -299,14 +271,4 @@ def test_disk_fills_up(place: ScriptedWorkplace, small_disk: Path, freed: bool) 
         calls = len(place.calls())
         assert place.run_here().returncode == 0
         assert place.calls()[calls:] == [TEXTS[4:]]
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-
-
-def test_a_join_tried_again_leaves_nothing(place: ScriptedWorkplace) -> None:
-    """Where the disk failed as a final's record was synced, the final was begun again, in vain: it is cleared."""
-    assert place.run_here().returncode == 0
-    partial = place.hidden / "out.npy.partial"
-    partial.write_bytes(bytes(1000))
-    ended = place.run_here()
-    assert (ended.returncode, partial.exists()) == (0, False), ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()

@@ -29,7 +29,7 @@ KINDS = {
 
 def test_some_calls_of_a_run_fail() -> None:
     """Of all kinds of calls of all processes the same few each time; `make soak` has all."""
-    command = [sys.executable, "-m", "tests.iofault", "--part", "1/30", "--errors", "1"]
+    command = [sys.executable, "-m", "tests.iofault", "--part", "1/40", "--errors", "1"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " 0 wrong" in ended.stdout

@@ -1,8 +1,6 @@
 """What would give other vectors is refused with words for the old and the new; what would not, is not."""
 
 import csv
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,13 +52,7 @@ def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
     ("changes", "words"),
     [
         ({"model__name": "other"}, ['model.name: "test" before, "other" now']),
-        ({"model__dtype": "float16"}, ['model.dtype: "auto" before, "float16" now']),
         ({"model__max_length": 77}, ["model.max_length: not set before, 77 now"]),
-        ({"model__kwargs": {"depth": 3}}, ['model.kwargs: {} before, {"depth": 3} now']),
-        ({"model__encoder": "good:make"}, ['model.encoder: "scripted:make" before, "good:make" now']),
-        ({"encode__normalize": True}, ["encode.normalize: false before, true now"]),
-        ({"encode__prompt": "query: "}, ['encode.prompt: not set before, "query: " now']),
-        ({"encode__truncate_dim": 4}, ["encode.truncate_dim: not set before, 4 now"]),
         ({"outputs": {"out": {**OUT, "encode": {"normalize": True}}}}, ["encode.normalize: false before, true now"]),
         (
             {"outputs": {"out": {"source": "rows.jsonl", "template": "x {text}"}}},
@@ -88,9 +80,6 @@ def test_changed_config(place: ScriptedWorkplace, changes: dict[str, Any], words
         (["t0", "t1", "t0", "tX"], "source: same number of rows, other content"),
         (["t0", "t1", "t2", "t0"], "source: same number of rows, other content"),
         (["t0", "t1", "t0", "t2", "t3"], "source: 4 rows before, 5 now"),
-        (["t0", "t1", "t0"], "source: 4 rows before, 3 now"),
-        (["t0", "t1", "t0", ""], "source: same number of rows, other content"),
-        (["t0", "t1", "t0t2", ""], "source: same number of rows, other content"),
     ],
 )
 def test_changed_source(place: ScriptedWorkplace, texts: list[str], words: str) -> None:
@@ -101,15 +90,6 @@ def test_changed_source(place: ScriptedWorkplace, texts: list[str], words: str) 
     assert ended.returncode == 78, ended.stderr
     assert words in ended.stderr
     assert snapshot(place) == before
-
-
-def test_another_column(place: ScriptedWorkplace) -> None:
-    """Another column is named, even where it holds the same texts."""
-    place.source.write_text("".join(json.dumps({"text": text, "other": text}) + "\n" for text in TEXTS))
-    configure(place, outputs={"out": {"source": "rows.jsonl", "column": "other"}})
-    ended = place.run_here()
-    assert ended.returncode == 78
-    assert 'column: "text" before, "other" now' in ended.stderr
 
 
 def test_a_trial_is_in_no_ones_way(place: ScriptedWorkplace) -> None:
@@ -130,11 +110,6 @@ def test_arithmetic_of_the_shell(place: ScriptedWorkplace, monkeypatch: pytest.M
     assert 'env.ONEDNN_DEFAULT_FPMATH_MODE: not set before, "BF16" now' in ended.stderr
     monkeypatch.delenv("ONEDNN_DEFAULT_FPMATH_MODE")
     assert place.run_here().returncode == 0
-
-
-def touch(place: ScriptedWorkplace) -> None:
-    """Another modification time."""
-    os.utime(place.source, ns=(1, 1))
 
 
 def rewrite(place: ScriptedWorkplace) -> None:
@@ -166,7 +141,7 @@ def split(place: ScriptedWorkplace) -> None:
     configure(place, outputs={"out": {"source": ["a.jsonl", "b.jsonl"], "column": "text"}})
 
 
-@pytest.mark.parametrize("change", [touch, rewrite, convert, move, split])
+@pytest.mark.parametrize("change", [rewrite, convert, move, split])
 def test_same_content(place: ScriptedWorkplace, change: Callable[[ScriptedWorkplace], None]) -> None:
     """The same texts in the same order go on, whatever became of the files that hold them."""
     done_before = [text for call in place.calls() for text in call]
@@ -193,16 +168,3 @@ def test_from_scratch_takes_the_change(place: ScriptedWorkplace) -> None:
     ended = place.run_here("--from-scratch", "--yes")
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS)[:, :4])
-
-
-@pytest.mark.parametrize("arguments", [(), ("--from-scratch", "--yes")], ids=str)
-def test_foreign_final_file(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """A file of the output's name that no run has made is refused, and left alone."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    place.workdir.mkdir()
-    foreign = place.workdir / "out.npy"
-    foreign.write_bytes(b"somebody's life's work")
-    ended = place.run_here(*arguments)
-    assert ended.returncode == 78
-    assert str(foreign) in ended.stderr
-    assert foreign.read_bytes() == b"somebody's life's work"

@@ -68,12 +68,8 @@ def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
     "change",
     [
         {"encode__batch_size": 1},
-        {"recovery__attempts": 5},
-        {"workers__standby": 2},
-        {"chunk__size": 1},
         {"chunk__size": 1000},
         {"chunk__keep": True},
-        {"recovery__stall_timeout": 77},
         {"env__OTHER": "1"},
     ],
     ids=str,

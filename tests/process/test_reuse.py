@@ -106,17 +106,6 @@ def test_nothing_to_take_over(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert sorted(text.removeprefix("q: ") for text in encoded(place)[5:]) == ["b", "d", "e", "x", "y"]
 
 
-def test_outputs_of_another_shape(tmp_path: Path) -> None:
-    """Vectors are taken over as they are: an output with another truncate_dim encodes its texts itself."""
-    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
-    write_more(place, FIRST)
-    add_output(place, encode={"truncate_dim": 3})
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(encoded(place)) == sorted([*set(FIRST), *set(FIRST)])
-    np.testing.assert_array_equal(vectors(place, "more"), expected(FIRST)[:, :3])
-
-
 def test_damaged_final_is_not_taken_from(tmp_path: Path) -> None:
     """What another workdir has is taken only if its file is as it was, and it is said where it is not."""
     other = ScriptedWorkplace.make(tmp_path / "other", FIRST, chunk__size=2)

@@ -213,11 +213,6 @@ def test_update_of_what_was_never_finished(tmp_path: Path) -> None:
     assert_final(place, texts)
 
 
-def test_not_together(finished: ScriptedWorkplace) -> None:
-    """--update with --from-scratch is a usage error."""
-    assert finished.run_here("--update", "--from-scratch").returncode == 2
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_anywhere(finished: ScriptedWorkplace, tmp_path: Path, when: str) -> None:
     """Killed at any change of a name or of a record, an update goes on with the same command or a plain run.

@@ -7,12 +7,7 @@ from pathlib import Path
 
 from damaged import (
     LAST,
-    UNKNOWN,
-    a_file,
-    a_folder,
-    a_loop,
     assert_harmless,
-    check_unknown_things,
     complete,
     empty,
     files_of,
@@ -49,8 +44,3 @@ def test_any_files_damaged(tmp_path: Path, chance: random.Random) -> None:
         assert_harmless(place, ended, what)
         assert ended.returncode == 0 or IDENTITY in names, what
         shutil.rmtree(place.folder)
-
-
-def test_any_unknown_things(tmp_path: Path, chance: random.Random) -> None:
-    """Files, folders and loops that nobody here has made stop no command, whatever they are."""
-    check_unknown_things(tmp_path / "place", chance.choice([a_file, a_folder, a_loop]), chance.choice(UNKNOWN))
