@@ -56,7 +56,7 @@ def sources_first(config: Config) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Offer:
     """One place that may have some of the texts."""
 
     place: Place
@@ -71,7 +71,7 @@ class Candidate:
     """What is wrong with the files, in words; reads them."""
 
 
-def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, scratch: Scratch) -> Candidate | None:
+def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, scratch: Scratch) -> Offer | None:
     """Offer the final file of a finished state; None if it is none, or `wanted` can have nothing of it."""
     try:
         fixed, manifest = read_fixed(layout), read_recorded(layout)
@@ -91,18 +91,18 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
     def numbers(found: Rows) -> Rows:
         return np.where(np.isin(found, rows.without), -1, found)
 
-    return Candidate(place, TableFiles(layout.table).index, facts, rows, numbers, rows.problem)
+    return Offer(place, TableFiles(layout.table).index, facts, rows, numbers, rows.problem)
 
 
-def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Candidate | None:
+def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Offer | None:
     """Offer an output that the same run finishes before it needs these vectors; None if they are of no use."""
     if not _fits(layout, fixed, wanted):
         return None
     place = Place(PlaceKind.OUTPUT, f"output {layout.name}", layout.name, fixed.identity.source_digest)
-    return Candidate(place, TableFiles(layout.table).index, None, None)
+    return Offer(place, TableFiles(layout.table).index, None, None)
 
 
-def of_chunks(layout: OutputLayout, wanted: Identity) -> Candidate | None:
+def of_chunks(layout: OutputLayout, wanted: Identity) -> Offer | None:
     """Offer what a state has committed, or copied, that will have no final file; None if that is nothing.
 
     Its chunks are read, each against its digest.
@@ -124,7 +124,7 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Candidate | None:
     def numbers(found: Rows) -> Rows:
         return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
 
-    return Candidate(place, table.index, facts, rows, numbers)
+    return Offer(place, table.index, facts, rows, numbers)
 
 
 def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
@@ -132,7 +132,7 @@ def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
     return fixed.identity.of_vectors == wanted.of_vectors and TableFiles(layout.table).holds_index()
 
 
-def of_other_workdirs(folders: Sequence[Path], wanted: Identity, scratch: Scratch) -> Iterator[Candidate]:
+def of_other_workdirs(folders: Sequence[Path], wanted: Identity, scratch: Scratch) -> Iterator[Offer]:
     """Offer finished outputs of other workdirs. Raises Halt (78) if one of the folders is not a workdir."""
     for folder in folders:
         layout = Layout(folder)
@@ -156,7 +156,7 @@ class Planner:
         self._problems: dict[tuple[str, str], str | None] = {}
 
     def plan(
-        self, name: str, folder: Path, table: StagedTable, candidates: Iterable[Candidate], *, needed: bool
+        self, name: str, folder: Path, table: StagedTable, candidates: Iterable[Offer], *, needed: bool
     ) -> Facts | None:
         """Make the plan of the output in `folder`, from the candidates in the order in which they are preferred.
 
@@ -192,10 +192,10 @@ class Planner:
         return facts
 
     def _look_up(
-        self, name: str, writer: WhereWriter, ours: Path, candidates: Iterable[Candidate]
-    ) -> tuple[list[Candidate], Facts | None]:
+        self, name: str, writer: WhereWriter, ours: Path, candidates: Iterable[Offer]
+    ) -> tuple[list[Offer], Facts | None]:
         """Return those that have some of the texts, numbered as in the matches that the writer gets."""
-        used, facts = list[Candidate](), None
+        used, facts = list[Offer](), None
         for candidate in candidates:
             if facts is not None and candidate.facts is not None and facts.dimension != candidate.facts.dimension:
                 continue
@@ -216,7 +216,7 @@ class Planner:
                 facts = facts or candidate.facts
         return used, facts
 
-    def _problem(self, candidate: Candidate) -> str | None:
+    def _problem(self, candidate: Offer) -> str | None:
         key = (candidate.place.words, candidate.place.final_digest)
         if key not in self._problems:
             self._problems[key] = candidate.problem(self._on_wait)

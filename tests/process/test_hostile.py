@@ -38,7 +38,7 @@ from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ledger_of, read_quarantine
-from chunkvisor.store.records import DamagedError, LessonFile, Snapshot, read_pin, write_pin
+from chunkvisor.store.records import DamagedError, LessonFile, Pin, read_pin, write_pin
 from chunkvisor.store.workdir import read_holder
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec
@@ -262,7 +262,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     place.lay("more2", "damage!")
     assert place.run_here().returncode == 75
     layout = Layout(place.workdir)
-    write_pin(layout.model, Snapshot("org/model", None, str(folder), "abc"))
+    write_pin(layout.model, Pin("org/model", None, str(folder), "abc"))
     attempt = next(path.parent for path in place.workdir.rglob("spec.json"))
     result = {"fingerprint": "f", "output": "out", "chunk": 0, "start": 0, "stop": 1, "digest": "d", "size_bytes": 1}
     result |= {"facts": {"dimension": 8}, "limits": {"rows": 1}}

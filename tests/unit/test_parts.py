@@ -45,7 +45,7 @@ def test_killed_while_a_part_is_taken_over(tmp_path: Path, monkeypatch: pytest.M
     """Until the index names it, the file stays where it is: `retry` makes parts of committed chunks."""
     vectors = tmp_path / "vectors.npy"
     np.save(vectors, np.ones((2, 8), dtype=np.float32))
-    monkeypatch.setattr(chunkvisor.store.ledger, "write_sealed", killed)
+    monkeypatch.setattr(chunkvisor.store.ledger, "write_record", killed)
 
     with pytest.raises(KeyboardInterrupt):
         parts_in(tmp_path).add(10, 12, vectors, inspect(vectors).digest)
@@ -62,7 +62,7 @@ def test_a_verdict_that_was_not_written(folder: Path, monkeypatch: pytest.Monkey
 
     parts = parts_in(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(chunkvisor.store.ledger, "write_sealed", full)
+        patch.setattr(chunkvisor.store.ledger, "write_record", full)
         with pytest.raises(OSError, match="ENOSPC"):
             parts.add_bad(BadText(12, Outcome.CRASHED, "why"))
 

@@ -168,6 +168,6 @@ def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
             else:
                 if not path.stem.endswith(chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)):
                     problem = "does not have the digest in its name: it was changed or damaged"
-                elif found.not_finite_count != bad.get(number, 0):
-                    problem = f"has NaN or infinity in {counted(found.not_finite_count, 'row')}"
+                elif len(found.not_finite) != bad.get(number, 0):
+                    problem = f"has NaN or infinity in {counted(len(found.not_finite), 'row')}"
         yield Finding(path, problem, needless=whole and problem is not None)

@@ -23,7 +23,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Budget, Verdict, pause_s
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.records import (
-    Snapshot,
+    Pin,
     Stamp,
     read_pin,
     read_stamps,
@@ -313,7 +313,7 @@ def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
 def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
     """Fix a commit of the hub for this workdir. Raises OSError."""
     if source.path is not None and source.revision is not None:
-        write_pin(cache, Snapshot(model.name, model.revision, source.path, source.revision))
+        write_pin(cache, Pin(model.name, model.revision, source.path, source.revision))
 
 
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:

@@ -8,7 +8,7 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, Protocol
@@ -24,9 +24,6 @@ BLOCK_BYTES = 2 << 20
 
 FLOAT32 = "<f4"
 """The type of everything but some final files."""
-
-MAX_LISTED = 1000
-"""Bad rows beyond this number are counted, not listed: memory stays bounded."""
 
 _GAP_BYTES = 16 << 10
 """To read this much that is not wanted takes no longer than another call."""
@@ -76,12 +73,10 @@ class Inspection:
     shape: Shape
     digest: str
     """Of the file, hex, by the function asked for."""
-    not_finite: list[int] = field(default_factory=list)
-    """The first rows with a NaN or an infinity, at most MAX_LISTED."""
-    not_finite_count: int = 0
-    zero: list[int] = field(default_factory=list)
-    """The first rows that are zero throughout, at most MAX_LISTED."""
-    zero_count: int = 0
+    not_finite: npt.NDArray[np.int64]
+    """Rows with a NaN or an infinity."""
+    zero: npt.NDArray[np.int64]
+    """Rows that are zero throughout."""
 
 
 def chunk_key(fingerprint: str, start: int, stop: int, file_digest: str) -> str:
@@ -157,19 +152,14 @@ def inspect(
         shape = read_shape(raw)
         raw.seek(0)
         digest = digest_by(raw.read(shape.offset_bytes))
-        not_finite, zero = list[int](), list[int]()
-        not_finite_count = zero_count = first = 0
+        found, first = [(np.empty(0, dtype=np.int64),) * 2], 0
         for block in blocks(raw, shape):
             digest.update(block.data.cast("B"))
-            bad, null = (first + rows for rows in bad_rows(block))
-            if skip:
-                bad, null = (rows[[int(row) not in skip for row in rows]] for rows in (bad, null))
-            not_finite_count += len(bad)
-            zero_count += len(null)
-            not_finite += bad[: MAX_LISTED - len(not_finite)].tolist()
-            zero += null[: MAX_LISTED - len(zero)].tolist()
+            not_finite, zero = bad_rows(block)
+            found.append((first + not_finite, first + zero))
             first += len(block)
-    return Inspection(shape, digest.hexdigest(), not_finite, not_finite_count, zero, zero_count)
+    not_finite, zero = (np.setdiff1d(np.concatenate(rows), list(skip)) for rows in zip(*found, strict=True))
+    return Inspection(shape, digest.hexdigest(), not_finite, zero)
 
 
 def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LOG_TAIL_BYTES = 64 << 10
 _SEARCHED = 100
 """Failed attempts that are searched for one, at most."""
+_MAX_LISTED = 1000
+"""With more bad rows than this, it is not single texts."""
 _PAIR_BYTES = 8
 """Of `AttemptFiles.cut`: a position and a number of tokens."""
 
@@ -115,17 +117,14 @@ def gather(
 
 def _bad_of(found: "Inspection", is_blank: Callable[[int], bool]) -> tuple[str, tuple[int, ...]]:
     """Return what is wrong with single vectors, and the rows of all that are bad, if they can be listed."""
-    zero = [row for row in found.zero if not is_blank(row)]
-    listed = found.not_finite_count == len(found.not_finite) and found.zero_count == len(found.zero)
-    if found.not_finite_count:
-        words, count, first = "have NaN or infinity", found.not_finite_count, found.not_finite[0]
-    elif zero:
-        words, count, first = "are zero throughout", len(zero), zero[0]
-    else:
+    not_finite, zero = found.not_finite.tolist(), [row for row in found.zero.tolist() if not is_blank(row)]
+    words, rows = ("have NaN or infinity", not_finite) if not_finite else ("are zero throughout", zero)
+    if not rows:
         return "", ()
     if found.shape.rows > 1:
-        words += f" in {count:,} of {found.shape.rows:,} rows (text {first} first)"
-    return words, tuple(sorted(found.not_finite + zero)) if listed else ()
+        words += f" in {len(rows):,} of {found.shape.rows:,} rows (text {rows[0]} first)"
+    every = tuple(sorted(not_finite + zero))
+    return words, every if len(every) <= _MAX_LISTED else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ may change at any resume. Of what is probably a secret it has a digest.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from chunkvisor.config.choices import digested
 from chunkvisor.config.model import Config
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.records import digest_of, read_if_whole, read_record, write_sealed
+from chunkvisor.store.records import digest_of, read_if_whole, read_record, write_record
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import make_folder
 from chunkvisor_worker.contract.messages import Facts
@@ -267,19 +267,9 @@ def read_fixed(layout: OutputLayout) -> Fixed | None:
     return read_record(Fixed, layout.identity)
 
 
-def write_fixed(layout: OutputLayout, fixed: Fixed) -> None:
-    """Write the record. Raises OSError."""
-    write_sealed(layout.identity, asdict(fixed))
-
-
 def read_staged(layout: OutputLayout) -> StagedRecord | None:
     """Return the record, or None if there is none. Raises DamagedError, OSError."""
     return read_record(StagedRecord, layout.staged)
-
-
-def write_staged(layout: OutputLayout, record: StagedRecord) -> None:
-    """Write the record. Raises OSError."""
-    write_sealed(layout.staged, asdict(record))
 
 
 def read_facts(layout: OutputLayout) -> Facts | None:
@@ -296,4 +286,4 @@ def read_other_versions(layout: OutputLayout) -> list[dict[str, str]]:
 
 def write_facts(layout: OutputLayout, facts: Facts, other_versions: Sequence[dict[str, str]] = ()) -> None:
     """Write them. Raises OSError."""
-    write_sealed(layout.facts, asdict(_FactsRecord(facts, tuple(other_versions))))
+    write_record(layout.facts, _FactsRecord(facts, tuple(other_versions)))

@@ -5,7 +5,7 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from chunkvisor.store.identity import (
     write_facts,
 )
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
-from chunkvisor.store.records import read_if_whole, write_sealed
+from chunkvisor.store.records import read_if_whole, write_record
 from chunkvisor.store.reuse import work_of
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
@@ -184,13 +184,13 @@ class Parts:
         return self._folder / "index.json"
 
     def _save(self) -> None:
-        write_sealed(self._index, asdict(_Index(self._fingerprint, tuple(self._parts), tuple(self.bad))))
+        write_record(self._index, _Index(self._fingerprint, tuple(self._parts), tuple(self.bad)))
 
 
 def write_quarantine(layout: OutputLayout, chunk: int, texts: Sequence[BadText]) -> None:
     """Write the record of the texts of a committed chunk that have no vector. Raises OSError."""
     make_folder(layout.quarantine)
-    write_sealed(layout.quarantine_of(chunk), asdict(_Quarantine(tuple(texts))))
+    write_record(layout.quarantine_of(chunk), _Quarantine(tuple(texts)))
 
 
 def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] | None]]:

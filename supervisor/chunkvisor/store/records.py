@@ -71,6 +71,11 @@ def read_record(kind: type[_Record], path: Path) -> _Record | None:
     return record
 
 
+def write_record(path: Path, record: Any) -> None:
+    """Write a dataclass, sealed. Raises OSError."""
+    write_sealed(path, asdict(record))
+
+
 def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
     """Return the record, or None if it cannot be had, for whatever reason."""
     try:
@@ -143,7 +148,7 @@ def _state(stat: os.stat_result) -> State:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Pin:
     """The commit that a workdir has fixed for a hub id."""
 
     name: str
@@ -155,26 +160,26 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _ModelRecord:
-    pins: tuple[Snapshot, ...] = ()
+    pins: tuple[Pin, ...] = ()
     stamps: dict[str, Stamp] = field(default_factory=dict)
     """By full path."""
 
 
-def read_pins(path: Path) -> tuple[Snapshot, ...]:
+def read_pins(path: Path) -> tuple[Pin, ...]:
     """Return all commits that are fixed. Raises OSError."""
     return _model_record(path).pins
 
 
-def read_pin(path: Path, name: str, asked: str | None) -> Snapshot | None:
+def read_pin(path: Path, name: str, asked: str | None) -> Pin | None:
     """Return the commit fixed for this hub id and this revision of a config, if there is one. Raises OSError."""
     return next((pin for pin in read_pins(path) if (pin.name, pin.asked) == (name, asked)), None)
 
 
-def write_pin(path: Path, pin: Snapshot) -> None:
+def write_pin(path: Path, pin: Pin) -> None:
     """Fix a commit; it takes the place of an earlier one of the same hub id and revision. Raises OSError."""
     record = _model_record(path)
     others = tuple(each for each in record.pins if (each.name, each.asked) != (pin.name, pin.asked))
-    write_sealed(path, asdict(replace(record, pins=(*others, pin))))
+    write_record(path, replace(record, pins=(*others, pin)))
 
 
 def read_stamps(path: Path) -> dict[str, Stamp]:
@@ -184,7 +189,7 @@ def read_stamps(path: Path) -> dict[str, Stamp]:
 
 def write_stamps(path: Path, stamps: dict[str, Stamp]) -> None:
     """Replace them. Raises OSError."""
-    write_sealed(path, asdict(replace(_model_record(path), stamps=stamps)))
+    write_record(path, replace(_model_record(path), stamps=stamps))
 
 
 def _model_record(path: Path) -> _ModelRecord:

@@ -131,7 +131,7 @@ def _is_empty(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """Who holds, or last held, a workdir."""
 
     run_id: str
@@ -166,10 +166,10 @@ class Holder:
             return False
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockHolder | None:
     """Return the holder noted in the lock file; None if there is none, or the note was copied with the folder."""
     # Strict about types: processes are killed by what stands here, see `orphans`.
-    holder = from_json(Holder, read_bounded(path))
+    holder = from_json(LockHolder, read_bounded(path))
     if holder is None or holder.pid <= 0:
         return None
     try:
@@ -182,7 +182,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 @contextlib.contextmanager
-def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
+def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
     """Hold the workdir while the context lasts; gives who held it before. Raises Halt (75) if another run holds it.
 
     The kernel frees the lock when its holder dies. The file is not removed: two runs would then lock two inodes. Give
@@ -196,7 +196,7 @@ def hold(path: Path, run_id: str) -> Iterator[Holder | None]:
             raise _taken(path)
         previous = read_holder(path)
         here = os.fstat(fd)
-        me = Holder(
+        me = LockHolder(
             run_id or (previous.run_id if previous is not None and previous.over else ""),
             socket.gethostname(),
             os.getpid(),

@@ -37,12 +37,10 @@ from chunkvisor.store.identity import (
     identity_of,
     make_state,
     read_fixed,
-    write_fixed,
-    write_staged,
 )
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.records import DamagedError
+from chunkvisor.store.records import DamagedError, write_record
 from chunkvisor.store.reuse import PlaceKind, is_planned, read_reuse, work_with
 from chunkvisor.store.workdir import anything_kept
 from chunkvisor.supervise.finish import Finish
@@ -144,13 +142,13 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
         else:
             prepared = _prepare_next(made)
             fresh.rename(prepared.table)
-            write_staged(prepared, record)
+            write_record(prepared.staged, record)
         return made
     if fresh is not None:
         _put_in_place(layout, fresh, record)
     if fixed is None:
         fixed = Fixed(identity, _chunk_size(opening, layout))
-        write_fixed(layout, fixed)
+        write_record(layout.identity, fixed)
     form = asked_form(output, staged.carried)
     made = Begun(layout, fixed, staged)
     made.manifest = keep_finished(layout, identity.fingerprint, form, opening.emit, opening.on_wait)
@@ -200,7 +198,7 @@ def _prepare_next(made: Begun) -> OutputLayout:
     prepared = made.layout.next
     remove_folder(prepared.state)
     make_folder(prepared.state, durable=False)
-    write_fixed(prepared, made.fixed)
+    write_record(prepared.identity, made.fixed)
     made.moves_on = True
     return prepared
 
@@ -208,7 +206,7 @@ def _prepare_next(made: Begun) -> OutputLayout:
 def _put_in_place(layout: OutputLayout, fresh: Path, record: StagedRecord) -> None:
     remove_folder(layout.table)
     fresh.rename(layout.table)
-    write_staged(layout, record)
+    write_record(layout.staged, record)
 
 
 def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:

@@ -11,7 +11,7 @@ from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_reco
 from chunkvisor.assemble.reader import Scratch
 from chunkvisor.events.event import Note
 from chunkvisor.reuse import (
-    Candidate,
+    Offer,
     gives_vectors,
     of_chunks,
     of_final,
@@ -44,7 +44,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     # One that was moved on over the same texts has its table where it was; `clean` may have removed it.
     other_texts = begun.moves_on and target.table.exists()
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
-    found = list[Candidate]()
+    found = list[Offer]()
     if opening.config.reuse and TableFiles(table.folder).holds_index():
         found = list(_candidates(opening, begun, outputs, Scratch(opening.config.workdir, opening.on_wait)))
         _tell_rounded(opening, begun, found)
@@ -58,7 +58,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
         begun.moves_on, begun.manifest = False, None
 
 
-def _tell_rounded(opening: Opening, begun: Begun, found: Sequence[Candidate]) -> None:
+def _tell_rounded(opening: Opening, begun: Begun, found: Sequence[Offer]) -> None:
     """Say why an update encodes all texts of an output again, where that is so."""
     manifest = read_recorded(begun.layout) if begun.moves_on else None
     if manifest is None or form_of(manifest).is_exact or any(each.place.output == begun.name for each in found):
@@ -105,7 +105,7 @@ def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun
     return manifest is not None and form_of(manifest).is_exact
 
 
-def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratch: Scratch) -> Iterator[Candidate]:
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratch: Scratch) -> Iterator[Offer]:
     """In the order in which they are preferred: what need not be copied comes first."""
     layout, wanted = begun.layout, begun.fixed.identity
     own_is_final = begun.moves_on and layout.done.exists()
@@ -114,7 +114,7 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratc
     )
     if own is not None and _in_place(layout, own_is_final=own_is_final):
         yield own
-    late: list[Candidate] = []
+    late: list[Offer] = []
     for name in _names(opening, layout, outputs):
         other = Layout(layout.workdir).output(name)
         of_run = next((each for each in outputs if each.name == name), None)
