@@ -104,13 +104,6 @@ class Seen:
     place: str
     """In the code: the lines of ours that it came from, see `_lines`."""
 
-    @property
-    def kin(self) -> str:
-        """The same for all calls that one place in the code makes, on paths that differ in numbers only."""
-        position = self.position
-        words = "\t".join((position.role, position.kind, re.sub(r"\d+", "#", position.path), self.place))
-        return hashlib.sha256(words.encode(errors="replace")).hexdigest()[:16]
-
 
 class _Slot(ctypes.Structure):
     _fields_ = (("key", ctypes.c_uint64), ("count", ctypes.c_uint32), ("unused", ctypes.c_uint32))

@@ -14,8 +14,7 @@ import shutil
 import signal
 import sys
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -84,8 +83,6 @@ class Sweep:
         gc.freeze()  # a collection in a fork would copy every page
         _be_impatient(self._place / "config.yaml")
         shutil.copytree(self._place, self._template, symlinks=True)
-        self.kin: dict[Position, str] = {}
-        """Of each position, see `Seen.kin`."""
         self._right: dict[str, str] = {}
 
     def calls(self) -> list[Seen]:
@@ -102,16 +99,11 @@ class Sweep:
         assert len(self._right) >= len(self._scenario.finals), self._right
         return [seen for seen in self._shim.calls() if _counts(seen.position)]
 
-    def trials(self, most: int = 0, known: Mapping[str, Collection[Position]] | None = None) -> list[Trial]:
-        """Every position with each error that it can return, for good and once.
-
-        `most`: only of so many that are kin, counting those of other scenarios that are known.
-        """
-        calls = self.calls()
-        self.kin = {seen.position: seen.kin for seen in calls}
+    def trials(self) -> list[Trial]:
+        """Every position with each error that it can return, for good and once."""
         return [
             Trial(position, error, for_good)
-            for position in _some(calls, most, known or {})
+            for position in sorted({seen.position for seen in self.calls()})
             for error in CAN_FAIL_WITH[position.kind]
             for for_good in (True, False)
         ]
@@ -189,20 +181,6 @@ class Sweep:
             os.kill(pid, signal.SIGABRT)  # faulthandler prints where it stands
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return Ended(code, ("" if in_time else "no end in sight\n") + output.read_text(errors="replace"))
-
-
-def _some(calls: list[Seen], most: int, known: Mapping[str, Collection[Position]]) -> list[Position]:
-    """Their positions, each once; of those that are kin `most` at most, the first and the last before all others."""
-    kin: dict[str, dict[Position, None]] = {}
-    for seen in calls:
-        kin.setdefault(seen.kin, {})[seen.position] = None
-    found: set[Position] = set()
-    for name, positions in kin.items():
-        ends = dict.fromkeys([next(iter(positions)), next(reversed(positions))])
-        others = sorted(positions.keys() - ends, key=lambda each: zlib.crc32(str(each).encode(errors="replace")))
-        left = max(0, most - len(known.get(name, ()))) if most else None
-        found.update([*ends, *others][:left])
-    return sorted(found)
 
 
 def _counts(position: Position) -> bool:

@@ -1,8 +1,7 @@
 """Every call of a run that opens, writes, syncs, renames, links or removes fails, with each error that it can have.
 
 Each part plays about 1,500 trials; `make soak SOAK_S=3600 SOAK_ARGS="--each --only fail_every_call"` plays all.
-A part goes on once with the folders of its trials that are equal, so that many small parts would cost more.
-So does `python -m tests.iofault --scenario all --at-once 2 --log FILE`, which goes on where it was ended.
+So does `python -m tests.iofault --scenario all --at-once 2`.
 """
 
 import subprocess
