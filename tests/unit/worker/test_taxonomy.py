@@ -714,11 +714,9 @@ def test_rule_is_complete(rule: Any) -> None:
 
 
 def test_the_page_on_gpus_names_rules_as_they_are() -> None:
-    """docs/explanation/status-and-limits.md lists faults with the outcome and the evidence of their rules."""
+    """docs/explanation/status-and-limits.md lists faults with the outcome of their rules."""
     rules = {rule.name: rule for rule in RULES}
     page = (ROOT / "docs" / "explanation" / "status-and-limits.md").read_text("utf-8")
-    lines = re.findall(r"^\|[^|]+\| `([\w-]+)` \| `(\w+)` \|.*\| ([^|]+) \|$", page, re.MULTILINE)
+    lines = re.findall(r"^\|[^|]+\| `([\w-]+)` \| `(\w+)` \|", page, re.MULTILINE)
     assert len(lines) >= 14
-    for name, outcome, evidence in lines:
-        assert outcome == rules[name].outcome, name
-        assert rules[name].evidence.startswith(evidence), name
+    assert all(outcome == rules[name].outcome for name, outcome in lines)

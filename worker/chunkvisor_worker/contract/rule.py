@@ -3,7 +3,6 @@
 import os
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Phase
@@ -133,24 +132,6 @@ _DECISIVE = frozenset(
 """Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about."""
 
 
-class Evidence(StrEnum):
-    """How far the signs of a rule are confirmed."""
-
-    CARD = "seen on a card: H100, torch 2.11.0, 2026-11-22"
-    """With which card and torch, and when, `make test-gpu` last saw it."""
-    NULL_GPU = "run on the null GPU, torch 2.13.0, 2026-11-22"
-    """torch's own CUDA build over a runtime without a device: the fault comes of its state (full memory, a broken NVML,
-    a setting), and torch's code went all the way. With which torch, and when, tests/nullgpu/test_faults.py last saw
-    it."""
-    STUB = "a stub that returned the code: the null GPU, torch 2.13.0, 2026-11-22"
-    """The same, told to answer a call with this error: how torch reports it is genuine, that a card gives it is not."""
-    STUB_HUB = "a stub that returned the code: an answer of the hub"
-    """huggingface_hub's own errors, of an answer that a test has made up."""
-    RUN = "produced here; it needs no GPU"
-    READ = "read in sources (released binaries, headers, code)"
-    REPORTED = "reported by others"
-
-
 @dataclass(frozen=True, slots=True)
 class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""
@@ -221,7 +202,6 @@ class Rule:
     """The same work can succeed in smaller batches."""
     row_can_cause: bool = False
     """A row of the input can be the cause: taking the chunk apart makes sense."""
-    evidence: Evidence = Evidence.READ
     if_ended: str = ""
     """What to do where it has ended the run, if more can be said than of every fault with its outcome."""
 

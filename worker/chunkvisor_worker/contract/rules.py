@@ -20,7 +20,6 @@ from chunkvisor_worker.contract.rule import (
     MACHINE,
     ON_TEXTS,
     PASSING,
-    Evidence,
     Rule,
     Sign,
 )
@@ -60,17 +59,17 @@ def _family(outcome: Outcome, **usual: Any) -> Callable[..., Rule]:
     return rule
 
 
-crashed = _family(Outcome.CRASHED, evidence=Evidence.RUN)
-misconfigured = _family(Outcome.SETUP, exit_code=CONFIG, evidence=Evidence.RUN)
-setup = _family(Outcome.SETUP, exit_code=MACHINE, evidence=Evidence.STUB)
-gpu_busy = _family(Outcome.GPU_BUSY, exit_code=PASSING, evidence=Evidence.STUB)
-gpu_oom = _family(Outcome.GPU_OOM, smaller_batch_helps=True, row_can_cause=True, evidence=Evidence.NULL_GPU)
-device_fault = _family(Outcome.DEVICE_FAULT, evidence=Evidence.STUB)
-hardware_fault = _family(Outcome.HARDWARE_FAULT, exit_code=MACHINE, evidence=Evidence.STUB)
-disk_full = _family(Outcome.DISK_FULL, exit_code=DISK, evidence=Evidence.RUN)
-host_oom = _family(Outcome.HOST_OOM, exit_code=MACHINE, evidence=Evidence.RUN)
-hub = _family(Outcome.HUB, exit_code=PASSING, evidence=Evidence.RUN)
-bad_input = _family(Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, row_can_cause=True, evidence=Evidence.RUN)
+crashed = _family(Outcome.CRASHED)
+misconfigured = _family(Outcome.SETUP, exit_code=CONFIG)
+setup = _family(Outcome.SETUP, exit_code=MACHINE)
+gpu_busy = _family(Outcome.GPU_BUSY, exit_code=PASSING)
+gpu_oom = _family(Outcome.GPU_OOM, smaller_batch_helps=True, row_can_cause=True)
+device_fault = _family(Outcome.DEVICE_FAULT)
+hardware_fault = _family(Outcome.HARDWARE_FAULT, exit_code=MACHINE)
+disk_full = _family(Outcome.DISK_FULL, exit_code=DISK)
+host_oom = _family(Outcome.HOST_OOM, exit_code=MACHINE)
+hub = _family(Outcome.HUB, exit_code=PASSING)
+bad_input = _family(Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, row_can_cause=True)
 
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
 _MISMATCH = of_class("chunkvisor_worker.loaded.TokenizerMismatchError")
@@ -95,14 +94,12 @@ _HARDWARE = (
         "Reboot the machine; if it comes back, check power cables, seating and cooling of the GPU.",
         error(rf"{_LOST_GPU}|GPU has fallen off the bus"),
         log=rf"{_LOST_GPU}|GPU has fallen off the bus",
-        evidence=Evidence.REPORTED,
     ),
     hardware_fault(
         "gpu-needs-reset",
         "The GPU is in a state that only a reset ends.",
         "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot.",
         error(r"GPU requires re(?:start|set)"),
-        evidence=Evidence.REPORTED,
     ),
     hardware_fault(
         "gpu-ecc-error",
@@ -151,7 +148,6 @@ _CUDA = (
         # The kernel prints its assertion to stderr, e.g. Indexing.cu: "Assertion `srcIndex < srcSelectDimSize` failed".
         log=rf"{_ASSERT}|block: \[[\d,]{{1,40}}\], thread: \[[\d,]{{1,40}}\] Assertion ",
         row_can_cause=True,
-        evidence=Evidence.CARD,
     ),
     device_fault(
         "illegal-memory-access",
@@ -162,7 +158,6 @@ _CUDA = (
         log=_ILLEGAL,  # bitsandbytes prints this and calls exit(1)
         smaller_batch_helps=True,
         row_can_cause=True,
-        evidence=Evidence.CARD,
     ),
     device_fault(
         "broken-kernel",
@@ -250,7 +245,6 @@ _GPU_MEMORY = (
         runtime_error(rf'{_NVML}PeerToPeerAccess\.cpp"'),
         outcome=Outcome.SETUP,
         exit_code=CONFIG,
-        evidence=Evidence.NULL_GPU,
     ),
     gpu_busy(
         "nvml-assert-before-work",
@@ -277,7 +271,6 @@ _GPU_MEMORY = (
         "The process reached the share of GPU memory that it was given (per_process_memory_fraction).",
         "Raise the share in PYTORCH_CUDA_ALLOC_CONF under `env:`; the run goes on with a smaller batch.",
         runtime_error(r"preemptively rejected|Preemptively rejecting allocation"),
-        evidence=Evidence.READ,
     ),
     gpu_busy(
         "gpu-full-before-work",
@@ -288,7 +281,6 @@ _GPU_MEMORY = (
         *(*_OOM, _NO_HANDLE),
         phases=BEFORE_WORK,
         exit_code_alone=MACHINE,
-        evidence=Evidence.NULL_GPU,
     ),
     gpu_oom(
         "gpu-out-of-memory",
@@ -297,7 +289,6 @@ _GPU_MEMORY = (
         "tries. If single long texts do not fit, `chunkvisor doctor CONFIG` says which model.dtype takes less memory.",
         *_OOM,
         log=r"CUDA out of memory|CUDA error: out of memory",
-        evidence=Evidence.CARD,
     ),
     gpu_oom(
         "cublas-not-initialized",
@@ -306,7 +297,6 @@ _GPU_MEMORY = (
         "The chunk is tried again, then with a smaller batch, then row by row.",
         _NO_HANDLE,
         phases=AT_WORK,
-        evidence=Evidence.STUB,
     ),
 )
 
@@ -323,7 +313,6 @@ _DRIVER = (
         "Install the driver, or start the container with `docker run --gpus all`, until `nvidia-smi` works.",
         runtime_error(r"Found no NVIDIA driver on your system"),
         error(r"couldn't communicate with the NVIDIA driver"),
-        evidence=Evidence.RUN,
     ),
     setup(
         "driver-too-old",
@@ -346,7 +335,6 @@ _DRIVER = (
         "Another process holds the GPU for itself (exclusive compute mode).",
         "Wait for the other process or end it; `nvidia-smi -q -d COMPUTE` shows the mode.",
         runtime_error(r"CUDA-capable device\(s\) is/are busy or unavailable", 46),
-        evidence=Evidence.NULL_GPU,
     ),
     setup(
         "gpu-services-not-ready",
@@ -389,7 +377,6 @@ _DRIVER = (
         "The installed torch is a build without CUDA.",
         "Install a CUDA build of torch, or set `device: cpu`.",
         error(r"Torch not compiled with CUDA enabled", "builtins.AssertionError"),
-        evidence=Evidence.RUN,
     ),
     device_fault(
         # A forked worker found CUDA initialized before the fork; a fresh interpreter never does.
@@ -398,7 +385,6 @@ _DRIVER = (
         "Set workers.start to fresh; if the model or a plug-in touches CUDA while loading, make it wait.",
         runtime_error(r"Cannot re-initialize CUDA in forked subprocess"),
         outcome=Outcome.CRASHED,
-        evidence=Evidence.READ,
     ),
     setup(
         "gpu-not-supported-by-torch",
@@ -440,7 +426,6 @@ _DRIVER = (
         runtime_error(r"GPU device may be out of range|invalid device ordinal", 101),
         runtime_error(r"^Expected one of cpu, cuda, .{0,300} device type at start|^Invalid device string: "),
         exit_code=CONFIG,
-        evidence=Evidence.READ,
     ),
     setup(
         "cudnn-mixed",
@@ -448,14 +433,12 @@ _DRIVER = (
         "Remove other copies of cuDNN from LD_LIBRARY_PATH, and install the nvidia-cudnn package that torch asks for.",
         runtime_error(_CUDNN),
         log=_CUDNN,
-        evidence=Evidence.REPORTED,
     ),
     setup(
         "container-lost-gpu",
         "The container lost its right to the GPU's devices, mostly by a reload of systemd on the host.",
         "Recreate the container with the devices given explicitly (NVIDIA/nvidia-container-toolkit#48 lists the ways).",
         error(r"Failed to initialize NVML: Unknown Error|operating system has blocked the request"),
-        evidence=Evidence.REPORTED,
     ),
     device_fault(
         "cuda-unknown-error",
@@ -525,7 +508,6 @@ _HOST = (
         "The disk gives errors, was remounted read-only, or its server forgot the file (NFS).",
         "See the kernel's log (`dmesg`) and the mount; move the workdir to a sound disk.",
         os_error(errno.EIO, errno.EROFS, errno.ESTALE),
-        evidence=Evidence.READ,
     ),
     host_oom(
         # Before memory: the Rust panic of a failed thread pool quotes EAGAIN's text as well.
@@ -581,7 +563,6 @@ _HUB = (
         "The run waits and asks again; set HF_TOKEN for a higher limit, or give model.name a local folder.",
         Sign(http_statuses=(408, 429, 500, 502, 503, 504)),
         error(r"\b429 Too Many Requests|Server error '5\d\d", hub_error("HfHubHTTPError")),
-        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         # A subclass of RepositoryNotFoundError.
@@ -589,21 +570,18 @@ _HUB = (
         "The model is gated: its owner wants you to accept the license first.",
         "Accept it on the model's page, and set HF_TOKEN to a token of that account.",
         of_class(hub_error("GatedRepoError")),
-        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "model-not-found",
         "The hub has no such model, or hides it: it is private, or the token is wrong or expired.",
         "Check model.name and HF_TOKEN.",
         of_class(hub_error("RepositoryNotFoundError")),
-        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "revision-not-found",
         "The model has no such revision, or lacks a file in it.",
         "Check model.revision against the model's page.",
         of_class(hub_error("RevisionNotFoundError"), hub_error("RemoteEntryNotFoundError")),
-        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "hub-access-denied",
@@ -611,7 +589,6 @@ _HUB = (
         "Check that HF_TOKEN is valid and may read this model.",
         Sign(http_statuses=(401, 403), classes=(hub_error("HfHubHTTPError"),)),
         of_class(hub_error("LocalTokenNotFoundError"), hub_error("DisabledRepoError")),
-        evidence=Evidence.STUB_HUB,
     ),
     misconfigured(
         "model-name-invalid",
@@ -732,7 +709,6 @@ _MODEL = (
             r"|^For roundups, the divisions has to be|c10/core/AllocatorConfig\.h",
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
-        evidence=Evidence.NULL_GPU,
     ),
     misconfigured(
         "model-option-unknown",
@@ -749,7 +725,6 @@ _MODEL = (
             r"cannot open shared object file|undefined symbol|version `.{1,80}' not found",
             *("builtins.ImportError", "builtins.OSError"),
         ),
-        evidence=Evidence.REPORTED,
     ),
     misconfigured(
         "permission-denied",
@@ -849,7 +824,6 @@ _PROCESS = (
         returncodes=(-SIGILL,),
         row_can_cause=True,  # if that text takes another way through native code
         exit_code=MACHINE,
-        evidence=Evidence.REPORTED,
     ),
     crashed(
         # A page of a memory-mapped file that has no disk behind it: np.memmap on a full disk, truncated weights.
