@@ -16,9 +16,9 @@ import numpy as np
 import xxhash
 from corpus import ensure_model, read_texts
 
+from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
-from chunkvisor_worker.encoder import Indices, Vectors
 from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 from chunkvisor_worker.vectorfile import VectorFile

@@ -21,23 +21,13 @@ from chunkvisor_worker.contract.messages import (
     LengthsTask,
     Limits,
     ModelSpec,
-    Phase,
 )
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.lengths import Counter, measure
+from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
 TEXTS = ["fix: close the file", "", "word " * 3000, "漢字とかなの混じった文。" * 5, "🙂 emoji", "a\x00b", "Ünïcödé"]
-
-
-class Silent:
-    """Progress that nobody hears."""
-
-    def phase(self, phase: Phase) -> None:
-        """A phase began."""
-
-    def tick(self) -> None:
-        """A sign of life."""
 
 
 def task_of(folder: Path, texts: list[str], **changes: Any) -> LengthsTask:
@@ -111,8 +101,8 @@ def test_counts_are_the_encoders(tmp_path: Path, minilm_path: Path, model: dict[
     spec = ModelSpec("minilm", path=str(minilm_path), **model)
     report = measure(Counter(spec, minilm_path), task_of(tmp_path, TEXTS, encode=encode), tmp_path / "out.npy")
     encoder = SentenceTransformerEncoder(spec, encode, "cpu")
-    encoder.load(Silent())  # type: ignore[arg-type]  # all that these two need
-    encoder.tokenize(TEXTS, Silent())  # type: ignore[arg-type]  # as above
+    encoder.load(BeatWriter(tmp_path / "beat.json"))
+    encoder.tokenize(TEXTS, BeatWriter(tmp_path / "beat.json"))
     lengths = np.load(tmp_path / "out.npy")
     assert report.max_length is not None
     assert report.max_length == model.get("max_length", 256)

@@ -17,6 +17,7 @@ from chunkvisor_worker.contract.exits import LINEAR
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase
 from chunkvisor_worker.loaded import TokenizerMismatchError
 from chunkvisor_worker.model import is_placed_by_loading, position_limit, split_kwargs
+from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
 pytestmark = pytest.mark.model
@@ -42,10 +43,11 @@ ALIKE: dict[str, Any] = {"batch_size": 1, "show_progress_bar": False}
 """For the library: one by one it pads nothing, which would be most of its work here."""
 
 
-class RecordedProgress:
+class RecordedProgress(BeatWriter):
     """Keeps what an encoder reports."""
 
     def __init__(self) -> None:
+        super().__init__(Path())
         self.phases: list[Phase] = []
         self.ticks = 0
         self.batches: list[tuple[int, int]] = []
@@ -62,14 +64,6 @@ class RecordedProgress:
     def batch(self, indices: npt.NDArray[np.int64], tokens: int, rows: int = 0) -> None:
         """A batch began."""
         self.batches.append((rows or len(indices), tokens))
-
-    leaving = False
-    """See `Progress`."""
-    tokens = 0
-
-    def expect(self, tokens: int) -> None:
-        """All texts have so many tokens."""
-        self.tokens = tokens
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
         """A batch was done."""

@@ -10,6 +10,10 @@ import numpy.typing as npt
 from chunkvisor_worker.contract.messages import Limits
 
 Indices = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32]
+
+NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)
+"""No text of those that an encoder has is cut."""
 
 SLICE_ROWS = 256
 """Texts tokenized between two signs of life."""

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR, most_lanes
 from chunkvisor_worker.contract.messages import LinearKernel
-from chunkvisor_worker.encoder import Indices, Vectors
 
 TORCH, ONEDNN = "torch", "onednn"
 

@@ -18,11 +18,11 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from chunkvisor_worker.batching import Indices
 from chunkvisor_worker.contract.exits import TESTING_FAULTS
 from chunkvisor_worker.contract.files import AttemptFiles, ProvokedFiles
 from chunkvisor_worker.contract.messages import Phase, ProvokedFault, Spec
 from chunkvisor_worker.contract.wire import read_message
-from chunkvisor_worker.encoder import Indices
 from chunkvisor_worker.progress import BeatWriter
 
 _BLOCK_BYTES = 256 << 20

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
+from chunkvisor_worker.progress import BeatWriter
 
 BATCHES_PER_CALL = 4
 """How many batches the plug-in gets at a time: few enough that progress is seen."""
@@ -37,7 +38,7 @@ class PluginEncoder:
         self._dimension = 0
         self._converts = False
 
-    def load(self, progress: Progress) -> None:
+    def load(self, progress: BeatWriter) -> None:
         """Import the plug-in's module; the factory is called in `start`, since it may want the device.
 
         Raises PluginError where there is no such factory; whatever the import itself raises goes through. A module that
@@ -58,13 +59,13 @@ class PluginEncoder:
         """Take over what one output wants of the vectors."""
         self._encode = encode
 
-    def tokenize(self, texts: list[str], progress: Progress) -> None:
+    def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
         """Take the texts in, with the prompt before each."""
         prompt = self._encode.prompt or ""
         self._texts = [prompt + text for text in texts] if prompt else texts
         progress.tick()
 
-    def start(self, progress: Progress) -> None:
+    def start(self, progress: BeatWriter) -> None:
         """Call the factory."""
         progress.phase(Phase.MODEL_LOAD)
         assert self._factory is not None
@@ -74,7 +75,7 @@ class PluginEncoder:
         """None: a plug-in says nothing of tokens."""
         return NONE_CUT
 
-    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
+    def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
         """See `Encoder.encode`. Raises BadOutputError where the plug-in breaks its contract."""
         rows = limits.rows
         step = 1 if limits.alone else rows * BATCHES_PER_CALL

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from chunkvisor_worker.batching import Indices
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import write_beat
-from chunkvisor_worker.encoder import Indices
 
 _INTERVAL_S = 0.05
 """Between two beats within a phase, at least; a new phase is written at once."""
 
 
 class BeatWriter:
-    """The `Progress` that a job hands to its encoder."""
+    """Where a job and its encoder say what they are doing; each call is a sign of life."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,7 +48,7 @@ class BeatWriter:
 
     @property
     def leaving(self) -> bool:
-        """See `Progress.leaving`."""
+        """Say whether no batch more is to be begun: the vectors of those that have begun are still wanted."""
         return self._told_to_leave()
 
     def know(self, **news: Any) -> None:
@@ -77,7 +77,7 @@ class BeatWriter:
             self._write(now)
 
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
-        """A batch begins; see `Progress.batch`."""
+        """Begin the texts at these positions, at most `rows` (0 = all) at once; padded tokens, 0 = unknown."""
         if self._begun is not None:
             self._begun(indices)
         first = self.beat.batch_rows == 0
@@ -89,11 +89,11 @@ class BeatWriter:
             self.tick()
 
     def expect(self, tokens: int) -> None:
-        """See `Progress.expect`."""
+        """Note how many tokens all texts together have, without padding."""
         self.know(tokens_total=tokens)
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
-        """A batch is done."""
+        """End a batch: rows, tokens without padding, tokens with padding."""
         before = self.beat
         self.know(
             rows_done=before.rows_done + rows,

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from chunkvisor_worker import attention, cpu
-from chunkvisor_worker.batching import GpuMemory, computed_lengths, cut, cut_measured
+from chunkvisor_worker.batching import NONE_CUT, GpuMemory, Indices, Vectors, computed_lengths, cut, cut_measured
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
 from chunkvisor_worker.cpu import Lanes, is_stateless, lanes_for, weights_of
-from chunkvisor_worker.encoder import NONE_CUT, Indices, Progress, Vectors
 from chunkvisor_worker.loaded import Heard, check_attention, check_loaded, describe, hearing
 from chunkvisor_worker.model import (
     chosen_prompt,
@@ -27,6 +26,7 @@ from chunkvisor_worker.model import (
     set_truncate_dim,
 )
 from chunkvisor_worker.plugin import BadOutputError
+from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.tokenized import TokenizedTexts, estimated_lengths, tokenize
 
 
@@ -116,7 +116,7 @@ class SentenceTransformerEncoder:
         """See `lanes.weights_of`; 0 where batches are computed one after the other."""
         self._pinned = PinnedBuffers()
 
-    def load(self, progress: Progress) -> None:
+    def load(self, progress: BeatWriter) -> None:
         """Import torch and sentence-transformers and load the weights to host memory.
 
         A quantized model or one with a device map is loaded by `start` where the device is a GPU. Weights that are
@@ -142,13 +142,13 @@ class SentenceTransformerEncoder:
         """Take over what one output wants of the vectors; `load` comes after it, and finds the weights there."""
         self._encode = encode
 
-    def tokenize(self, texts: list[str], progress: Progress) -> None:
+    def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
         """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
         self._texts = texts
         if self._model is not None:
             self._tokenize(progress)
 
-    def start(self, progress: Progress) -> None:
+    def start(self, progress: BeatWriter) -> None:
         """Move the model to the device. Raises torch's own error where there is no GPU to be had."""
         if self._device != "cpu":
             import torch
@@ -170,7 +170,7 @@ class SentenceTransformerEncoder:
         """See `Encoder.texts_cut`."""
         return NONE_CUT if self._tokenized is None or self._tokenized.cut is None else self._tokenized.cut
 
-    def encode(self, limits: Limits, progress: Progress) -> Iterator[tuple[Indices, Vectors]]:
+    def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first; see `Encoder.encode`.
 
         On a GPU a batch is padded and launched while the one before it computes; then the vectors of that one are
@@ -232,7 +232,7 @@ class SentenceTransformerEncoder:
             return True
         return self._model is not None and self._model.get_backend() == "torch" and _drop_weights(self._model)
 
-    def _load(self, device: str, progress: Progress) -> None:
+    def _load(self, device: str, progress: BeatWriter) -> None:
         progress.phase(Phase.MODEL_LOAD)
         if self._model is None:
             with hearing(self._heard):
@@ -248,7 +248,7 @@ class SentenceTransformerEncoder:
         set_truncate_dim(self._model, self._encode.truncate_dim, self._truncate_dim)
         self._prompt = chosen_prompt(self._encode, self._model.prompts, self._model.default_prompt_name)
 
-    def _tokenize(self, progress: Progress) -> None:
+    def _tokenize(self, progress: BeatWriter) -> None:
         progress.phase(Phase.TOKENIZE)
         # What the model's own `encode` is to be given, it is given.
         if is_plain_text_model(self._model) and not self._encode.kwargs:

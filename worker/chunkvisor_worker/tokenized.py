@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker.batching import estimated_tokens, slices
-from chunkvisor_worker.encoder import Indices, Progress
+from chunkvisor_worker.batching import Indices, estimated_tokens, slices
 from chunkvisor_worker.loaded import check_ids
 from chunkvisor_worker.model import max_length, table_rows
+from chunkvisor_worker.progress import BeatWriter
 
 
 def is_flattened(model: Any) -> bool:
@@ -56,7 +56,7 @@ class TokenizedTexts:
 
 
 def tokenize(
-    model: Any, texts: list[str], prompt: str | None, progress: Progress, task: str | None = None
+    model: Any, texts: list[str], prompt: str | None, progress: BeatWriter, task: str | None = None
 ) -> TokenizedTexts:
     """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
     sizes = [len(text.encode()) for text in texts]

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts
 from chunkvisor_worker.contract.wire import BatchLog
-from chunkvisor_worker.encoder import Indices, Vectors
 from chunkvisor_worker.plugin import BadOutputError
 
 _BLOCK_BYTES = 2 << 20

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from chunkvisor_worker import cpu
+from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR
 from chunkvisor_worker.cpu import STATELESS, Lanes, choose, is_stateless, lanes_for, pack, packable, unpack
-from chunkvisor_worker.encoder import Indices, Vectors
 from late import Late, needs
 
 torch: Any = Late("torch")

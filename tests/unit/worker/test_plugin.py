@@ -1,6 +1,7 @@
 """What a plug-in returns: checked, and brought to float32 where that loses nothing that a vector needs."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -9,15 +10,7 @@ import pytest
 
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 from chunkvisor_worker.plugin import PluginEncoder, PluginError
-
-
-class Silent:
-    """A progress that nobody looks at."""
-
-    leaving = False
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
+from chunkvisor_worker.progress import BeatWriter
 
 
 def vectors(monkeypatch: pytest.MonkeyPatch, returned: Any) -> np.ndarray:
@@ -27,10 +20,12 @@ def vectors(monkeypatch: pytest.MonkeyPatch, returned: Any) -> np.ndarray:
     module.make = lambda model, device: module  # type: ignore[attr-defined]  # a plug-in
     monkeypatch.setitem(sys.modules, "returning", module)
     encoder = PluginEncoder(ModelSpec("any", encoder="returning:make"), EncodeSpec(), "cpu", ())
-    encoder.load(Silent())
-    encoder.tokenize(["text"] * 9, Silent())
-    encoder.start(Silent())
-    return np.concatenate([rows for _, rows in encoder.encode(Limits(rows=1), Silent())])
+    monkeypatch.setattr("chunkvisor_worker.progress.write_beat", lambda *_: None)
+    progress = BeatWriter(Path())
+    encoder.load(progress)
+    encoder.tokenize(["text"] * 9, progress)
+    encoder.start(progress)
+    return np.concatenate([rows for _, rows in encoder.encode(Limits(rows=1), progress)])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
