@@ -322,6 +322,7 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.result is not None and evidence.vectors_problem is None:
         # torch can crash at interpreter exit with the work done (pytorch#84756): the result beats the status.
         return _verdict(evidence, Outcome.COMMITTED, "done")
+    # Before any cause: what the parent has ended says nothing of texts or devices, whatever it left.
     if evidence.ended_by is EndedBy.STOP:
         return _verdict(evidence, Outcome.INTERRUPTED, "stopped with the run", asked_for=True)
     if evidence.ended_by is EndedBy.HANG:
@@ -338,9 +339,11 @@ def judge(evidence: Evidence) -> Verdict:
         return _verdict(
             evidence, Outcome.BAD_OUTPUT, reason, remedy=remedy, exit_code=code_if_ended, row_can_cause=of_texts
         )
+    # Its own record knows the exception and the phase; a log and an exit code are guesses next to it.
     if evidence.fault is not None:
         # A drill on the CPU plays the faults of a GPU: they are seen as a GPU's.
         return _diagnosed(evidence, diagnose(evidence.fault, on_cpu=evidence.on_cpu and not evidence.fault.provoked))
+    # Found at a resume, without a record: it was under way when the earlier run died, and is no one's fault.
     if code is None:
         return _verdict(evidence, Outcome.INTERRUPTED, "left behind by an earlier run", asked_for=True)
     if code == WorkerExit.ORPHANED or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -358,6 +361,7 @@ def judge(evidence: Evidence) -> Verdict:
     free_bytes = evidence.disk_free_bytes
     if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
         return _verdict(evidence, Outcome.DISK_FULL, "a write met a full disk (SIGBUS)", remedy="free some space")
+    # No record: it died too hard to write one, and its last words may still be in the log.
     diagnosis = diagnose_log(evidence.log_tail, code, phase=phase, on_cpu=evidence.on_cpu)
     if diagnosis is not None:
         return _diagnosed(evidence, diagnosis)

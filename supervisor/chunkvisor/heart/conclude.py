@@ -88,6 +88,7 @@ def adopt_all(
 def _adopt(number: int, output: OutputRun, store: Keeper, budget: Budget) -> list[Lesson]:
     ledger, lessons = output.ledger, list[Lesson]()
     for chunk, files in list(ledger.attempt_folders()):
+        # It was judged: what is left of it is for a person to read.
         if files.verdict.exists():
             continue
         spec = read_message(Spec, files.spec)

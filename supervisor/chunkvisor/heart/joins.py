@@ -34,6 +34,7 @@ class Joins:
     ) -> None:
         self._outputs, self._store, self._signals, self._emit = outputs, store, signals, emit
         self._wait_timeout_s = wait_timeout_s
+        # One at a time: two joins would share the disk, and both would take longer.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
         self._under_way: dict[int, Future[dict[str, Any]]] = {}
         self._damaged: Counter[int] = Counter()
@@ -98,6 +99,7 @@ class Joins:
     def _collect(self) -> list[Event]:
         lost: list[Event] = []
         for number, future in list(self._under_way.items()):
+            # Its done-callback has woken the loop; there may be several joins, of which one is done.
             if not future.done():
                 continue
             del self._under_way[number]
@@ -120,6 +122,7 @@ class Joins:
         return lost
 
     def _count(self, number: int, chunk: int, lost: list[Event]) -> list[Event]:
+        # One damaged chunk is bit rot; chunk after chunk is a disk or memory that cannot be trusted.
         self._damaged[number] += 1
         if self._damaged[number] > MAX_DAMAGED:
             raise damaged_again(self._outputs[number].name, chunk)

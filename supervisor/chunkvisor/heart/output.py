@@ -106,6 +106,7 @@ class OutputRun:
 
     def next_pending(self, start: int) -> int | None:
         """See OutputProgress."""
+        # A chunk all of whose texts are known is only waiting to be put together, which the joins do.
         chunk = self.ledger.next_pending(start)
         while chunk is not None and self.ledger.parts(chunk).begun and not self.missing(chunk):
             chunk = self.ledger.next_pending(chunk + 1)

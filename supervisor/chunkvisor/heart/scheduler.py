@@ -207,6 +207,7 @@ class Scheduler:
             good = self._outputs[work.output].known_good() if not work.shortest_first else None
             # Each time another of its own: the shortest may be bad itself.
             canary = good if good is not None else OWN - self._memory.count("canary", device.place.device)
+        # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
         work = replace(work, fresh=work.fresh or device.fresh)
         self._started += 1
         worker = WorkerState(self._started, work, device, canary)
@@ -223,6 +224,7 @@ class Scheduler:
             return
         waiting = [each for each in device.workers if each.ready and each.gate is GateState.SHUT and not each.ending]
         for worker in waiting[: max(0, self._settings.per_device - device.at(GateState.OPEN))]:
+            # Something failed on it that can come from the device: nothing runs there before nvidia-smi has been asked.
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
@@ -257,6 +259,7 @@ class Scheduler:
             if waited_s > self._settings.budget.wait_timeout_s:
                 stop = policy.Stop(ExitCode.TRY_AGAIN, policy.Scope.DEVICE, "busy")
                 self._do_without(device, stop, _seen(opinion), waited_s=waited_s)
+        # Settling: memory of a worker that has just ended is still being freed; it is looked at again.
         elif opinion.health is not Health.SETTLING:
             device.suspected_s, device.look_s = None, now_s
             self._open_gates(device, now_s)
@@ -265,6 +268,7 @@ class Scheduler:
         """Note that the device is gone, or (`dropped`) that the run does without it."""
         if dropped is not None:
             self._say(Tell(dropped))
+        # It stays known until its last worker has ended, so that their ends are judged like all others.
         device.gone = True
         for worker in device.workers:
             self._end(worker, "its device was dropped")
@@ -322,6 +326,7 @@ class Scheduler:
             self._backlog.put_back(replace(work, fresh=True))
             self._say(Tell(Failed(end.worker, work, None)))
         elif verdict.outcome is Outcome.COMMITTED:
+            # It has worked: the next attempt needs no canary, and may come from the template again.
             device.doubt = device.fresh = False
             self._memory.encoded(device.place)
             self._got_vectors(work)
@@ -357,6 +362,7 @@ class Scheduler:
         step = policy.decide(verdict, self._history(work, end, verdict, worker, now_s), self._settings.budget)
         suspects = tuple(text for text in work.texts if text in end.under_way)
         self._say(Tell(Failed(end.worker, work, verdict, step, suspects)))
+        # Remembered for the whole run: whoever prepares workers ahead takes the memory that was short.
         memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(work.texts)):
             memory.note("fruitless")

@@ -102,6 +102,7 @@ class Signals:
                 signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
+        # The handler only notes: anything else could run in the middle of a write.
         if self.first is None:
             self.first, self._first_s = signal.Signals(number), time.monotonic()
         self.count += 1

@@ -143,6 +143,7 @@ class Slot:
     def go(self, limits: Limits) -> None:
         """Let it use the device, with the batch limits of the moment."""
         self.go_s = time.monotonic()
+        # Idle time is the device's, between one worker and the next: the figure that warm workers are there for.
         freed_s = self.station.freed_s
         self._idle_s = self.go_s - freed_s if freed_s is not None else 0.0
         self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
@@ -159,6 +160,7 @@ class Slot:
         beat = self.pulse.beat
         if beat is None or not beat.rows_done:
             return None
+        # Tokens tell more than texts: batches come longest first, so that rows would speed up towards the end.
         in_tokens = beat.tokens_total and beat.tokens_done
         done, total = (beat.tokens_done, beat.tokens_total) if in_tokens else (beat.rows_done, beat.rows_total)
         return (now_s - self.go_s - beat.opening_s) * max(0, total - done) / done

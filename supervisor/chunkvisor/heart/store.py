@@ -54,6 +54,7 @@ class Keeper:
         changed.
         """
         output = self._outputs[work.output]
+        # What workers have loaded since the folder changed is not known: none of it may become part of the output.
         output.check_model()
         ledger, (start, stop) = output.ledger, output.bounds(work.chunk)
         whole = failed is None and len(work.texts) == stop - start
@@ -64,6 +65,7 @@ class Keeper:
                 raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
             self._warn(output, facts)
             vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
+            # Before the vectors: once these are committed, no one asks again how many tokens were cut.
             take_cut(
                 ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct, files.cut, spec.start, spec.stop
             )
@@ -71,11 +73,13 @@ class Keeper:
                 ledger.commit(work.chunk, vectors, digest, facts)
             else:
                 ledger.fix_facts(facts)
+                # A part names its holes, so that the file can be taken over as it is, without a copy.
                 without = set(range(spec.start, spec.stop)).difference(work.texts)
                 ledger.parts(work.chunk).add(spec.start, spec.stop, vectors, digest, tuple(sorted(without)))
         except OSError as error:
             return [self._not_stored(work, error)]
         complete = result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip)
+        # Everything it left is in the output now. What failed stays, for a person to read.
         if complete:
             remove_folder(files.folder)
             with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
@@ -174,6 +178,7 @@ class Keeper:
         return Stored(work, Verdict(Outcome.DISK_FULL, reason))
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
+        # The first chunk tells the dimension, and with it how much the rest will need: better refused now than at night.
         output.committed_here += 1
         if output.committed_here == 1 and output.left:
             check_space(output)
@@ -181,8 +186,10 @@ class Keeper:
         texts = ledger.plan.size(chunk)
         output.texts_here += texts - before
         rate: float | None = None
+        # Start-up is not counted: it comes once, and would make the estimate too long for hours.
         if self.first_go_s is not None:
             rate = sum(each.texts_here for each in self._outputs) / max(1e-6, time.monotonic() - self.first_go_s)
+        # Of all outputs, because they share the devices.
         left = sum(each.ledger.plan.distinct - each.ledger.texts_done for each in self._outputs)
         committed = ChunkCommitted(
             output.name,

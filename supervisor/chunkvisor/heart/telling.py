@@ -106,6 +106,7 @@ class Teller:
             case messages.Learnt():
                 if news.lasting:
                     self._lessons.save(news.kind, news.rows, news.tokens)
+                # With one kind of GPU, its name would only be noise.
                 several = len({station.device.model for station in self._stations.alive}) > 1
                 self._emit(LimitsLowered(news.rows, news.tokens, f" on {news.kind}" if several else ""))
             case messages.Dropped(place=str() as node):

@@ -112,11 +112,14 @@ class Backlog:
         What failed last on this device is left for others unless the device is `alone`. While no text of an output was
         ever encoded, chunks that have not been tried come before those that failed: the texts that fail may be few.
         """
+        # While no text of the output has a vector, a chunk that failed may be bad throughout: another one may show that
+        # the model works, and gives a canary.
         any_new = self._any_new()
         for position in range(bisect_right(self._again, now_s, key=lambda work: work.due_s)):
             work = self._again[position]
             if any_new and work.doubt and self._outputs[work.output].known_good() is None:
                 continue
+            # Another device is asked first: it shows whether it is the texts or the device.
             if alone or work.avoid != device:
                 return self._again.pop(position)
         return self._take_new()
@@ -125,6 +128,7 @@ class Backlog:
         for number, output in enumerate(self._outputs):
             if (chunk := output.next_pending(self._next[number])) is not None:
                 self._next[number] = chunk + 1
+                # A range costs nothing to hold; a tuple of the texts of 50,000 chunks would.
                 missing, whole = output.missing(chunk), range(*output.bounds(chunk))
                 return Work(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
         return None

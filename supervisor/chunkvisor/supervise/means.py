@@ -156,6 +156,7 @@ class Means:
         Raises Halt, also if the files show that it is not the model that the config describes; OSError.
         """
         model, layout = self._config.model, self._run.layout
+        # A resume may need no worker at all: then loading a model would only cost memory.
         is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
         begin = self.load_ahead if is_new else None
         if model.is_plugin:
@@ -193,6 +194,7 @@ class Means:
             teller.tell(seconds, waited_s, why, Outcome.HUB)
             self.pause(seconds)
 
+        # From scratch the hub is asked for its newest commit; otherwise the one that the first run has pinned counts.
         anew = self._request.from_scratch
         with _naming(near):
             found = resolve_hub(model, layout.model, layout.fetch, self.budget, wait, self.on_wait, anew=anew)

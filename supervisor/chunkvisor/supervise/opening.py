@@ -113,6 +113,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     if fixed is None:
         refuse_foreign(opening, layout)
     make_state(layout)
+    # Of a run that was killed while it staged or planned: nothing rests on them yet.
     for leftover in layout.leftovers:
         remove_folder(leftover)
     staged = staged_before(request_of(opening.config, name, opening.max_rows), layout)
@@ -374,6 +375,7 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
     ledger = Ledger(layout, *work_with(reuse, fixed, staged))
     ledger.load()
     fresh, taken = fresh_of(table, reuse), reuse.taken if reuse is not None else 0
+    # Places from which nothing is taken after all are not worth a word.
     used = [each for each in reuse.places if each.texts] if reuse is not None else []
     if reuse is not None:
         source = listed([each.words for each in used], 3)

@@ -40,9 +40,11 @@ def run(request: Request, observer: Observer) -> ExitCode:
     with ExitStack() as stack:
         stack.enter_context(_refusals_in_words(layout))
         claim(layout, [*config.outputs, *config.combine])
+        # From here on, no other run can touch the workdir; what an earlier one left running is ended below.
         previous = stack.enter_context(hold(layout.lock, run_id))
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
+        # An estimate from the first minute on, before this run has measured anything.
         speed = journal.state.texts_per_s or speed_of_trials(layout.workdir, layout.events)
         invocation = open_invocation(layout)
         observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
