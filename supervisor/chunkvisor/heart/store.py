@@ -178,7 +178,7 @@ class Keeper:
         return Stored(work, Verdict(Outcome.DISK_FULL, reason))
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
-        # The first chunk tells the dimension, and with it how much the rest will need: better refused now than at night.
+        # The first chunk tells the dimension, and with it what the rest will need: better refused now than at night.
         output.committed_here += 1
         if output.committed_here == 1 and output.left:
             check_space(output)
