@@ -165,7 +165,7 @@ CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
     ("environment", WARNING, "stubs", lambda: well(workers={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64/stubs"})),
     ("environment", NOTE, "last digits", lambda: well(workers={"NVIDIA_TF32_OVERRIDE": "0"})),
     # the machine
-    ("memory", FAULT, "need about 2.0 GiB", lambda: well(memory=(GIB // 2, GIB))),
+    ("memory", FAULT, "about 2.0 GiB are needed", lambda: well(memory=(GIB // 2, GIB))),
     ("memory", WARNING, "8.0 GiB", lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB))),
     ("processes", WARNING, "100 more processes", lambda: well(tasks_left=100.0)),
     ("processes", FAULT, "20 more processes", lambda: well(tasks_left=20.0)),

@@ -181,9 +181,9 @@ def _check_weights(heard: Heard) -> None:
         # A message is cut in the terminal: what to do comes before the other names.
         others = f" The files have weights of other names: {_some(sorted(heard.left_over))}." if heard.left_over else ""
         raise WrongModelError(
-            f"weights of the model are in none of its files, and were drawn at random: {_some(sorted(made_up))}. Each "
-            "worker would draw others, so equal texts would get different vectors. Download the model again; or choose "
-            f"a checkpoint that was saved from the class that its config.json names.{others}"
+            f"weights of the model are in none of its files, and were drawn at random: {_some(sorted(made_up))}. "
+            "Download the model again; or choose a checkpoint that was saved from the class that its config.json "
+            f"names.{others}"
         )
     if heard.left_over:
         heard.note(f"weights that the files have and the model does not use: {_some(heard.left_over)}")
@@ -204,8 +204,7 @@ def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
     if empty:
         raise WrongModelError(
             f"the code that comes with the model has buffers that transformers {_version()} leaves empty: "
-            f"{_some(empty)}. They would hold whatever was in memory, and the vectors would be NaN, or finite and "
-            f"wrong. {_older(spec)}"
+            f"{_some(empty)}. The vectors would be NaN, or finite and wrong. {_older(spec)}"
         )
 
 
@@ -244,7 +243,8 @@ def _check_added_tokens(tokenizer: Any, spec: ModelSpec) -> None:
     saved = _json(spec, "tokenizer_config.json") | given
     for key, kind, place in (("add_bos_token", "bos", 0), ("add_eos_token", "eos", -1)):
         token_id = getattr(tokenizer, f"{kind}_token_id", None)
-        if saved.get(key) is not True or token_id is None or _ids(tokenizer)[place] == token_id:
+        ids = _ids(tokenizer) if saved.get(key) is True and token_id is not None else []
+        if not ids or ids[place] == token_id:
             continue
         token, at = getattr(tokenizer, f"{kind}_token", ""), "last" if kind == "eos" else "first"
         remedy = f"Add to the config: model: {{kwargs: {{processor_kwargs: {{{key}: true}}}}}}"

@@ -116,10 +116,8 @@ def _other_class(files: _Files) -> Iterator[Halt]:
     if kind != _OURS:
         yield config_error(
             f"{files.name} is a model of the class {kind}, not {_OURS}",
-            why=f'config_sentence_transformers.json says "model_type": "{kind}"; loaded as a {_OURS}, its own last '
-            "layers would be left out, and the mean of its tokens taken in their place",
-            remedy=f"choose an embedding model as model.name, or encode with {kind} in a plug-in encoder: "
-            "model.encoder, see docs/how-to/write-an-encoder.md",
+            why=f'config_sentence_transformers.json says "model_type": "{kind}"; its last layers would be left out',
+            remedy=f"choose an embedding model as model.name, or encode with {kind} in a plug-in encoder",
         )
 
 
@@ -129,8 +127,7 @@ def _no_pooling(files: _Files) -> Iterator[Halt]:
     if files.modules is None and pooling is None:
         yield config_error(
             f"{files.name} does not say how the vectors of its tokens become one: it has no modules.json",
-            why="sentence-transformers would make up a pooling, which may not be the one that the model was trained "
-            "with",
+            why="sentence-transformers would make up a pooling, which may not be that of the model's training",
             remedy="set model.pooling to mean, cls, lasttoken or max, as the model's author says",
         )
     if files.modules is not None and pooling is not None:

@@ -271,9 +271,7 @@ def _memory(r: Readings) -> _Found:
     workers *= max(1, len(r.devices))
     each, (free, total) = (1 << 30) + (r.model.weights_bytes or 0), r.memory  # the libraries take about a GiB
     text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
-    text += (
-        f"{counted(workers, 'worker')} at once {'need' if workers > 1 else 'needs'} about {human_bytes(workers * each)}"
-    )
+    text += f"for {counted(workers, 'worker')} at once about {human_bytes(workers * each)} are needed"
     if r.place == "plugin":
         yield Finding(OK, f"{text}, and what the plug-in encoder takes")
     elif free < workers * each:
@@ -359,18 +357,18 @@ def _model(r: Readings) -> _Found:
 
 
 def _dtype(r: Readings) -> _Found:
-    kind = r.model.model_type
     if r.wanted == "cpu" and r.dtype == "bfloat16" and not has_bfloat16(processor_flags()):
         yield Finding(WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
-    for card in (
-        dict.fromkeys(Card(gpu.name, gpu.capability) for gpu in r.gpus) if r.dtype and r.wanted == "cuda" else ()
-    ):
+    kind, cards = r.model.model_type, {Card(gpu.name, gpu.capability) for gpu in r.gpus if r.wanted == "cuda"}
+    for card in sorted(cards, key=str) if r.dtype is not None else ():
+        advice = advised_dtype(kind, card)
         if (unfit := unfit_dtype(r.dtype, kind, card)) is not None:
             yield Finding(WARNING, *unfit)
-            continue
-        fits = r.dtype == (advice := advised_dtype(kind, card)).dtype
-        why = f" suits {card}: {advice.why}" if fits else less_memory(r.dtype, kind, card) or f" {card} has it"
-        yield Finding(OK, f"the model computes in {r.dtype}. {why.strip().rstrip('.')}")
+        elif r.dtype == advice.dtype:
+            yield Finding(OK, f"the model computes in {r.dtype}, which suits {card}: {advice.why}")
+        else:
+            other = less_memory(r.dtype, kind, card) or f"{card} has it"
+            yield Finding(OK, f"the model computes in {r.dtype}. {other.rstrip('.')}")
 
 
 def _encoding(r: Readings) -> _Found:
