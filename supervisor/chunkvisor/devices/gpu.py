@@ -33,7 +33,7 @@ _SMI_TIMEOUT_S = 20.0
 _REAP_S = 1.0
 # Under way: they must not outlive this process.
 _ASKED: set["subprocess.Popen[bytes]"] = set()
-_FORMAT = "--format=csv,noheader,nounits"
+SMI_FORMAT = "--format=csv,noheader,nounits"
 # The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
 _TORCH_TIMEOUT_S = 180.0
 _DEV = Path("/dev")
@@ -134,14 +134,9 @@ def _kill_asked() -> None:
 def query_gpus(fields: str, newer: str = "", uuid: str = "") -> SmiAnswer:
     """Ask for fields of every GPU, or of one, a line of CSV each; without `newer` if the driver does not know that."""
     where = ("-i", uuid) if uuid else ()
-    answer = ask_smi((f"--query-gpu={fields}{newer and f',{newer}'}", _FORMAT, *where))
+    answer = ask_smi((f"--query-gpu={fields}{newer and f',{newer}'}", SMI_FORMAT, *where))
     # A driver refuses the whole question for one field that came after it.
     return query_gpus(fields, uuid=uuid) if newer and answer.returncode == _SMI_BAD_ARGUMENT else answer
-
-
-def query_apps(uuid: str) -> SmiAnswer:
-    """Ask which processes hold memory of a GPU."""
-    return ask_smi(("--query-compute-apps=pid,process_name,used_memory", _FORMAT, "-i", uuid))
 
 
 def read_load(uuids: Sequence[str]) -> list[dict[str, Any]]:

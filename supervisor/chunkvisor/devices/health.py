@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from chunkvisor.devices.gpu import SMI_LOST, Device, in_background, is_watched, query_apps, query_gpus
+from chunkvisor.devices.gpu import SMI_FORMAT, SMI_LOST, Device, ask_smi, in_background, is_watched, query_gpus
 from chunkvisor.events.event import Emit, Event, GpuBlind, GpuBusy
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -90,8 +90,9 @@ def looks_at(device: Device) -> Look:
         gpu = query_gpus("memory.used", "gpu_recovery_action", device.uuid)  # the latter since driver 570
         if gpu.returncode != 0:
             return Reading(gpu.returncode)
-        holders = parse_holders(query_apps(device.uuid).text)
-        return Reading(0, *parse_gpu(gpu.text), holders, parse_xids(kernel_log.lines(), device.bus_id))
+        apps = ask_smi(("--query-compute-apps=pid,process_name,used_memory", SMI_FORMAT, "-i", device.uuid))
+        xids = parse_xids(kernel_log.lines(), device.bus_id)
+        return Reading(0, *parse_gpu(gpu.text), parse_holders(apps.text), xids)
 
     return lambda: in_background(read)
 

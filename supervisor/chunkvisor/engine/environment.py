@@ -48,7 +48,8 @@ _REMOVED = SERVICE_MANAGERS | {
     "PYTHONSTARTUP",
 }
 
-_TEMPLATE = {
+# For the template process from which workers are forked, over the workers' environment.
+OF_TEMPLATE = {
     # A pool of threads does not survive a fork, so there must be none.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -95,8 +96,3 @@ def worker_environment(
     if blocking_launches:
         environment["CUDA_LAUNCH_BLOCKING"] = "1"
     return environment
-
-
-def template_environment(workers: Mapping[str, str]) -> dict[str, str]:
-    """Make the environment of the template process from which workers with the environment `workers` are forked."""
-    return {**workers, **_TEMPLATE}

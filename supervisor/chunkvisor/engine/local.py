@@ -17,7 +17,7 @@ from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Worker
-from chunkvisor.engine.environment import template_environment, worker_environment
+from chunkvisor.engine.environment import OF_TEMPLATE, worker_environment
 from chunkvisor.engine.process import FreshWorker, LocalWorker, end, readable, room_for_one_more, spawn
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
@@ -55,9 +55,9 @@ class TemplateProcess:
         self.failure = ""  # why it is dead, or was given up and killed; empty = it is neither
         self.hopeless = False  # whether another one would fail for the same reason
         self.loaded_s = 0.0
-        self._environment = template_environment(environment)
+        self._environment = {**environment, **OF_TEMPLATE}
         self._startup_s, self._started_s = startup_s, time.monotonic()
-        self._statuses: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}  # return codes of ended workers, by pid
         self._forked: tuple[int, int] | None = None
         self._not_forked = ""
         write_message(files.spec, spec, durable=False)
@@ -108,7 +108,7 @@ class TemplateProcess:
         elif report.not_forked is not None:
             self._not_forked = report.not_forked
         elif report.ended is not None:
-            self._statuses[report.ended.pid] = report.ended.returncode
+            self.statuses[report.ended.pid] = report.ended.returncode
         for fd in fds:
             os.close(fd)
 
@@ -141,13 +141,9 @@ class TemplateProcess:
         worker.runs(*self._forked)
         return worker
 
-    def status_of(self, pid: int) -> int | None:
-        """Give the return code of an ended worker, None while it is not known."""
-        return self._statuses.get(pid)
-
     def reap(self, pid: int) -> None:
         """Let the number of an ended worker be given away."""
-        self._statuses.pop(pid, None)
+        self.statuses.pop(pid, None)
         if not self.failure:
             with contextlib.suppress(OSError):  # a zombie more in a template that is about to be replaced
                 self._socket.send(to_json(Order(reap=pid)))
@@ -189,16 +185,20 @@ class WarmWorker(LocalWorker):
                 return None
             self._ended_s = time.monotonic()
         self.template.attend()
-        status = self.template.status_of(self.pid)
+        status = self.template.statuses.get(self.pid)
         if status is None and not self.template.failure:
             if time.monotonic() - self._ended_s <= ANSWER_S:
                 return None
             self.template.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
-        if status is None:
-            self._kill_orphaned_group()
-        else:
+        if status is not None:
             self.signal(signal.SIGKILL)
             self.template.reap(self.pid)
+        else:
+            # The group's number may be another's by now, so only what bears our run id is killed.
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error, OSError):
+                    if os.getpgid(process.pid) == self.pid and process.environ().get(RUN_ID) == self._run_id:
+                        process.kill()
         self._returncode = STATUS_LOST if status is None else status
         self.close()
         return self._returncode
@@ -208,13 +208,6 @@ class WarmWorker(LocalWorker):
         # Once the template is gone, the number of an ended worker may be given away.
         if not self.template.failure or not readable(self._pidfd):
             super().signal(number)
-
-    def _kill_orphaned_group(self) -> None:
-        """Kill what is left of the group; its number may be another's by now, so only what bears our run id."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if os.getpgid(process.pid) == self.pid and process.environ().get(RUN_ID) == self._run_id:
-                    process.kill()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 No machine-learning library is imported. What the files do not say is None, not a guess.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -74,10 +75,13 @@ def read_model_folder(folder: Path) -> ModelFolder:
     config = _mapping(_read(first / "config.json"))
     dtype = config.get("dtype", config.get("torch_dtype"))  # renamed in transformers 5
     kind = config.get("model_type")
+    weights_bytes = None
+    with contextlib.suppress(OSError):
+        weights_bytes = sum(path.stat().st_size for path in _weight_files(folder.rglob, _WEIGHTS)) or None
     return ModelFolder(
         _dimension(folder, config, modules[1:]),
         dtype if isinstance(dtype, str) else _stored_dtype(first),
-        _weights_bytes(folder),
+        weights_bytes,
         shape_of(_mapping(config.get("text_config")) or config),
         config.get("quantization_config") is not None,
         kind if isinstance(kind, str) else None,
@@ -163,13 +167,6 @@ def _stored_dtype(folder: Path) -> str | None:
         return None
     floating = [_TENSOR_DTYPES[name] for name in found if name in _TENSOR_DTYPES]
     return floating[0] if len(floating) == 1 else None
-
-
-def _weights_bytes(folder: Path) -> int | None:
-    try:
-        return sum(path.stat().st_size for path in _weight_files(folder.rglob, _WEIGHTS)) or None
-    except OSError:
-        return None
 
 
 def _weight_files(glob: Callable[[str], Iterable[Path]], kinds: Iterable[Iterable[str]]) -> list[Path]:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +172,7 @@ class NodeWorkers(threading.Thread):
         self._reports: queue.SimpleQueue[NodeReport] = queue.SimpleQueue()
         self._waker, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._running: dict[int, _Running] = {}
-        self._looks_at = {place: looks_at(each) for place, each in enumerate(devices) if is_watched(each)}
+        self.looks_at = {place: looks_at(each) for place, each in enumerate(devices) if is_watched(each)}
         self._looks: dict[int, Future[Reading]] = {}
         self._state: NodeState | None = None
         self._state_s = 0.0
@@ -184,11 +184,6 @@ class NodeWorkers(threading.Thread):
         self._engine = LocalEngine(devices, settings, self._tell)
 
     # --- called from other threads
-
-    def first_readings(self) -> tuple[Reading, ...]:
-        """Read the GPUs that nvidia-smi knows, before the first worker."""
-        begun = [look() for look in self._looks_at.values()]
-        return tuple(reading.result() for reading in begun)
 
     def order(self, order: NodeOrder) -> None:
         """Have it obeyed."""
@@ -224,8 +219,10 @@ class NodeWorkers(threading.Thread):
             poll.register(fd, select.POLLIN)
         poll.poll(_PAUSE_S * 1000)
         try:
-            for order in self._ordered():
-                self._obey(order)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._waker, 4096)
+            while not self._orders.empty():
+                self._obey(self._orders.get())
             self._engine.attend()
             for each in list(self._running.values()):
                 self._attend(each)
@@ -235,12 +232,6 @@ class NodeWorkers(threading.Thread):
         for device in [number for number, look in self._looks.items() if look.done()]:
             self._report(looked=device, reading=self._looks.pop(device).result())
         self._tell_state()
-
-    def _ordered(self) -> Iterator[NodeOrder]:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._waker, 4096)
-        while not self._orders.empty():
-            yield self._orders.get()
 
     def _obey(self, order: NodeOrder) -> None:
         running = self._running.get(order.worker)
@@ -252,8 +243,8 @@ class NodeWorkers(threading.Thread):
             running.worker.leave()
         elif order.signal is not None and running is not None:
             running.worker.signal(signal.Signals(order.signal))
-        elif order.look in self._looks_at:
-            self._looks[order.look] = self._looks_at[order.look]()
+        elif order.look in self.looks_at:
+            self._looks[order.look] = self.looks_at[order.look]()
         elif order.demanded:
             self._demanded = True
             self._engine.expect(*order.demanded)
@@ -375,7 +366,8 @@ class Agent:
         self._scratch = scratch = NodeScratch(mark_of(terms, self._node))
         path = model_path(terms.template.model, terms.machine, scratch.folder)
         self._workers = NodeWorkers(self._node, self._name, devices, scratch, terms)
-        readings = self._workers.first_readings()
+        looks = [look() for look in self._workers.looks_at.values()]  # all begin before the first is waited for
+        readings = tuple(look.result() for look in looks)
         self._asked_s = time.monotonic()
         self._workers.start()
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device

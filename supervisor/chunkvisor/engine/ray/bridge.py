@@ -126,18 +126,15 @@ class AgentProxy:
             try:
                 async with _TRAVELLING:
                     for path in (files.texts, files.spec):
-                        await self._put(order.worker, path)
+                        with open(path, "rb") as file:
+                            first = True
+                            while (piece := file.read(PIECE_BYTES)) or first:
+                                await self._agent.put.remote(order.worker, path.name, piece, first=first)
+                                first = False
             except OSError:  # here or there: Ray raises what was raised there
                 self._say(NodeReport(self._node, order.worker, returncode=WorkerExit.DISK_FULL))
                 return
         await self._agent.order.remote(to_json(order))
-
-    async def _put(self, worker: int, path: Path) -> None:
-        with open(path, "rb") as file:
-            first = True
-            while (piece := file.read(PIECE_BYTES)) or first:
-                await self._agent.put.remote(worker, path.name, piece, first=first)
-                first = False
 
     async def _bring_home(self, ended: NodeReport) -> None:
         files = AttemptFiles(self._folders.pop(ended.worker))

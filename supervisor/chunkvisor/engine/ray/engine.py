@@ -250,7 +250,12 @@ class RayEngine:
         for report in self._link.hear() if self._link is not None else ():
             self._take_in(report, self._stations, self._demand)
         if self._link is not None and not self._link.alive:
-            self._lose_bridge(self._stations)
+            self._link = None
+            self._next_bridge_s = time.monotonic() + backoff_s(self._bridges)
+            self._why = self._cluster.down or "the bridge to the cluster has ended"
+            for number in list(self._nodes):
+                self._stations.lose(number, self._why)
+                self._forget(number)
         # A node none of whose devices is used any more need not be held.
         used = {station.site.node for station in self._stations.alive}
         for number, node in self._nodes.items():
@@ -353,14 +358,6 @@ class RayEngine:
         keep_log_end(self._log)
         self._link = Link(self._log, self._begin)
         self._cluster = Cluster(starting=1)
-
-    def _lose_bridge(self, stations: Stations) -> None:
-        self._link = None
-        self._next_bridge_s = time.monotonic() + backoff_s(self._bridges)
-        self._why = self._cluster.down or "the bridge to the cluster has ended"
-        for number in list(self._nodes):
-            stations.lose(number, self._why)
-            self._forget(number)
 
     def _wait(self, stations: Stations, now_s: float) -> None:
         """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
