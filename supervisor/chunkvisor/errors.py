@@ -59,7 +59,7 @@ class ChunkvisorError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an exception is rebuilt from `args` alone; one that cannot be breaks a process pool.
-        return _rebuilt, (self.code, self.what, self.why, self.remedy, self.log, self.see)
+        return halt_of, (self.details(),)
 
     def lines(self) -> list[str]:
         """The message, one part a line, without colour or decoration."""
@@ -108,10 +108,6 @@ def halt_of(details: Mapping[str, Any]) -> Halt:
     return Halt(ExitCode(details["code"]), details["what"], log=log, **words)
 
 
-def _rebuilt(code: ExitCode, what: str, why: str, remedy: str, log: Path | None, see: str) -> ChunkvisorError:
-    return ChunkvisorError(code, what, why=why, remedy=remedy, log=log, see=see)
-
-
 def to_check(final: Path) -> str:
     """How a person checks a final file."""
     return f"to check the file: chunkvisor verify {shlex.quote(str(final))}"
@@ -119,11 +115,14 @@ def to_check(final: Path) -> str:
 
 def no_workdir(path: Path) -> Halt:
     """A Halt for a path that was given as a workdir and is none."""
-    made, there = path.with_suffix("") if path.name else path, path.exists()  # "." and "/" have no name
-    if not there and path.suffix == ".chunkvisor" and made.is_file() and made.with_suffix(".json").is_file():
+    made = path.with_suffix("") if path.name else path  # "." and "/" have no name
+    if path.exists():
+        what = f"{path} is not a workdir of chunkvisor"
+    elif path.suffix == ".chunkvisor" and made.is_file() and made.with_suffix(".json").is_file():
         what = f"{path} is gone: `chunkvisor encode` has finished {made} and has removed its folder"
         return config_error(what, remedy=f"nothing; {to_check(made)}")
-    what = f"{path} is not a workdir of chunkvisor" if there else f"{path} is not there: no run has begun in it"
+    else:
+        what = f"{path} is not there: no run has begun in it"
     return config_error(what, remedy="give the config, or the folder that it names as workdir")
 
 

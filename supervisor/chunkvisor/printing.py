@@ -6,17 +6,12 @@ for goes to standard output; if that cannot take it, it is an error. Standard er
 
 import contextlib
 import errno
-import io
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable, wrapped
-
-if TYPE_CHECKING:
-    import click
 
 
 def say(text: object, *, err: bool = False, indent: int | None = None) -> bool:
@@ -68,13 +63,6 @@ def write(stream: TextIO | None, text: str) -> None:
         raise OSError(errno.EBADF, str(error)) from None
 
 
-def show_usage(error: "click.ClickException") -> None:
-    """The words of click about a command line, which repeat what was typed."""
-    words = io.StringIO()
-    error.show(words)
-    say(words.getvalue().rstrip("\n"), err=True)
-
-
 def confirmed(question: str) -> bool:
     """Ask a person for a yes or a no on standard error. Raises click.Abort for an end of the input."""
     import click  # late: `import chunkvisor` is to be light
@@ -95,8 +83,8 @@ def open_standard_streams() -> None:
 
     Else the next file that is opened, a journal say, would be standard error, and get what libraries print.
     """
-    openers: dict[int, Callable[[], None]] = {0: _reopen_input, 1: _reopen_output, 2: _reopen_errors}
-    for number, reopen in openers.items():
+    streams = (("stdin", "r", None), ("stdout", "w", None), ("stderr", "w", "backslashreplace"))
+    for number, (name, mode, errors) in enumerate(streams):
         try:
             os.fstat(number)
         except OSError:
@@ -105,19 +93,7 @@ def open_standard_streams() -> None:
                 os.dup2(fd, number)
                 os.close(fd)
             os.set_inheritable(number, True)
-            reopen()
-
-
-def _reopen_input() -> None:
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for the rest of the process
-
-
-def _reopen_output() -> None:
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
-
-
-def _reopen_errors() -> None:
-    sys.stderr = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115 - as above
+            setattr(sys, name, open(number, mode, errors=errors, closefd=False))  # noqa: SIM115 - for all of the process
 
 
 def _in_encoding(text: str, encoding: str | None, errors: str | None) -> str:

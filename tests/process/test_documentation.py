@@ -83,18 +83,6 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
     assert np.load(tmp_path / "vectors" / "sentences.npy").tobytes() == expected(texts).tobytes()
 
 
-@pytest.mark.model
-@pytest.mark.soak(only=True)
-def test_migration_gives_the_same_vectors(tmp_path: Path, minilm_path: Path) -> None:
-    """The Python block of coming-from-encode.md, which compares both ways, holds with a real model."""
-    (tmp_path / "model").symlink_to(minilm_path)
-    (block,) = blocks(ROOT / "docs" / "how-to" / "coming-from-encode.md", "python")
-    ended = subprocess.run(
-        [sys.executable, "-"], input=block.text, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-
-
 def test_migration_page_has_every_argument() -> None:
     """The page says of every argument of sentence-transformers' encode and constructor what became of it."""
     if (package := importlib.util.find_spec("sentence_transformers")) is None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.commands.drill import Good, Ran, action, choose, problem, seen_as
+from chunkvisor.commands.drill import Good, Ran, action, choose, problem
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import (
     AttemptFailed,
-    ChunkCommitted,
     ChunkSplit,
     Event,
     Halted,
@@ -24,7 +23,7 @@ from chunkvisor.events.event import (
 )
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.drill import SABOTAGES, simulated
+from chunkvisor_worker.drill import SABOTAGES
 from harness import ROOT, Ended, Workplace, finish, wait_for
 
 GOOD = np.arange(1, 13, dtype=np.float32).reshape(6, 2)
@@ -131,28 +130,6 @@ def test_both_sides_know_the_same_faults() -> None:
     assert in_workers == set(SABOTAGES)
 
 
-def test_a_simulated_exception_has_the_qualified_name() -> None:
-    """Without torch, an exception of torch's name and code is made up, and is a RuntimeError like torch's."""
-    error = simulated("nowhere.AcceleratorError", "CUDA error: x", code=700)
-
-    assert f"{type(error).__module__}.{type(error).__qualname__}" == "nowhere.AcceleratorError"
-    assert isinstance(error, RuntimeError)
-    assert vars(error)["error_code"] == 700
-
-
-@pytest.mark.parametrize(
-    ("events", "expected"),
-    [
-        ([failed("gpu_oom"), failed("hung")], "gpu_oom"),
-        ([LateCrash("out", 1)], "committed"),
-        ([ChunkCommitted("out", 1, 1, 1, 1, 1)], ""),
-    ],
-)
-def test_seen_as_the_first_failure(events: list[Event], expected: str) -> None:
-    """A fault is what the first failed attempt was taken for."""
-    assert seen_as(events) == expected
-
-
 @pytest.mark.parametrize(
     ("events", "code", "expected"),
     [
@@ -191,13 +168,6 @@ def test_problem(seen: str, codes: list[int], found: np.ndarray | None, expected
     said = problem(FAULT, seen, [Ran(code, "words") for code in codes], Good(GOOD, "float32", (5,)), found)
 
     assert said == expected == "" or (expected and expected in said)
-
-
-def test_half_precision_may_differ_more() -> None:
-    """Vectors of bfloat16 weights may differ by some units in the last place; those of float32 may not."""
-    said = [problem(FAULT, "crashed", [Ran(0)], Good(GOOD, each), GOOD * 1.01) for each in ("bfloat16", "float32")]
-
-    assert [bool(each) for each in said] == [False, True]
 
 
 def test_the_page_lists_the_faults() -> None:

@@ -41,18 +41,6 @@ def typo_in_column(place: ScriptedWorkplace) -> None:
     change(place, column="txet")
 
 
-def source_gone(place: ScriptedWorkplace) -> None:
-    """No such file."""
-    place.source.unlink()
-
-
-def typo_in_model(place: ScriptedWorkplace) -> None:
-    """A model's folder that is not there."""
-    config = yaml.safe_load(place.config_path.read_text())
-    config["model"] = {"name": "./nowhere"}
-    place.config_path.write_text(yaml.safe_dump(config))
-
-
 def foreign_output(place: ScriptedWorkplace) -> None:
     """A second output whose place is taken."""
     config = yaml.safe_load(place.config_path.read_text())
@@ -61,7 +49,7 @@ def foreign_output(place: ScriptedWorkplace) -> None:
     (place.workdir / "second.npy").write_bytes(b"somebody's")
 
 
-@pytest.mark.parametrize("spoil", [typo_in_column, source_gone, typo_in_model, foreign_output])
+@pytest.mark.parametrize("spoil", [typo_in_column, foreign_output])
 def test_a_beginning_that_comes_to_nothing(
     place: ScriptedWorkplace, spoil: Callable[[ScriptedWorkplace], None]
 ) -> None:
@@ -99,22 +87,6 @@ def test_what_was_there_is_kept_until_it_is_replaced(place: ScriptedWorkplace) -
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(OTHERS).tobytes()
     assert not kept.exists()
-
-
-def test_finished_once_more(place: ScriptedWorkplace) -> None:
-    """Begun anew and completed in one run, from shards and back to one file."""
-    change(place, column="text")
-    for shards in (2, None):
-        place.write_source(OTHERS if shards else TEXTS)
-        config = yaml.safe_load(place.config_path.read_text())
-        config["outputs"]["out"]["shards"] = shards
-        place.config_path.write_text(yaml.safe_dump(config))
-        ended = place.run_here("--from-scratch")
-        assert ended.returncode == 0, ended.stderr
-        assert not (place.hidden / "out.before").exists()
-        assert (place.workdir / "out").is_dir() == (shards is not None)
-        assert (place.workdir / "out.npy").exists() == (shards is None)
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
 
 
 def test_killed_while_moving(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:

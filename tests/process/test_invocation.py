@@ -1,7 +1,6 @@
 """The numbered folder of each invocation of `run`."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ from chunkvisor.show.record import (
     KEPT,
     LEFT_OUT,
     open_invocation,
-    surroundings,
     without_secrets,
 )
 from chunkvisor.store.layout import InvocationFiles, Layout
-from harness import finish, kill, wait_for
+from harness import kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TIME = len("2026-01-31 23:59:59 ")
@@ -60,22 +58,6 @@ def test_open_invocation(tmp_path: Path) -> None:
     assert files.name.startswith(f"{KEPT + 3:03d}_")
 
 
-def test_no_link_can_be_made(tmp_path: Path) -> None:
-    """Where something else bears the link's name, there is no link, and the invocation has its folder all the same."""
-    layout = Layout(tmp_path)
-    layout.latest.mkdir(parents=True)
-    (layout.latest / "something").touch()
-    files = open_invocation(layout)
-    assert files is not None
-    assert files.log.exists()
-    assert not layout.latest.is_symlink()
-
-
-def test_no_folder_can_be_made(tmp_path: Path) -> None:
-    """Where no folder can be made there is none, and no error."""
-    assert open_invocation(Layout(tmp_path / "nowhere")) is None
-
-
 @pytest.mark.parametrize(
     ("name", "secret"),
     [
@@ -110,13 +92,6 @@ def test_without_secrets() -> None:
         "encode": {"batch_tokens": 4096, "normalize": True},
         "workdir": "w",
     }
-
-
-def test_surroundings() -> None:
-    """Versions are there, variables of note too, and no others."""
-    found = surroundings({"HF_TOKEN": "hf_abc", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7", "HOME": "h"})
-    assert found["variables"] == {"HF_TOKEN": LEFT_OUT, "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"}
-    assert found["packages"]["numpy"]
 
 
 @pytest.fixture
@@ -157,20 +132,6 @@ def test_what_a_run_leaves(place: ScriptedWorkplace) -> None:
     assert summary["seconds"] > 0
 
 
-def test_last_words_are_kept(place: ScriptedWorkplace) -> None:
-    """The log of a run that halts ends with the words and the summary has them, with the code."""
-    place.write_config("scripted:make", chunk__size=2, recovery__attempts=1)
-    place.lay("t2", "damage!")
-    ended = place.run_here()
-    assert ended.returncode == 75
-    log = newest(place).log.read_text()
-    for line in ended.stderr.splitlines()[-4:]:
-        assert line.removeprefix("chunkvisor: ").strip() in log
-    summary = json.loads(newest(place).summary.read_text())
-    assert summary["code"] == 75
-    assert "failed in every try" in summary["words"]["what"]
-
-
 def test_refused_by_the_lock_and_killed(place: ScriptedWorkplace) -> None:
     """A second run at the same time makes no folder; a killed one has no summary; the next gets the next number."""
     place.lay("t2", "wait!")
@@ -185,32 +146,6 @@ def test_refused_by_the_lock_and_killed(place: ScriptedWorkplace) -> None:
     place.lift("t2")
     assert place.run_here().returncode == 0
     assert newest(place).folder.resolve().name.startswith("002_")
-
-
-def test_tail_goes_on_with_the_next_run(place: ScriptedWorkplace) -> None:
-    """`tail -F` on the log behind the link shows one run after another."""
-    assert place.run_here().returncode == 0
-    shown = place.folder / "tail.txt"
-    with shown.open("wb") as file:
-        tail = subprocess.Popen(
-            ["tail", "-n", "+1", "-F", str(newest(place).log)], stdout=file, stderr=subprocess.DEVNULL
-        )
-    try:
-        wait_for(lambda: "complete," in shown.read_text())
-        assert place.run_here().returncode == 0
-        wait_for(lambda: "complete already" in shown.read_text())
-    finally:
-        tail.kill()
-        tail.wait()
-
-
-def test_a_folder_that_cannot_be_made_does_no_harm(place: ScriptedWorkplace) -> None:
-    """A run without a place for its story does its work all the same."""
-    place.hidden.mkdir(mode=0o700, parents=True)
-    Layout(place.workdir).runs.touch()
-    ended = finish(place.start("run", str(place.config_path)))
-    assert ended.returncode == 0, ended.stderr
-    assert "left out" not in ended.stderr
 
 
 @pytest.mark.parametrize(

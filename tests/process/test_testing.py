@@ -1,6 +1,5 @@
 """`chunkvisor.testing.fault`: what a test asks for strikes at the chosen chunk, and leaves no trace."""
 
-import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ import chunkvisor
 from chunkvisor import testing
 from chunkvisor.testing import FAULTS
 from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
-from harness import ENCODERS, Workplace, expected, local_engine_only
+from harness import Workplace, expected, local_engine_only
 
 pytestmark = local_engine_only
 
@@ -116,20 +115,6 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> Non
     assert TESTING_FAULTS not in os.environ
 
 
-def test_the_struck_worker_may_be_warm(workplace: Workplace) -> None:
-    """With warm starts the worker that meets the fault is forked, as all the others are."""
-    told = prepared(workplace, workers={"start": "warm", "standby": 1})
-    with testing.fault("crashed", chunk=1):
-        chunkvisor.run(workplace.config_path, on_event=told)
-
-    starts = {
-        (each["chunk"], each["attempt"]): each["start"] for name, each in told.events if name == "attempt_started"
-    }
-    assert starts[1, 1] == "warm"
-    assert told.failed() == [(1, "crashed")]
-    np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))
-
-
 def test_times_and_output(workplace: Workplace) -> None:
     """A fault strikes so many attempts of its own output's chunk, and no other's."""
     outputs = {name: {"source": "rows.jsonl", "column": "text"} for name in ("first", "second")}
@@ -159,17 +144,6 @@ def test_a_poison_row_is_quarantined(workplace: Workplace) -> None:
     assert fault.struck == 1
 
 
-def test_encode_meets_it_too(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`chunkvisor.encode` in a temporary folder meets the fault, and gives the right vectors."""
-    monkeypatch.setenv("PYTHONPATH", str(ENCODERS))
-    told = Told()
-    with testing.fault("gpu_oom", chunk=1):
-        vectors = chunkvisor.encode(TEXTS, model="m", encoder="good:make", device="cpu", chunk_size=10, on_event=told)
-    assert told.failed() == [(1, "gpu_oom")]
-    np.testing.assert_array_equal(vectors, expected(TEXTS))
-    assert list(temporary.iterdir()) == []
-
-
 def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
     """A `chunkvisor run` that the pipeline starts as a process meets the fault; the log says that a test asked."""
     prepared(workplace)
@@ -181,36 +155,6 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
     assert "the fault device-assert strikes here, as a test asked" in log.read_text()
 
 
-def test_it_leaves_no_trace(workplace: Workplace, temporary: Path) -> None:
-    """Identity and manifest of the workdir are those of a run without a fault; environment and disk are as before."""
-    prepared(workplace)
-    before = dict(os.environ)
-    with testing.fault("hub", chunk=2):
-        chunkvisor.run(workplace.config_path)
-    assert (dict(os.environ), list(temporary.iterdir())) == (before, [])
-    struck = workplace.manifest()
-    other = [f"workdir={workplace.folder / 'other'}"]
-    chunkvisor.run(workplace.config_path, set=other)
-    undisturbed = json.loads((workplace.folder / "other" / "out.json").read_text())
-    assert {key for key in struck if struck[key] != undisturbed[key]} <= {"created_at", "digest_of_record", "seal"}
-    identities = [
-        json.loads((folder / ".chunkvisor" / "outputs" / "out" / "identity.json").read_text())
-        for folder in (workplace.workdir, workplace.folder / "other")
-    ]
-    assert identities[0] == identities[1]
-
-
-def test_a_variable_that_was_left_over_does_nothing(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The variable without a block that is open, or with nonsense in it, provokes nothing."""
-    told = prepared(workplace, chunk__size=30)
-    for value in (str(tmp_path / "gone"), "nonsense", "{}", "[3]"):
-        monkeypatch.setenv(TESTING_FAULTS, value)
-        chunkvisor.run(workplace.config_path, on_event=told, from_scratch=True)
-    assert told.failed() == []
-
-
 def test_a_fault_that_never_struck_is_an_error(workplace: Workplace) -> None:
     """A block whose fault nobody met fails the test; one that ended in another error keeps that."""
     prepared(workplace)
@@ -218,19 +162,3 @@ def test_a_fault_that_never_struck_is_an_error(workplace: Workplace) -> None:
         chunkvisor.run(workplace.config_path)
     with pytest.raises(KeyError), testing.fault("oom", chunk=0):
         raise KeyError("mine")
-
-
-@pytest.mark.model
-@pytest.mark.soak(only=True)
-@pytest.mark.parametrize("start", ["fresh", "warm"])
-def test_a_real_model_meets_it(start: str, workplace: Workplace, minilm_path: Path) -> None:
-    """MiniLM, fresh and warm, recovers from an out-of-memory error in its second chunk with the same vectors."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("sentence-transformers", model__name=str(minilm_path), workers={"start": start})
-    told = Told()
-    with testing.fault("gpu_oom", chunk=1):
-        chunkvisor.run(workplace.config_path, on_event=told)
-    struck = np.array(workplace.vectors())
-    chunkvisor.run(workplace.config_path, from_scratch=True)
-    assert told.failed() == [(1, "gpu_oom")]
-    np.testing.assert_allclose(struck, workplace.vectors(), rtol=0, atol=1e-5)

@@ -40,11 +40,3 @@ def test_other_versions_are_told(begun: ScriptedWorkplace) -> None:
     assert [each["torch"] for each in manifest["other_versions"]] == ["2.14.1"]
     again = begun.run_here()
     assert again.returncode == 0
-
-
-def test_the_same_versions_need_no_words(begun: ScriptedWorkplace) -> None:
-    """Under the same torch nothing is told, and the manifest has one set."""
-    ended = begun.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert "other versions" not in ended.stderr
-    assert "other_versions" not in begun.manifest()

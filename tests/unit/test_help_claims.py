@@ -2,17 +2,12 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
 
 from chunkvisor.cli import cli
 from chunkvisor.commands.explain import names
-from chunkvisor.commands.onefile import state_beside
-from chunkvisor.config.choices import Dtype
-from chunkvisor.config.load import load
-from chunkvisor.store.layout import Layout
 from chunkvisor.testing import FAULTS
 from commandpart import EXITS
 from configpart import keys
@@ -32,12 +27,6 @@ def said(verb: str) -> str:
     """All words of its help, on one line."""
     words = command(verb).get_help(click.Context(command(verb), info_name=verb, parent=GROUP))
     return " ".join(words.split())
-
-
-def param(verb: str, name: str) -> click.Parameter:
-    """The option or argument of that name."""
-    (found,) = [each for each in command(verb).params if name in (each.name, *each.opts)]
-    return found
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -68,23 +57,3 @@ def test_the_example_is_a_call(verb: str) -> None:
 def test_keys_that_are_named(verb: str) -> None:
     """`e.g. chunk.size=200` is a key of the config."""
     assert set(re.findall(r"e\.g\. ([\w.]+)=", said(verb))) <= set(keys())
-
-
-def test_names_and_defaults(tmp_path: Path) -> None:
-    """Files and folders that a help names are those that the command makes, and lists of values have all of them."""
-    (tmp_path / "a.yaml").write_text("workdir: W\nmodel: {name: m, encoder: e:f}\noutputs: {o: {source: a.txt}}\n")
-    assert "WORKDIR-first-N" in said("run")
-    assert load(tmp_path / "a.yaml").trial(7).config.workdir.name == "W-first-7"
-    assert f"by default {state_beside(Path('OUT.npy'))}," in said("encode")
-    assert f"WORKDIR/{Layout(Path('w')).report.name} without" in said("report")
-    assert f"Without PATH: {param('init', 'path').default};" in said("init")
-    dtypes = list(Dtype)
-    assert f"{', '.join(dtypes[:-1])} or {dtypes[-1]}." in said("encode")
-    for verb, name in (("encode", "--device"), ("audit", "--rows"), ("audit", "--device"), ("tune", "--least-cosine")):
-        assert f"default: {param(verb, name).default}" in said(verb)
-
-
-def test_no_default_is_told_but_by_click() -> None:
-    """A default in words is one of those above; of all others click tells the value itself."""
-    told = re.compile(r"[^.]*\b(?:[Bb]y default|[Ww]ithout PATH|WORKDIR/\S+ without)[^.]*")
-    assert {verb for verb in VERBS if told.search(said(verb))} == {"encode", "report", "init"}

@@ -85,18 +85,3 @@ def test_lines_of_the_log_stand_alone(capfd: pytest.CaptureFixture[str], monkeyp
         "out chunk 0, attempt 1: crashed: it died",
     ]
     both.close()
-
-
-@pytest.mark.parametrize("told", [False, True])
-@pytest.mark.parametrize("configured", [False, True])
-def test_warnings_are_told_once(
-    told: bool, configured: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where neither logging is set up nor anything else tells of the run, warnings are on standard error, news not."""
-    monkeypatch.setattr(LOGGER, "handlers", [logging.StreamHandler(sys.stderr)] if configured else [])
-    monkeypatch.setattr(LOGGER, "propagate", False)
-    logger, state = Logger(told=told), RunState()
-    for event in [INVOKED, OPENED, Resolving("a/b"), FAILED]:
-        logger.event(event, state)
-    said = capfd.readouterr().err
-    assert said == ("" if told and not configured else "out chunk 0, attempt 1: crashed: it died\n")
