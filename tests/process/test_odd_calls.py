@@ -125,7 +125,7 @@ def test_workdir_that_is_not_utf8(tmp_path: Path) -> None:
     place = ScriptedWorkplace.make(folder, TEXTS, **{"outputs.out.source": "rows.jsonl"})
     ended = place.run_here()
     assert ended.returncode == 78, ended.stderr
-    assert "is no text in the encoding of this locale" in ended.stderr
+    assert "is not text in the encoding of this locale" in ended.stderr
     for arguments in (["status"], ["status", "--json"], ["verify"], ["report"], ["clean"]):
         ended = place.here(arguments[0], str(place.workdir), *arguments[1:])
         assert ended.returncode in (0, 78), ended

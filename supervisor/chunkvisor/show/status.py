@@ -310,7 +310,7 @@ def status_screen(status: Status, now: Snapshot, workdir: Path) -> list[str]:
     """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
     head, lines, running = str(status.state), list[str](), status.state is State.RUNNING
     for name, output in status.outputs.items():
-        parts = [percent(output.rows_done / output.rows)] * bool(output.rows) + [output.far]
+        parts = [percent(output.rows_done / output.rows), output.far] if output.rows else [output.far]
         parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
         parts += [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated)
         lines.append(f"{name}: {', '.join(parts)}")
