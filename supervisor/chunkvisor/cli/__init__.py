@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import io
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -95,6 +96,7 @@ def main() -> None:
         # As an exception, so that children are ended and temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
+        _refuse_machine()
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:
         _end(halt)
@@ -125,6 +127,31 @@ def main() -> None:
         if words_of is None:
             raise
         _end(words_of)
+
+
+_LEAST_ADDRESS_SPACE_BYTES = 800 << 20
+"""Below it libraries end the process in words of their own, or a run ends before its report is written."""
+
+
+def _refuse_machine() -> None:
+    """Raise Halt (69) if not even the command itself can work here."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE_BYTES:
+        raise Halt(
+            ExitCode.MACHINE,
+            "there is not enough memory for the command itself",
+            why=f"`ulimit -v` allows a process {limit / (1 << 20):.1f} MiB of address space; the command needs "
+            f"{_LEAST_ADDRESS_SPACE_BYTES >> 20} MiB, and a worker with a model several times that",
+            remedy="raise the limit (ulimit -v unlimited); then run the same command again",
+        )
+    if not Path("/proc/self/stat").exists():
+        raise Halt(
+            ExitCode.MACHINE,
+            "/proc is not mounted",
+            why="processes and memory are looked up there",
+            remedy="mount it (mount -t proc proc /proc), or start the container with it; then run the same command "
+            "again",
+        )
 
 
 def _ignore_signals() -> None:
