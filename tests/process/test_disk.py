@@ -13,27 +13,12 @@ from typing import Any
 import pytest
 
 from chunkvisor.assemble.writer import FinalWriter
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.disk import check_disk
 from chunkvisor.store.ledger import Ledger, Parts
 from harness import expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"t{number}" for number in range(8)]
 """Two chunks of four."""
-
-
-@pytest.mark.parametrize(("free", "fits"), [(None, True), (100, True), (101, True), (99, False), (0, False)])
-def test_check(free: int | None, fits: bool) -> None:
-    """Too little space is exit 74 with need, free space and place; space that cannot be told is taken for enough."""
-    if fits:
-        check_disk("out", 100, free, "/data/work")
-        return
-    with pytest.raises(Halt) as caught:
-        check_disk("out", 100, free, "/data/work")
-    assert caught.value.code is ExitCode.DISK
-    words = " ".join(caught.value.lines())
-    assert all(word in words for word in ("output out", "/data/work", "100 bytes", f"{free} B are free"))
 
 
 @pytest.fixture
@@ -102,18 +87,7 @@ def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.M
     assert place.calls()[calls:] == []  # its vectors were still in the folder of the attempt
 
 
-def test_parts_wait_for_the_disk(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts that cannot be joined for want of space are joined later, and none of them is computed again."""
-    place.lay("t1", "nan!")
-    failing(1, Parts, "compose", monkeypatch)
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
-    calls = [call for call in sorted(place.calls()) if call != ["t0"]]  # a canary
-    assert calls == [["t0", "t1", "t2", "t3"], ["t1"], ["t4", "t5", "t6", "t7"]]
-
-
-@pytest.mark.parametrize("method", ["add", "add_bad"])
+@pytest.mark.parametrize("method", ["add", "add_bad", "compose"])
 def test_state_of_parts_waits_for_the_disk(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

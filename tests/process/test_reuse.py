@@ -82,16 +82,6 @@ def test_finished_output_serves_a_new_one(tmp_path: Path, shards: int | None) ->
     np.testing.assert_array_equal(vectors(place, "more"), expected(SECOND))
 
 
-def test_all_texts_are_there(tmp_path: Path) -> None:
-    """An output none of whose texts is new starts no worker."""
-    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__more=OF_MORE)
-    write_more(place, ["e", "a"])
-    assert place.run_here().returncode == 0
-    np.testing.assert_array_equal(vectors(place, "more"), expected(["e", "a"]))
-    assert place.status()["outputs"]["more"]["rows_done"] == 2
-    assert len(encoded(place)) == 5
-
-
 @pytest.mark.parametrize(
     "keys", [{"reuse": False}, {"encode": {"prompt": "q: "}}], ids=["switched off", "other vectors"]
 )

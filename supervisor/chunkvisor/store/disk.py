@@ -109,21 +109,13 @@ def refusal(error: OSError, place: Path) -> Halt | None:
             remedy=f"have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place",
         )
     if error.errno == errno.ENAMETOOLONG:
-        return config_error(
-            f"the name {path.name[:60]}… is too long for a file", why=str(error.strerror), remedy="choose a shorter one"
-        )
+        return config_error(f"the name {path.name[:60]}… is too long for a file", remedy="choose a shorter one")
     if error.errno in _IN_THE_WAY:
-        return config_error(
-            f"{path} is not what belongs there: {error.strerror}",
-            remedy="something else was put in its place; move that away, then run the same command again",
-        )
+        what = f"{path} is not what belongs there: {error.strerror}"
+        return config_error(what, remedy="move it away, then run the same command again")
     if error.errno == errno.ENOENT and place in path.parents:
-        return Halt(
-            ExitCode.DISK,
-            f"{path} is gone",
-            why="it was removed while the run needed it",
-            remedy="run the same command again: it makes what is missing",
-        )
+        what = f"{path} was removed while the run needed it"
+        return Halt(ExitCode.DISK, what, remedy="run the same command again: it makes what is missing")
     return None
 
 
@@ -138,17 +130,18 @@ def workdir_gone(layout: Layout) -> Halt | None:
     """Return the end of a run whose workdir is not there any more, or None. Call it while the lock is held."""
     try:
         layout.lock.stat()
-    except FileNotFoundError:
-        return Halt(
-            ExitCode.DISK,
-            f"{layout.workdir} was moved or removed while the run worked in it",
-            why=f"{layout.lock} is no longer there",
-            remedy="move it back, or write its new place as workdir; then run the same command again. If it was "
-            "removed, the same command begins anew",
-        )
-    except OSError:
-        pass
-    return None
+    except OSError as error:
+        if error.errno != errno.ENOENT:  # it cannot be known
+            return None
+    else:
+        return None
+    return Halt(
+        ExitCode.DISK,
+        f"{layout.workdir} was moved or removed while the run worked in it",
+        why=f"{layout.lock} is no longer there",
+        remedy="move it back, or write its new place as workdir; then run the same command again. If it was "
+        "removed, the same command begins anew",
+    )
 
 
 def memory_halt() -> Halt:
