@@ -110,7 +110,7 @@ def test_a_tuning(config: Path) -> None:
     said: list[str] = []
     tuning = tune(load(config), 0.999, said.append)
     assert tuning.best is not None
-    assert tuning.changes[_DTYPE] == "bfloat16"
+    assert tuning.changes["model.dtype"] == "bfloat16"
     lines = draw(tuning, 2.0)
     assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
     assert any("failed: host_oom: no memory" in line for line in lines)
@@ -121,7 +121,7 @@ def test_a_tuning(config: Path) -> None:
     assert first["settings"] == {"model.dtype": "float32", "encode.batch_tokens": "auto", "workers.per_device": 1}
     assert first["hours"] == pytest.approx(200 / 10 / 3600)
     assert first["cost"] == pytest.approx(200 / 10 / 3600 * 2)
-    assert said[-1].startswith("trying dtype bfloat16")
+    assert said[-1].startswith("trying model.dtype bfloat16")
     assert tuning.notes == []
     tried = [each.candidate for each in tuning.measured]
     assert len(tried) == len(set(tried))

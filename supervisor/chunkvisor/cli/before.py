@@ -174,16 +174,17 @@ def tune(
         say(f"{config}: written", err=True)
 
 
-def _write(config: Path, values: dict[tuple[str, str], int | str]) -> None:
+def _write(config: Path, values: dict[str, int | str]) -> None:
     from chunkvisor.config.yaml import with_values
     from chunkvisor_worker.contract.files import write_atomic
 
     target = config.resolve()  # a link stays a link
     if not target.is_file():
         raise config_error(f"{config} is not a file that can be written to", remedy="give the config's own path")
-    text = with_values(target.read_bytes().decode("utf-8"), values)  # as bytes: line ends stay
+    places = {(section, name): value for key, value in values.items() for section, _, name in [key.partition(".")]}
+    text = with_values(target.read_bytes().decode("utf-8"), places)  # as bytes: line ends stay
     if text is None:
-        lines = "; ".join(f"{section}.{key}: {value}" for (section, key), value in values.items())
+        lines = "; ".join(f"{key}: {value}" for key, value in values.items())
         raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
     mode = target.stat().st_mode
     write_atomic(target, text.encode("utf-8"))

@@ -138,7 +138,10 @@ def _of_output(
     sample = sorted([row for row in candidates if row not in bad][:rows])
     texts = [table.texts(text, text + 1)[0] for row in sample for text in table.row_text(row, row + 1).tolist()]
     model, note = _model(layout, fixed.identity)
-    encode = _encode_spec(fixed.identity)
+    shaped = fixed.identity.values
+    encode = EncodeSpec(
+        **{key: shaped[f"encode.{key}"] for key in EncodeSpec.__dataclass_fields__ if f"encode.{key}" in shaped}
+    )
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
         trial = try_texts(texts, model, encode, conditions, Path(folder))
     if trial.vectors is None:
@@ -202,30 +205,9 @@ def _model(layout: Layout, identity: Identity) -> tuple[ModelSpec, str]:
                 now = resolve_local(ModelConfig(name=name), Path(scratch) / "stamps.json", lambda: None)
             if now.revision != revision:
                 note = f"the model folder {path} has changed since the run"
-    spec = ModelSpec(
-        name=name,
-        path=path,
-        revision=revision,
-        dtype="float32",
-        max_length=values["model.max_length"],
-        pooling=values.get("model.pooling"),
-        trust_remote_code=bool(values["model.trust_remote_code"]),
-        kwargs=dict(values["model.kwargs"]),
-        encoder=str(values["model.encoder"]),
-    )
-    return spec, note
-
-
-def _encode_spec(identity: Identity) -> EncodeSpec:
-    values = identity.values
-    return EncodeSpec(
-        normalize=bool(values["encode.normalize"]),
-        prompt=values["encode.prompt"],
-        prompt_name=values["encode.prompt_name"],
-        task=values.get("encode.task"),
-        kwargs=dict(values.get("encode.kwargs", {})),
-        truncate_dim=values["encode.truncate_dim"],
-    )
+    known = {key: values[f"model.{key}"] for key in ModelSpec.__dataclass_fields__ if f"model.{key}" in values}
+    trusted = bool(values["model.trust_remote_code"])
+    return ModelSpec(**known | {"path": path, "dtype": "float32", "trust_remote_code": trusted}), note
 
 
 def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:

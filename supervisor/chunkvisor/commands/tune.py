@@ -49,10 +49,13 @@ class Candidate:
     batch_tokens: int | str = "auto"
     per_device: int = 1
 
-    def settings(self) -> dict[tuple[str, str], int | str]:
-        """Return section and key of the config -> value."""
-        keys = (("model", "dtype"), ("encode", "batch_tokens"), ("workers", "per_device"))
-        return dict(zip(keys, (self.dtype, self.batch_tokens, self.per_device), strict=True))
+    def settings(self) -> dict[str, int | str]:
+        """Return dotted key of the config -> value."""
+        return {
+            "model.dtype": self.dtype,
+            "encode.batch_tokens": self.batch_tokens,
+            "workers.per_device": self.per_device,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,8 @@ class Tuning:
         return best
 
     @property
-    def changes(self) -> dict[tuple[str, str], int | str]:
-        """Section and key -> the recommended value, where the config has another."""
+    def changes(self) -> dict[str, int | str]:
+        """Dotted key -> the recommended value, if the config has another."""
         now, best = self.configured.settings(), self.best
         return {key: value for key, value in best.candidate.settings().items() if now[key] != value} if best else {}
 
@@ -183,7 +186,7 @@ class _Bench:
 
     def run(self, candidate: Candidate, texts: Sequence[str]) -> tuple[Trial, Vectors | None, float]:
         """Return a trial (one that failed, if any did), the vectors in the order of the texts, and texts a second."""
-        self._say(f"trying {', '.join(f'{key[1]} {value}' for key, value in candidate.settings().items())}")
+        self._say(f"trying {', '.join(f'{key} {value}' for key, value in candidate.settings().items())}")
         workers = candidate.per_device
         shares = [list(texts[number::workers]) for number in range(workers)]
         with ThreadPoolExecutor(workers) as pool:
@@ -256,17 +259,12 @@ def to_json(tuning: Tuning, price_per_hour: float | None) -> dict[str, Any]:
     for each in tuning.measured:
         rate = each.texts_per_s * tuning.devices
         hours = tuning.texts / rate / 3600 if rate else None
-        values = {"settings": named(each.candidate.settings()), "texts_per_s": round(each.texts_per_s, 3)}
+        values = {"settings": each.candidate.settings(), "texts_per_s": round(each.texts_per_s, 3)}
         values |= {"mean_cosine": each.mean_cosine, "least_cosine": each.least_cosine, "hours": hours}
         values["cost"] = None if price_per_hour is None or hours is None else hours * price_per_hour
         candidates.append({**values, "problem": each.problem, "recommended": each is tuning.best})
     head = {"texts": tuning.texts, "sample": tuning.sample, "devices": tuning.devices}
-    return {**head, "note": "; ".join(tuning.notes), "changes": named(tuning.changes), "candidates": candidates}
-
-
-def named(settings: dict[tuple[str, str], int | str]) -> dict[str, int | str]:
-    """Return the settings by the dotted keys of the config."""
-    return {".".join(key): value for key, value in settings.items()}
+    return {**head, "note": "; ".join(tuning.notes), "changes": tuning.changes, "candidates": candidates}
 
 
 def draw(tuning: Tuning, price_per_hour: float | None) -> list[str]:
@@ -295,6 +293,6 @@ def draw(tuning: Tuning, price_per_hour: float | None) -> list[str]:
         which = "that makes the vectors of the workdir"
     if tuning.best is None:
         return [*lines, f"No setting was found {which}."]
-    changes = ", ".join(f"{key}: {value}" for key, value in named(tuning.changes).items())
+    changes = ", ".join(f"{key}: {value}" for key, value in tuning.changes.items())
     lines.append(f"* is recommended: the fastest {which}; of two within 5 %, the one that was tried first.")
     return [*lines, f"To set in the config: {changes}" if changes else "The config has these settings already."]
