@@ -158,7 +158,7 @@ class WorkPlanned(Event):
     texts_left: int
     chunks: int
     chunks_left: int
-    texts_per_s: float | None = None  # of the last run here, or of a trial
+    texts_per_s: float | None = None  # of the last run here
     taken: int = 0  # more texts, whose vectors are reused
 
     def sentence(self) -> str:

@@ -117,25 +117,11 @@ def read_events(path: Path) -> Iterator[Entry]:
 
 
 def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
-    """Yield the events of the trials of this workdir (`run --max-rows`), then its own."""
-    for path in (*_journals_of_trials(workdir, journal), journal):
-        yield from read_events(path)
-
-
-def speed_of_trials(workdir: Path, journal: Path) -> float | None:
-    """Return the texts a second of the largest trial of this workdir; None if there was none."""
-    for path in reversed(_journals_of_trials(workdir, journal)):
-        tail = Tail(path)
-        tail.read()
-        if tail.state.texts_per_s:
-            return tail.state.texts_per_s
-    return None
-
-
-def _journals_of_trials(workdir: Path, journal: Path) -> list[Path]:
-    """Return those of the trials of this workdir, the largest last."""
+    """Yield the events of the trials of this workdir (`run --max-rows`), the largest last, then its own."""
     folders = workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*")
-    return [each / journal.relative_to(workdir) for each in sorted(folders, key=lambda each: (len(each.name), each))]
+    for folder in sorted(folders, key=lambda each: (len(each.name), each)):
+        yield from read_events(folder / journal.relative_to(workdir))
+    yield from read_events(journal)
 
 
 def _read_line(line: bytes) -> _Line | None:

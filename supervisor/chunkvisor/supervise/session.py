@@ -14,7 +14,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Event, Halted, Invoked, Note, RunEnded
-from chunkvisor.events.journal import Journal, speed_of_trials
+from chunkvisor.events.journal import Journal
 from chunkvisor.heart.loop import Run
 from chunkvisor.heart.signals import Signals
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
@@ -45,7 +45,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
         journal = Journal(layout.events, run_id)
         stack.callback(journal.close)
         # An estimate from the first minute on, before this run has measured anything.
-        speed = journal.state.texts_per_s or speed_of_trials(layout.workdir, layout.events)
+        speed = journal.state.texts_per_s
         invocation = open_invocation(layout)
         observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
         # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
