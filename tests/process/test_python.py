@@ -393,6 +393,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     assert len(list((tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
 
 
+@pytest.mark.soak(only=True)
 def test_ctrl_c_where_nothing_is_kept() -> None:
     """Without a workdir nobody waits for a chunk that is thrown away: even one that hangs ends at once."""
     said = interrupted("misbehaving:make", None, {"plan": {"embeddings/0": "sleep@encode"}, "times": None})

@@ -74,7 +74,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Recovery:
     """One line of the table."""
 
     fault: str
@@ -119,7 +119,7 @@ def choose(names: Sequence[str]) -> list[DrillFault]:
 
 def drill(
     loaded: LoadedConfig, faults: Sequence[DrillFault], folder: Path, say: Callable[[str], object]
-) -> list[Finding]:
+) -> list[Recovery]:
     """Provoke the faults in this scratch folder, and say a line for each. Raises Halt."""
     rehearsal = _Drill(loaded, folder)
     rehearsal.prepare()
@@ -136,7 +136,7 @@ def drill(
     return findings
 
 
-def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def to_json(findings: Sequence[Recovery]) -> list[dict[str, Any]]:
     """Return plain values; the largest difference is a number."""
     return [{**asdict(each), "recovered": not each.problem} for each in findings]
 
@@ -181,7 +181,7 @@ class _Drill:
         poisoned = np.flatnonzero(table.row_text(0, table.rows) == STRUCK_CHUNK * self._chunk_size).tolist()
         self._good = Good(np.load(layout.final, allow_pickle=False), manifest["model"]["dtype"], tuple(poisoned))
 
-    def provoke(self, fault: DrillFault) -> Finding:
+    def provoke(self, fault: DrillFault) -> Recovery:
         """Provoke one fault, and say what came of it. Raises Halt (130, 143) if the drill is to stop."""
         assert self._good is not None
         ran: list[Ran] = []
@@ -203,7 +203,7 @@ class _Drill:
         found = np.load(layout.final, allow_pickle=False) if layout.final.exists() else None
         simulated = self._device.partition(":")[0] not in fault.real_on
         simulated |= "chunkvisor drill: simulated" in read_tail(layout.attempt(STRUCK_CHUNK, 1).log)
-        return Finding(
+        return Recovery(
             fault.name,
             "simulated" if simulated else "real",
             seen,

@@ -33,7 +33,7 @@ _BROKEN_SEAL = "is not what was written: its seal does not hold"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FileCheck:
     """What was found of one file."""
 
     path: Path
@@ -43,7 +43,7 @@ class Finding:
     """Whether no run makes it anew: a chunk of an output whose final file is whole."""
 
 
-def verify(workdir: Path) -> Iterator[Finding]:
+def verify(workdir: Path) -> Iterator[FileCheck]:
     """Check every file of a folder; or one final file, if that is given, and what belongs to it.
 
     Raises Halt (78) if the folder is not a workdir and has no final file with its manifest.
@@ -83,27 +83,27 @@ def is_final(path: Path) -> bool:
     return False
 
 
-def _final(layout: OutputLayout) -> Iterator[Finding]:
+def _final(layout: OutputLayout) -> Iterator[FileCheck]:
     if not (layout.final.exists() or layout.manifest.exists() or layout.done.exists()):
         return
     try:
         manifest = read_manifest(layout)
     except DamagedError:
-        yield Finding(layout.manifest, _BROKEN_SEAL)
+        yield FileCheck(layout.manifest, _BROKEN_SEAL)
         return
     if manifest is None:
         # After `retry` the manifest is gone on purpose, and the file is to be replaced.
         if layout.done.exists() or not layout.state.is_dir():
-            yield Finding(layout.manifest, "is missing")
+            yield FileCheck(layout.manifest, "is missing")
         return
-    yield Finding(layout.manifest, None)
+    yield FileCheck(layout.manifest, None)
     try:
         bad_rows = np.fromiter((row["row"] for row in badrows.every_row(layout, manifest)), dtype=np.int64)
     except DamagedError:
         bad_rows = None
     if "quarantined_in" in manifest:
         whole = badrows.holds(layout.quarantined, manifest)
-        yield Finding(layout.quarantined, None if whole else "is missing, or is not what was written")
+        yield FileCheck(layout.quarantined, None if whole else "is missing, or is not what was written")
     parts, zero_rows = recorded_parts(layout, manifest), 0
     for part, digest in parts:
         zero, problem = _looked_at(part, digest, manifest, bad_rows)
@@ -111,12 +111,12 @@ def _final(layout: OutputLayout) -> Iterator[Finding]:
         exact = form_of(manifest).dtype is FinalDtype.FLOAT32  # what is rounded may be zero if the vector was not
         if problem is None and exact and part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
             problem = f"is zero throughout in {counted(zero_rows, 'row')}"
-        yield Finding(part.path, problem)
+        yield FileCheck(part.path, problem)
     for path, damage in damaged_sides(layout, manifest):
-        yield Finding(path, damage)
+        yield FileCheck(path, damage)
     if form_of(manifest).shards is not None:
         for path in strays(layout.shards, [part for part, _ in parts]):
-            yield Finding(path, "is none of the shards, and readers take it for one")
+            yield FileCheck(path, "is none of the shards, and readers take it for one")
 
 
 def _looked_at(
@@ -144,16 +144,16 @@ def _unreadable(error: BadVectorsError | OSError) -> str:
     return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
-def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
+def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
     """Check the chunk files; `whole`: the final file is there, and is as recorded."""
     try:
         ledger = ledger_of(layout)
     except DamagedError as error:
-        yield Finding(Path(str(error)), _BROKEN_SEAL)
+        yield FileCheck(Path(str(error)), _BROKEN_SEAL)
         return
     if ledger is None:
         if layout.chunks.exists() or layout.done.exists():
-            yield Finding(layout.identity if not layout.identity.exists() else layout.staged, "is missing")
+            yield FileCheck(layout.identity if not layout.identity.exists() else layout.staged, "is missing")
         return
     bad = {chunk: len(texts or ()) for chunk, texts in read_quarantine(layout)}
     for number, path in ledger.chunk_files():
@@ -170,4 +170,4 @@ def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[Finding]:
                     problem = "does not have the digest in its name: it was changed or damaged"
                 elif len(found.not_finite) != bad.get(number, 0):
                     problem = f"has NaN or infinity in {counted(len(found.not_finite), 'row')}"
-        yield Finding(path, problem, needless=whole and problem is not None)
+        yield FileCheck(path, problem, needless=whole and problem is not None)
