@@ -250,7 +250,6 @@ def test_starter(folder: Path) -> None:
         ("chunk: {zzz: 1}", "5: chunk.zzz: unknown key; valid here: size, keep"),
         ("encode:\n  batch_size: 0", '6: encode.batch_size: 0 is not a positive whole number or "auto"'),
         ("batch_size: 2", "5: batch_size: unknown key; did you mean encode.batch_size?"),
-        ("chunk.size: 2", "5: chunk.size: unknown key; nest it: `chunk: {size: …}`"),
         ("chunk: 5", "5: chunk: 5 stands where a mapping is needed"),
         ("chunk: {size: 1e99}", "5: chunk.size: 1e99 is too large; 1,000,000,000 is the most"),
         ("device: cpu\ndevice: cuda", "6: device: this key stands twice, in lines 5 and 6; keep one"),

@@ -42,18 +42,24 @@ class Counter:
         """Load it. Raises TokenizerMismatchError, and whatever transformers raises for a folder without one."""
         own, _ = split_kwargs(model.kwargs)
         self._prompts = _read(folder / "config_sentence_transformers.json") | own
-        first = _first_module(folder)
+        modules = _read(folder / "modules.json", list)
+        first = modules[0] if modules and isinstance(modules[0], dict) else {}
         self.is_transformer = first.get("type", "Transformer").rpartition(".")[2] == "Transformer"
         place = folder / str(first.get("path", ""))
-        settings = _first_read(place, "sentence_bert_config.json", "sentence_*_config.json")
+        others = sorted(place.glob("sentence_*_config.json"))
+        settings = _read(place / "sentence_bert_config.json") or (_read(others[0]) if others else {})
         self.lower = bool(settings.get("do_lower_case"))
         """Whether texts are made lower case before."""
         self.max_length = model.max_length
         self.tokenizer: Any = None
         """None where the model has none of its own."""
         if self.is_transformer:
+            from transformers import AutoTokenizer, logging
+
             kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
-            self.tokenizer = _load_tokenizer(place, kwargs, trust_remote_code=model.trust_remote_code is True)
+            logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
+            trust = model.trust_remote_code is True
+            self.tokenizer = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
             config = _read(place / "config.json")
             if hasattr(self.tokenizer, "unk_token"):
                 check_tokenizer(self.tokenizer, config.get("vocab_size"))
@@ -101,32 +107,6 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
     return LengthsReport(counter.max_length, not counter.is_transformer, tokens, padded, batches)
 
 
-def answer(files: LengthsFiles, request: LengthsRequest) -> LengthsAnswer:
-    """Measure all tasks; whatever transformers or the hub raise goes through."""
-    folder = folder_of(request.model)
-    counter = Counter(request.model, folder)
-    reports = [measure(counter, task, files.lengths(number)) for number, task in enumerate(request.tasks)]
-    return LengthsAnswer(str(folder), tuple(reports))
-
-
-def folder_of(model: ModelSpec) -> Path:
-    """The folder of the model, or of its tokenizer's files, looked up in the hub. Raises what the hub raises."""
-    from transformers import logging
-
-    logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
-    if model.path:
-        return Path(model.path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES))
-
-
-def _load_tokenizer(place: Path, kwargs: dict[str, Any], *, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust_remote_code, **kwargs)
-
-
 def _limit(
     tokenizer: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any], config: Mapping[str, Any]
 ) -> int | None:
@@ -158,24 +138,12 @@ def _tokenizer_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _first_module(folder: Path) -> dict[str, Any]:
-    try:
-        modules = json.loads((folder / "modules.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    return modules[0] if isinstance(modules, list) and modules and isinstance(modules[0], dict) else {}
-
-
-def _first_read(folder: Path, *patterns: str) -> dict[str, Any]:
-    return next((_read(path) for pattern in patterns for path in sorted(folder.glob(pattern))), {})
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type = dict) -> Any:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return {}
-    return content if isinstance(content, dict) else {}
+        return kind()
+    return content if isinstance(content, kind) else kind()
 
 
 def main() -> None:
@@ -186,7 +154,16 @@ def main() -> None:
     if request is None:
         leave(WorkerExit.USAGE, f"{files.request} is missing or is no request")
     with recorded(files.fault, Phase.TOKENIZE):
-        write_message(files.answer, answer(files, request))
+        folder = Path(request.model.path) if request.model.path else _fetched(request.model)
+        counter = Counter(request.model, folder)
+        reports = tuple(measure(counter, task, files.lengths(number)) for number, task in enumerate(request.tasks))
+        write_message(files.answer, LengthsAnswer(str(folder), reports))
+
+
+def _fetched(model: ModelSpec) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES))
 
 
 if __name__ == "__main__":

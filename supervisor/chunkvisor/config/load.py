@@ -164,7 +164,8 @@ def _validated(name: str, document: Document, overrides: Sequence[str], folder: 
         shown = without_secret(text)
         place = "--set " + (shown if shown != text else shlex.quote(_shortened(text)))
         if sentence := _override(document, places, place, text):
-            problems.append((place, sentence if shown == text else "not valid YAML"))
+            hidden = shown != text and sentence.startswith("not valid YAML")  # what it names may be part of a secret
+            problems.append((place, "not valid YAML" if hidden else sentence))
     env = document.value.get("env")
     if isinstance(env, dict):  # numbers as they were written: 9.10 is not 9.1 to whoever reads the variable
         numbers = [key for key, value in env.items() if type(value) in (int, float)]
@@ -175,13 +176,10 @@ def _validated(name: str, document: Document, overrides: Sequence[str], folder: 
         problems.extend(_problem(dict(item), document, places) for item in error.errors(include_url=False))
     if not problems:
         return config
-    ordered = sorted(problems, key=lambda problem: problem[0] if isinstance(problem[0], int) else 1 << 30)
-    located = [
-        (f"{name}:{place}" if name and place else name) if isinstance(place, int) else place for place, _ in ordered
-    ]
-    lines = [
-        f"{place}: {sentence}" if place else sentence for place, (_, sentence) in zip(located, ordered, strict=True)
-    ]
+    lines = []
+    for where, sentence in sorted(problems, key=lambda each: each[0] if isinstance(each[0], int) else 1 << 30):
+        located = where if isinstance(where, str) else f"{name}:{where}" if name and where else name
+        lines.append(f"{located}: {sentence}" if located else sentence)
     raise _wrong_config(list(dict.fromkeys(lines)))
 
 
@@ -267,9 +265,6 @@ def _unknown(key: tuple[str, ...]) -> str:
     keys = list(all_keys())
     section = (key[0], _ANY, *key[2:-1]) if key[0] == "outputs" else key[:-1]
     siblings = [known[-1] for known in keys if known[:-1] == section]
-    if tuple(key[-1].split(".")) in keys:
-        name = key[-1]
-        return f"unknown key; nest it: `{name.replace('.', ': {')}: …" + "}" * name.count(".") + "`"
     if near := difflib.get_close_matches(key[-1].lower(), siblings, 1):
         return f"unknown key; did you mean {'.'.join((*key[:-1], near[0]))}?"
     elsewhere = difflib.get_close_matches(key[-1].lower(), [known[-1] for known in keys], 1, cutoff=0.85)

@@ -93,14 +93,14 @@ def parse(text: str) -> Document:
     return document
 
 
-def _note(document: Document, node: yaml.Node, key: Key, inside: set[yaml.Node]) -> None:
+def _note(document: Document, node: yaml.Node, key: Key, seen: set[yaml.Node]) -> None:
     """Note the lines and spellings of all that is in the node, its keys as text."""
     if isinstance(node, yaml.ScalarNode):
         document.written[key] = node.value
         return
-    if node in inside:  # what an alias repeats has its place where it is anchored
+    if node in seen:  # what an alias repeats has its place where it is anchored
         return
-    inside.add(node)
+    seen.add(node)
     for position, item in enumerate(node.value):
         name_node, value_node = item if isinstance(node, yaml.MappingNode) else (item, item)
         name: str | int = position
@@ -115,7 +115,7 @@ def _note(document: Document, node: yaml.Node, key: Key, inside: set[yaml.Node])
                 sentence = f"{dotted}: this key stands twice, in lines {before} and {line}; keep one"
                 document.problems.append((line, sentence))
         document.lines[*key, name] = line
-        _note(document, value_node, (*key, name), inside)
+        _note(document, value_node, (*key, name), seen)
 
 
 def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str | None:
