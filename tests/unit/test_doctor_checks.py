@@ -46,8 +46,8 @@ HELD = (
     "</process_info></processes>",
 )
 MISMATCH = SmiAnswer(18, "Failed to initialize NVML: Driver/library version mismatch")
-A100 = ProbedGpu("NVIDIA A100", (8, 0), 40 * GIB, 39 * GIB)
-REPORT = ProbeReport(Phase.DONE, {"torch": "2.14.1"}, cuda="13.0", arch_list=("sm_80",), gpus=(A100,))
+A100 = ProbedGpu("NVIDIA A100", (8, 0), 40 * GIB)
+REPORT = ProbeReport(Phase.DONE, {"torch": "2.14.1"}, cuda="13.0", gpus=(A100,))
 VECTORS = np.array([[4, 2], [1, 1], [4, 2]], dtype=np.float32)
 DONE = Trial(Verdict(Outcome.COMMITTED, "done"), VECTORS, "")
 ILLEGAL = ProbeReading(replace(REPORT, phase=Phase.FORWARD), -4, "Fatal Python error: Illegal instruction\n")

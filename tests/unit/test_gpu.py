@@ -146,7 +146,7 @@ def test_gpu_off_the_bus(smi: Path) -> None:
     assert "fallen off the bus" in caught.value.why
 
 
-WORKS = ProbedGpu("NVIDIA Quadro RTX 8000", (7, 5), 48 << 30, 47 << 30)
+WORKS = ProbedGpu("NVIDIA Quadro RTX 8000", (7, 5), 48 << 30)
 NO_CUDA = ProbeReading(ProbeReport(Phase.DONE, {"torch": "2.13.0+cpu"}), 0)
 
 

@@ -34,7 +34,6 @@ def probe(out: Path) -> ProbeReport:
             phase=Phase.FORWARD,
             cuda=torch.version.cuda,
             hip=torch.version.hip,
-            arch_list=tuple(torch.cuda.get_arch_list()) if torch.version.cuda else (),
         )
         write_message(out, report, durable=False)
         _multiply(torch, "cpu")
@@ -67,8 +66,8 @@ def _try_gpu(torch: Any, index: int) -> ProbedGpu:
     device = f"cuda:{index}"
     properties = torch.cuda.get_device_properties(index)
     _multiply(torch, device)
-    free, total = torch.cuda.mem_get_info(index)
-    return ProbedGpu(str(properties.name), tuple(torch.cuda.get_device_capability(index)), int(total), int(free))
+    _, total = torch.cuda.mem_get_info(index)
+    return ProbedGpu(str(properties.name), tuple(torch.cuda.get_device_capability(index)), int(total))
 
 
 def _multiply(torch: Any, device: str) -> None:

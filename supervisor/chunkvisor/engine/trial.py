@@ -22,7 +22,7 @@ from chunkvisor.judge import ONE_ROW, EndedBy, Patience, Pulse, Verdict, judge
 from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, LinearKernel, ModelSpec, Spec
+from chunkvisor_worker.contract.messages import EncodeSpec, Go, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_beat, to_json
 
 _MOST_TEXTS = 100
@@ -163,7 +163,6 @@ class Trial:
     log_line: str  # the last of its log
     phase_s: Mapping[str, float] = field(default_factory=dict)  # seconds that it spent in each phase
     dtype: str = ""  # of the weights as loaded
-    linear: LinearKernel | None = None  # what computed the linear layers
     notes: tuple[str, ...] = ()  # what the libraries warned of while they loaded the model
 
 
@@ -221,7 +220,7 @@ def try_texts(
         return trial
     facts = result.facts
     notes = facts.loaded.notes if facts.loaded else ()
-    return replace(trial, phase_s=result.phase_s, dtype=facts.dtype, linear=facts.linear, notes=notes)
+    return replace(trial, phase_s=result.phase_s, dtype=facts.dtype, notes=notes)
 
 
 def environment_of(

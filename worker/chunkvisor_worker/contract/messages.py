@@ -292,8 +292,6 @@ class ProbedGpu:
     capability: tuple[int, ...]
     """Compute capability, (major, minor)."""
     total_bytes: int
-    free_bytes: int
-    """As CUDA tells it, with the context of the probe itself already taken off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +307,6 @@ class ProbeReport:
     """CUDA version torch was built for; None = a build without."""
     hip: str | None = None
     """ROCm version torch was built for."""
-    arch_list: tuple[str, ...] = ()
-    """GPU generations that torch has code for: sm_90 is machine code, compute_90 is PTX."""
     gpus: tuple[ProbedGpu, ...] = ()
     fault: Fault | None = None
 
