@@ -123,7 +123,6 @@ MISSED_IN: dict[str, str] = {
     "chunkvisor/sources/stage.py stage fsync": "plain",
     "chunkvisor/commands/onefile.py _move sync_folder": "one file",
     "chunkvisor/commands/onefile.py _move sync_folder 2": "one file",
-    "chunkvisor/commands/onefile.py _move fsync": "one file",
     "chunkvisor/api.py _workdir make_folders": "python",
     "chunkvisor/sources/given.py write_texts fsync": "python",
     "chunkvisor/assemble/before.py keep_before make_folder": "from scratch",

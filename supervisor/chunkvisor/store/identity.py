@@ -123,7 +123,7 @@ def identity_of(
         _ROWS: rows,
         _DIGEST: table_digest,
     }
-    # A key that came later is left out where it is not used, so that the outputs of before keep their identity.
+    # A key that came later is left out if it is not used, so that the outputs of before keep their identity.
     later = {
         "model.pooling": model.pooling,
         "encode.task": encode.task,

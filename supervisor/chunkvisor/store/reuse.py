@@ -4,7 +4,7 @@ Fixed before the first chunk: chunks are cut out of the texts to be encoded. Wit
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from chunkvisor.store.artifact import fill, pick_rows
 from chunkvisor.store.identity import Fixed, Plan, Staged
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_sealed
+from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_record
 from chunkvisor_worker.contract.files import FileIn
 
 WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
@@ -49,9 +49,9 @@ class Place:
     source_digest: str = ""
     """Of its source."""
     final_digest: str = ""
-    """Of its final, as its manifest has it; empty where it was not finished."""
+    """Of its final, as its manifest has it; empty if it was not finished."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the libraries that computed it, where they are known."""
+    """Of the libraries that computed it, if they are known."""
     texts: int = 0
     """Taken from there."""
 
@@ -76,7 +76,7 @@ class _Record:
     texts: int
     encoded: int
     places: tuple[Place, ...]
-    stamps: dict[str, dict[str, Any]]
+    stamps: dict[str, Stamp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +129,11 @@ def read_reuse(layout: OutputLayout) -> Reuse | None:
     record = read_record(_Record, files.record)
     if record is None or not record.places:
         return None
-    try:
-        stamps = {name: Stamp(**stamp) for name, stamp in record.stamps.items()}
-        key = stamps[files.encoded.name].digest
-        whole = all(stamp.holds(files.folder / name) for name, stamp in stamps.items()) and files.where.name in stamps
-    except (TypeError, KeyError):
-        whole = False
-    if not whole:
+    stamps = record.stamps
+    whole = {files.where.name, files.encoded.name} <= stamps.keys()
+    if not whole or not all(stamp.holds(files.folder / name) for name, stamp in stamps.items()):
         raise DamagedError(f"{files.folder}: its files are not what was written")
-    return Reuse(files.folder, record.texts, record.encoded, record.places, key)
+    return Reuse(files.folder, record.texts, record.encoded, record.places, stamps[files.encoded.name].digest)
 
 
 def is_planned(layout: OutputLayout) -> bool:
@@ -149,8 +145,8 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
     """Write the record over the finished and synced files, which makes the folder a plan. Raises OSError."""
     files = ReuseFiles(folder)
     kept = (files.where, files.encoded, files.copied) if places else ()
-    stamps = {path.name: asdict(stamp_file(path)) for path in kept if path.exists()}
-    write_sealed(files.record, asdict(_Record(texts, encoded, tuple(places), stamps)))
+    stamps = {path.name: stamp_file(path) for path in kept if path.exists()}
+    write_record(files.record, _Record(texts, encoded, tuple(places), stamps))
 
 
 def work_of(layout: OutputLayout, fixed: Fixed, staged: Staged) -> tuple[Plan, str]:
