@@ -1,4 +1,4 @@
-"""A child process that somebody waits for: one that reads sources, asks the hub, counts tokens, or tries out torch."""
+"""Runs a child process and waits for it: one that reads sources, asks the hub, counts tokens, or tries out torch."""
 
 import ctypes
 import json
@@ -39,7 +39,7 @@ def run_child(
     *,
     stack: bool = False,
 ) -> int:
-    """Run the command to its end, in a session of its own, and return its code; what it prints is appended to `log`.
+    """Run the command to its end, in a new session, and return its code; what it prints is appended to `log`.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Nothing that the
     child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started. With
@@ -78,7 +78,7 @@ def run_child(
 
 
 def for_tokenizer() -> dict[str, str]:
-    """The environment of a child of ours that has a tokenizer.
+    """Return the environment of a child that has a tokenizer.
 
     No GPU may be touched; and a message of a library must not look like one of ours.
     """
@@ -126,7 +126,7 @@ def answer_parent(
     work: Callable[[Message, Path], Any],
     in_words: Callable[[Exception, Message | None, Path], Halt | None],
 ) -> int:
-    """The child's side: `FOLDER [PARENT_PID]`; returns the exit code, which is that of `chunkvisor`.
+    """Do the child's side, with `FOLDER [PARENT_PID]`; return the exit code, which is that of `chunkvisor`.
 
     `work` does what is asked in the folder, and may return plain values. `in_words` makes a Halt of an error, None of
     a bug; the log has the traceback of either.

@@ -80,7 +80,7 @@ Halt = ChunkvisorError
 
 
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
-    """The message of an error from its `details`, as they stand in the journal; nothing for an end without one.
+    """Return the message of an error from its `details`, as they stand in the journal; nothing for an end without one.
 
     A log in which there is nothing to read (what is killed writes no last words) is said to be empty; of a worker that
     came to its end, and whose vectors cannot be used, it is not named.
@@ -102,19 +102,19 @@ def is_empty(log: str) -> bool:
 
 
 def halt_of(details: Mapping[str, Any]) -> Halt:
-    """The Halt of which these are the `details`. Raises KeyError, TypeError or ValueError where they are of none."""
+    """Return the Halt of these `details`. Raises KeyError, TypeError or ValueError if they are not those of one."""
     log = Path(details["log"]) if details["log"] else None
     words = {key: details[key] for key in ("why", "remedy", "see")}
     return Halt(ExitCode(details["code"]), details["what"], log=log, **words)
 
 
 def to_check(final: Path) -> str:
-    """How a person checks a final file."""
+    """Say how a person checks a final file."""
     return f"to check the file: chunkvisor verify {shlex.quote(str(final))}"
 
 
 def no_workdir(path: Path) -> Halt:
-    """A Halt for a path that was given as a workdir and is none."""
+    """Return a Halt for a path that was given as a workdir and is not one."""
     made = path.with_suffix("") if path.name else path  # "." and "/" have no name
     if path.exists():
         what = f"{path} is not a workdir of chunkvisor"
@@ -127,5 +127,5 @@ def no_workdir(path: Path) -> Halt:
 
 
 def config_error(what: str, *, why: str = "", remedy: str = "") -> Halt:
-    """A Halt for a wrong config, model or input (exit 78)."""
+    """Return a Halt for a wrong config, model or input (exit 78)."""
     return Halt(ExitCode.CONFIG, what, why=why, remedy=remedy)

@@ -15,7 +15,7 @@ from chunkvisor.units import printable, wrapped
 
 
 def say(text: object, *, err: bool = False, indent: int | None = None) -> bool:
-    """Print the text and the end of its line; False where nobody reads it any more.
+    """Print the text and the end of its line; return False if its reader is gone.
 
     `indent`: on a terminal, lines that are wider than it are broken between words, and go on so far in.
     Raises Halt (74) where standard output cannot take it, such as on a full disk.
@@ -38,7 +38,7 @@ def say(text: object, *, err: bool = False, indent: int | None = None) -> bool:
 
 
 def columns_of(stream: TextIO | None) -> int:
-    """Of the terminal that the stream is; 0 where it is none."""
+    """Return the width of the terminal that the stream is; 0 if it is not one."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def columns_of(stream: TextIO | None) -> int:
 
 
 def unwritten(error: OSError) -> Halt:
-    """Standard output cannot take what was asked for; it is not tried again."""
+    """Return the end of a command whose output cannot be written; it is not tried again."""
     _silence(sys.stdout)
     what, remedy = "standard output cannot be written", "free some space where it goes"
     return Halt(ExitCode.DISK, what, why=str(error), remedy=remedy)
@@ -97,7 +97,7 @@ def open_standard_streams() -> None:
 
 
 def _in_encoding(text: str, encoding: str | None, errors: str | None) -> str:
-    """The text with a question mark for what the stream cannot take (LC_ALL=C has no umlauts)."""
+    """Return the text with a question mark for what the stream cannot take (LC_ALL=C has no umlauts)."""
     if encoding is None or errors not in (None, "strict"):
         return text
     return text.encode(encoding, "replace").decode(encoding)

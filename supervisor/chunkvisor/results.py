@@ -82,7 +82,7 @@ class Report:
 
 
 def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True) -> str:
-    """How many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`.
+    """Say how many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`.
 
     A line each, as a notebook shows it. `place` is what the caller of `encode` calls the text of a row.
     """

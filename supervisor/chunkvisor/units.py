@@ -10,7 +10,7 @@ _COMMAND = re.compile(r"\bcd \S.* && .*|chunkvisor [a-z]+ [^\s,;`]+")
 
 
 def human_time(seconds: float) -> str:
-    """`42 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    """Say `42 s`, `12 min`, `3.5 h`, `2.1 days`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -21,18 +21,18 @@ def human_time(seconds: float) -> str:
 
 
 def human_elapsed(seconds: float) -> str:
-    """As `human_time`, but `2 min 20 s` up to ten minutes: it is looked at while it passes."""
+    """Say it as `human_time`, but `2 min 20 s` up to ten minutes: it is looked at while it passes."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if 90 <= seconds < 600 else human_time(seconds)
 
 
 def human_moment(at_s: float) -> str:
-    """`2026-01-31 23:59:59`, local time; `at_s` counts from the epoch."""
+    """Say `2026-01-31 23:59:59`, local time; `at_s` counts from the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
 
 
 def human_bytes(size: float) -> str:
-    """`512 B`, `1.5 MiB`."""
+    """Say `512 B`, `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -41,13 +41,13 @@ def human_bytes(size: float) -> str:
 
 
 def listed(items: Sequence[str], most: int) -> str:
-    """`a, b and 3 more`: the first `most` of them."""
+    """Say `a, b and 3 more`: the first `most` of them."""
     more = f" and {len(items) - most:,} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
 
 
 def which_rows(rows: Sequence[int], most: int = 5) -> str:
-    """`row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`: so many ranges at most of rows that rise."""
+    """Say `row 13`, `rows 10 to 19`, `rows 3, 5 to 9 and more`: at most that many ranges of rows that rise."""
     ranges = list[tuple[int, int]]()
     for row in rows:
         if ranges and row == ranges[-1][1] + 1:
@@ -60,12 +60,12 @@ def which_rows(rows: Sequence[int], most: int = 5) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 fault`, `2 faults`."""
+    """Say `1 fault`, `2 faults`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def wrapped(text: str, columns: int, indent: int) -> str:
-    """The text in lines of so many columns, broken between words; all but the first are indented.
+    """Return the text in lines of that width, broken between words; all but the first are indented.
 
     Paths and commands (`chunkvisor retry WORKDIR`) stay whole, so that they can be copied.
     """
@@ -77,11 +77,11 @@ def wrapped(text: str, columns: int, indent: int) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
-    """`did you mean run?`; where nothing comes near, `there are: run, encode`."""
+    """Say `did you mean run?`; if nothing comes near, `there are: run, encode`."""
     near = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {near[0]}?" if near else f"{otherwise}: {listed(list(names), 20)}"
 
 
 def printable(text: str) -> str:
-    """The text, line by line, with nothing in it that could steer a terminal."""
+    """Return the text, line by line, with nothing in it that could steer a terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

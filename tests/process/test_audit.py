@@ -36,7 +36,7 @@ def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) 
 
 
 def test_a_sound_run_passes(workplace: Workplace) -> None:
-    """So many rows as were asked for are looked at, and the largest difference is told."""
+    """As many rows as were asked for are looked at, and the largest difference is said."""
     workplace.write_source(TEXTS)
     workplace.write_config("good:make")
     assert workplace.run().returncode == 0
@@ -74,7 +74,7 @@ def begin_anew(place: Workplace) -> None:
     [(clean, "the texts of output out are not in the workdir any more"), (begin_anew, "is finished")],
 )
 def test_what_cannot_be_audited_is_said(drifted: Workplace, change: object, message: str) -> None:
-    """The remedy is told, and the exit code is 78."""
+    """The remedy is said, and the exit code is 78."""
     assert callable(change)
     change(drifted)
 

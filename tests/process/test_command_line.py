@@ -68,7 +68,7 @@ def test_wrong_name_gives_the_nearest(workplace: Workplace, arguments: list[str]
 
 
 def test_a_source_in_the_place_of_a_config(workplace: Workplace) -> None:
-    """Whoever runs a CSV file is told of `encode`, with the line to type."""
+    """A run of a CSV file ends with the `encode` line to type."""
     (workplace.folder / "papers.csv").write_text("title\none\n")
     ended = workplace.call("run", str(workplace.folder / "papers.csv"))
     assert ended.returncode == 78

@@ -36,7 +36,7 @@ def failed(outcome: str = "crashed") -> Event:
 
 
 def drill(workplace: Workplace, *names: str) -> Ended:
-    """A drill of these faults, in a process of its own: it goes by the memory of its own children."""
+    """A drill of these faults, in a new process: it measures the memory of its children."""
     asked = ("drill", str(workplace.config_path), "--json", *(f"--fault={name}" for name in names))
     return finish(workplace.start(*asked), timeout_s=280)
 

@@ -98,7 +98,7 @@ def test_another_file_is_neither_the_answer_nor_replaced(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["strange", "changed"])
-def test_a_file_of_somebody_else_is_kept(desk: Desk, how: str) -> None:
+def test_a_file_that_it_did_not_make_is_kept(desk: Desk, how: str) -> None:
     """A file that is not what `encode` made is never replaced unasked, one that it never made by no option."""
     if how == "changed":
         assert desk.encode("--column", "text").returncode == 0
@@ -189,7 +189,7 @@ def test_quarantine_and_retry(desk: Desk) -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_missing_column_lists_the_columns(desk: Desk, suffix: str) -> None:
-    """Whoever does not say which text is meant is told which columns there are."""
+    """A call that does not say which text is meant ends with the names of the columns."""
     path = desk.folder / f"rows.{suffix}"
     if suffix == "parquet":
         import duckdb

@@ -1,4 +1,4 @@
-"""Calls that nobody means: closed and full streams, names too long, wrong encodings, addresses instead of paths."""
+"""Calls that are mistakes: closed and full streams, names too long, wrong encodings, addresses instead of paths."""
 
 import os
 import shlex

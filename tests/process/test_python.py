@@ -141,7 +141,7 @@ def test_interrupted_work_goes_on() -> None:
     ids=["int", "surrogate", "none", "dict", "frame"],
 )
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
-    """What is no text is refused by its index, and leaves nothing behind."""
+    """What is not a text is refused by its index, and leaves nothing behind."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
         encode(texts, column="t" if "'t'" in words and isinstance(texts, list) else None, workdir="w")
     assert caught.value.code == 78
@@ -330,7 +330,7 @@ def test_errors_travel_between_processes() -> None:
 
 
 def test_in_a_thread() -> None:
-    """Two jobs in threads of one process, each in a folder of its own."""
+    """Two jobs in threads of one process, each in its own folder."""
     found: dict[int, np.ndarray] = {}
     threads = [
         threading.Thread(target=lambda number=number: found.update({number: encode([f"text {number}"])}))
@@ -395,7 +395,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
 
 @pytest.mark.soak(only=True)
 def test_ctrl_c_where_nothing_is_kept() -> None:
-    """Without a workdir nobody waits for a chunk that is thrown away: even one that hangs ends at once."""
+    """Without a workdir no chunk is waited for that is thrown away: even one that hangs ends at once."""
     said = interrupted("misbehaving:make", None, {"plan": {"embeddings/0": "sleep@encode"}, "times": None})
     assert said == (
         "interrupted: stopped by SIGINT. The work was done in a temporary folder, which is removed; "

@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> Non
 
 
 def test_times_and_output(workplace: Workplace) -> None:
-    """A fault strikes so many attempts of its own output's chunk, and no other's."""
+    """A fault strikes that many attempts of its output's chunk, and no other's."""
     outputs = {name: {"source": "rows.jsonl", "column": "text"} for name in ("first", "second")}
     told = prepared(workplace, outputs=outputs, reuse=False)  # else the second has nothing to encode
     with testing.fault("sigkill", chunk=0, output="second", times=2) as fault:
@@ -156,7 +156,7 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
 
 
 def test_a_fault_that_never_struck_is_an_error(workplace: Workplace) -> None:
-    """A block whose fault nobody met fails the test; one that ended in another error keeps that."""
+    """A block whose fault never struck fails the test; one that ended in another error keeps that."""
     prepared(workplace)
     with pytest.raises(AssertionError, match=r"oom never struck: .* chunk 7"), testing.fault("oom", chunk=7):
         chunkvisor.run(workplace.config_path)

@@ -190,7 +190,7 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec | None)
 
 
 def _model(layout: Layout, identity: Identity) -> tuple[ModelSpec, str]:
-    """The model in float32, and a note if it is no longer the one of the run. Raises Halt (78), OSError."""
+    """Return the model in float32, and a note if it is no longer the one of the run. Raises Halt (78), OSError."""
     values = identity.values
     name, revision = str(values["model.name"]), str(values["model.revision"])
     path, note = None, ""
