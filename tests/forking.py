@@ -2,12 +2,13 @@
 
 They come from a zygote (drivers/zygote.py), which has imported already what they import. What a new interpreter would
 be different in goes the usual way: another command line, another `numpy` on PYTHONPATH, variables of Python or of the
-loader, limits. So does all of the soak, every worker of a real model, and what a test starts by itself.
-CHUNKVISOR_TEST_FORKS=no has it so for all. At its end a forked command joins its threads, runs what is registered with
-`atexit` and flushes, but leaves out the teardown of modules.
+loader, limits. So does all of the soak, and what a test starts by itself. CHUNKVISOR_TEST_FORKS=no has it so for all.
+At its end a forked command joins its threads, runs what is registered with `atexit` and flushes, but leaves out the
+teardown of modules.
 
-On a null GPU, where each import of torch's CUDA build takes seconds, the zygote has torch and sentence-transformers,
-too, and has called neither CUDA nor NVML: there templates and workers of real models are forked as well.
+Workers and templates of a real model on the CPU come from a zygote that has imported torch and sentence-transformers as
+well, which takes each of them seconds; those that a forked command starts are new interpreters. On a null GPU, where
+the import takes longer still, there is one zygote for all, which has called neither CUDA nor NVML.
 """
 
 import array
@@ -27,7 +28,7 @@ from chunkvisor import child
 from chunkvisor.engine import process
 from chunkvisor.engine.process import spawn
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.messages import Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import read_message
 from drivers import zygote
 from drivers.zygote import COMMAND, MARK, ROOM, ROOM_FILLED, as_shown, umask
@@ -50,10 +51,16 @@ _READ_BEFORE = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "NOTIFY_SOC
 """Beginnings of the names of variables that are read before a program begins, or say that no child may have them."""
 _READ_BY_IMPORTS = ("HF_", "TRANSFORMERS_")
 """The same, of variables that the libraries of models read while they are imported."""
+_MODEL_SHADOWS = ("torch", "torch.py", "transformers", "sentence_transformers")
+"""What would be another library of models on PYTHONPATH."""
 _FOR_IMPORTS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Those of them that every worker has (engine/environment.py)."""
+_ON_CPU = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+"""The same, of a worker on the CPU."""
 _READ_LATER = ("HF_DEACTIVATE_ASYNC_LOAD", *_FOR_IMPORTS)
 """Those that may be there or not: what was imported has heeded them, or heeds them later."""
+_HAVE_MODELS = ("gpu", "model")
+"""Kinds of zygotes that have imported them."""
 _NULL_GPU = "libnullgpu.so"
 """What is preloaded where there is one."""
 _LIMITS = [getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CORE", "FSIZE", "NOFILE", "NPROC")]
@@ -72,6 +79,7 @@ def fork_children_of_this_process() -> None:
         return
     made = Zygote(kind_for(os.environ), of_this_process=True)
     Forked.zygotes[made.kind] = made
+    Forked.forks_models = False
     child.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # it has what is used
     if made.kind == "gpu":
         process.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
@@ -79,9 +87,23 @@ def fork_children_of_this_process() -> None:
         process.spawn = QuickWorkers(made)  # type: ignore[assignment]  # likewise
 
 
-def kind_for(environment: Mapping[str, str]) -> str:
-    """Of the zygote for commands with this environment."""
-    return "gpu" if environment.get("LD_PRELOAD", "").endswith(_NULL_GPU) else "command"
+def kind_for(environment: Mapping[str, str], attempt: Path | None = None) -> str:
+    """Of the zygote for commands with this environment, or for the attempt in that folder."""
+    if environment.get("LD_PRELOAD", "").endswith(_NULL_GPU):
+        return "gpu"
+    if attempt is None or not Forked.forks_models or environment.get("CUDA_VISIBLE_DEVICES"):
+        return "command"
+    if encoder_of(attempt) != "sentence-transformers":
+        return "command"
+    path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return "command" if any(_has_shadows(folder, "model") for folder in path if folder) else "model"
+
+
+def encoder_of(attempt: Path) -> str:
+    """Of the model that a worker or a template in that folder is to load; "" where its spec does not say."""
+    path = AttemptFiles(attempt).spec
+    spec = read_message(Spec, path) or read_message(TemplateSpec, path)
+    return spec.model.encoder if spec else ""
 
 
 class Zygote:
@@ -92,20 +114,21 @@ class Zygote:
         self.kind = kind
         self._ours, theirs = socket.socketpair()
         # It answers the first order when it has imported all it needs, of which torch may come from a cold disk.
-        self._ours.settimeout(600 if kind == "gpu" else 60)
+        self._ours.settimeout(600 if kind in _HAVE_MODELS else 60)
         self._base = {name: value for name, value in os.environ.items() if name not in (MARK, ROOM)}
         self._base |= loader or {}
+        self._base |= _ON_CPU if kind == "model" else {}
         self._limits = _limits()
         self._lock = threading.Lock()
         with theirs:
             self.pid = self._fork(theirs) if of_this_process else self._start(theirs)
 
     def _start(self, theirs: socket.socket) -> int:
-        unbuffered = ["-u"] if self.kind == "worker" else []  # as PYTHONUNBUFFERED has it
+        unbuffered = ["-u"] if self.kind in ("worker", "model") else []  # as PYTHONUNBUFFERED has it
         program = [sys.executable, *unbuffered, "-P", zygote.__file__, self.kind, str(theirs.fileno())]
         path = os.pathsep.join(filter(None, [self._base.get("PYTHONPATH"), str(Path(__file__).parent)]))
         environment = {**self._base, "PYTHONPATH": path, ROOM: ROOM_FILLED}
-        environment |= _FOR_IMPORTS if self.kind == "gpu" else {}
+        environment |= _FOR_IMPORTS if self.kind in _HAVE_MODELS else {}
         environment["OPENBLAS_NUM_THREADS"] = "1"  # a child has none of its threads, and would wait for them at its end
         fds = [theirs.fileno()]
         nothing = subprocess.DEVNULL
@@ -130,13 +153,13 @@ class Zygote:
             return False
         known = self._base.get("PYTHONPATH", "").split(os.pathsep)
         added = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", *known)]
-        if any(Path(folder, name).exists() for folder in added for name in _SHADOWS):
+        if any(_has_shadows(folder, self.kind) for folder in added):
             return False
         return len(as_shown(dict(environment))) < len(ROOM_FILLED) and _limits() == self._limits
 
     def _read_before(self, environment: Mapping[str, str], name: str) -> str | None:
         """The value of what is read before a program begins, or by what has been imported; None of all else."""
-        read = _READ_BEFORE + (_READ_BY_IMPORTS if self.kind == "gpu" else ())
+        read = _READ_BEFORE + (_READ_BY_IMPORTS if self.kind in _HAVE_MODELS else ())
         value = environment.get(name) if name.startswith(read) and name not in (*_FIXED, *_READ_LATER) else None
         # Without a locale, Python takes this one (PEP 538).
         return None if value == "C.UTF-8" else value
@@ -165,6 +188,11 @@ class Zygote:
         os.waitpid(self.pid, 0)
 
 
+def _has_shadows(folder: str, kind: str) -> bool:
+    """Whether a folder on PYTHONPATH has another library in the place of one that a zygote has imported."""
+    return any(Path(folder, name).exists() for name in (*_SHADOWS, *(_MODEL_SHADOWS if kind == "model" else ())))
+
+
 def _limits() -> list[tuple[int, int]]:
     return [resource.getrlimit(limit) for limit in _LIMITS]
 
@@ -187,7 +215,7 @@ class QuickWorkers:
     """Stands in for the `spawn` of fresh workers."""
 
     def __init__(self, made: Zygote | None = None) -> None:
-        """By that zygote, or by one that is made for the first worker."""
+        """By that zygote, or by one that is made for the first worker, and another for the first with a model."""
         self.zygote = made
 
     def __call__(
@@ -195,16 +223,31 @@ class QuickWorkers:
     ) -> ForkedWorker | subprocess.Popen[bytes]:
         """As `spawn`, by the zygote where that makes no difference."""
         module, arguments = program_of(command)
-        spec = read_message(Spec, AttemptFiles(log.parent).spec)
-        plain = spec is not None and spec.model.encoder != "sentence-transformers"
         # Their parent is the thread that has the zygote: a worker dies with the thread that started it.
-        if module and plain and wanted() and threading.current_thread() is threading.main_thread():
-            self.zygote = self.zygote or Zygote("worker")
-            if self.zygote.takes(environment):
+        if module and wanted() and threading.current_thread() is threading.main_thread():
+            made = self._zygote(log.parent, environment)
+            if made is not None and made.takes(environment):
                 with stdin, open(log, "ab") as stream:
                     streams = [stdin.fileno(), stream.fileno(), stream.fileno()]
-                    return ForkedWorker(self.zygote.fork(module, arguments, streams, environment))
+                    return ForkedWorker(made.fork(module, arguments, streams, environment))
         return spawn(command, stdin, log, environment)
+
+    def _zygote(self, folder: Path, environment: Mapping[str, str]) -> Zygote | None:
+        encoder = encoder_of(folder)
+        if encoder and encoder != "sentence-transformers":
+            self.zygote = self.zygote or Zygote("worker")
+            return self.zygote
+        return Forked.zygote(environment, folder) if kind_for(environment, folder) == "model" else None
+
+
+def spawn_template(
+    command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """As `spawn`; of a real model, it is forked."""
+    if kind_for(environment, log.parent) != "model" or threading.current_thread() is not threading.main_thread():
+        return spawn(command, stdin, log, environment)
+    with stdin, open(log, "ab") as stream:
+        return Forked(command, stdin=stdin.fileno(), stdout=stream, stderr=stream, env=dict(environment))
 
 
 class Forked(subprocess.Popen[Any]):
@@ -212,6 +255,8 @@ class Forked(subprocess.Popen[Any]):
 
     zygotes: ClassVar[dict[str, Zygote]] = {}
     """Of all commands of this session, by kind."""
+    forks_models = True
+    """Not by a command that is forked itself: what its workers import serves no other test."""
     _making = threading.Lock()
     """Commands are started by threads, too, and need no zygote each."""
 
@@ -219,7 +264,8 @@ class Forked(subprocess.Popen[Any]):
         """In the place of fork and exec; private, and the one way to have all else of Popen (subprocess.py)."""
         environment = os.environ if others[5] is None else others[5]
         module, arguments = program_of(args)
-        if not module or not wanted() or not (made := self._zygote(environment)).takes(environment):
+        folder = Path(arguments[0]) if module in (_WORKER, f"{_WORKER}.template") else None
+        if not module or not wanted() or not (made := self.zygote(environment, folder)).takes(environment):
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
         fds = others[9:15]
@@ -229,8 +275,9 @@ class Forked(subprocess.Popen[Any]):
         self._close_pipe_fds(*fds)  # type: ignore[attr-defined]
 
     @classmethod
-    def _zygote(cls, environment: Mapping[str, str]) -> Zygote:
-        kind = kind_for(environment)
+    def zygote(cls, environment: Mapping[str, str], attempt: Path | None = None) -> Zygote:
+        """That of commands with this environment, or of the attempt in that folder."""
+        kind = kind_for(environment, attempt)
         with cls._making:
             if kind not in cls.zygotes:
                 preloaded = {name: value for name, value in environment.items() if name.startswith("LD_")}

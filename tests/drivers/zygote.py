@@ -1,6 +1,6 @@
 """Forks workers and commands for the tests, from an interpreter that has imported what they import; see forking.py.
 
-    zygote.py worker|command|gpu FD
+    zygote.py worker|model|command|gpu FD
 
 Each order on the socket FD is answered by the new process itself, as soon as it is what a new interpreter would be: a
 session of its own, the environment and the streams of the order, and a parent that is not this process but the one
@@ -54,13 +54,13 @@ def can_fork() -> bool:
 def prepare(kind: str) -> None:
     """Import what the children import."""
     modules = ["chunkvisor_worker.job", "chunkvisor_worker.drill"]
-    if kind != "worker":
+    if kind not in ("worker", "model"):
         names = ("cli.run", "sources.stage", "supervise.session", "supervise.work")
         modules += [f"chunkvisor.{name}" for name in names]
         modules += ["duckdb", "forking"]
     for module in modules:
         importlib.import_module(module)
-    if kind == "gpu":
+    if kind in ("gpu", "model"):
         prepare_models()
     # At its end a child would look through all that was imported, and so copy its pages: most of what it costs.
     gc.collect()
@@ -132,6 +132,8 @@ def become(order: dict[str, Any], path: list[str], streams: list[int]) -> None:
     os.environ.update(order["environment"])
     time.tzset()
     show_environment(order["environment"])
+    if (torch := sys.modules.get("torch")) is not None and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
+        torch.set_num_threads(int(threads))  # which it would read while it is imported
     sys.path[:] = [*filter(None, order["environment"].get("PYTHONPATH", "").split(os.pathsep)), *path]
     sys.argv = [order["module"], *order["arguments"]]
 
