@@ -64,9 +64,9 @@ def test_a_row_that_kills_workers_with_several_batches_under_way(workplace: Work
     """Of the batches that are under way when a row kills their worker, only that row is lost."""
     from sentence_transformers import SentenceTransformer
 
-    texts = [f"Commit number {number}: " + "fix the parser " * (number % 11) for number in range(60)]
+    texts = [f"Commit number {number}: " + "fix the parser " * (number % 5) for number in range(24)]
     workplace.write_source(texts)
-    keys = {"chunk__size": 60, "encode__batch_size": 4, "workers": {}, "env__OMP_NUM_THREADS": "2"}
+    keys = {"chunk__size": 24, "encode__batch_size": 2, "workers": {}, "env__OMP_NUM_THREADS": "2"}
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), **keys)
 
     with testing.fault("poison-row", chunk=0), pytest.warns(QuarantineWarning):
