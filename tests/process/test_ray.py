@@ -89,6 +89,7 @@ def test_vectors_come_home(place: Workplace, cluster: LocalCluster, start: str, 
 
 
 @pytest.mark.model
+@pytest.mark.soak(only=True)  # test_truncated.py in `make test-ray` tries more of it
 @pytest.mark.timeout(900)
 def test_cut_rows_come_home(place: Workplace, cluster: LocalCluster, minilm_path: Path) -> None:
     """Which rows the model has read in part is listed as on this machine: `cut.bin` travels with the vectors."""

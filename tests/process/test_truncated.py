@@ -39,7 +39,7 @@ def listed(workplace: Workplace) -> dict[int, int]:
 
 
 def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> None:
-    """Manifest, last lines, status and report say how many rows were cut, and a file says which, with their tokens."""
+    """Manifest, last lines and status say how many rows were cut, and a file says which; so after an update."""
     prepare(workplace, model)
     ended = workplace.run()
     assert ended.returncode == 0, ended.stderr
@@ -58,6 +58,20 @@ def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> N
     assert workplace.run().returncode == 0
     assert listed(workplace) == CUT
 
+    # An update encodes the new texts alone, and still lists the cut rows among those that it takes over.
+    prepare(workplace, model, ["first", LONG + "more", *TEXTS])
+    ended = workplace.run("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.manifest()["texts_encoded"] == 2
+    assert listed(workplace) == {1: 103} | {row + 2: tokens for row, tokens in CUT.items()}
+    assert workplace.manifest()["truncated"]["texts_not_counted"] == 0
+
+    # What is encoded anew without a cut row has a count of 0, and no list.
+    prepare(workplace, model, ["short", "brief"])
+    assert workplace.run("--from-scratch", "--yes").returncode == 0
+    assert workplace.manifest()["truncated"] == {"rows": 0, "texts_not_counted": 0}
+    assert not list(workplace.workdir.rglob("*.truncated.jsonl*"))
+
 
 def test_cut_rows_outlive_a_kill(workplace: Workplace, model: Path) -> None:
     """What an attempt found before it was killed is listed, though another finishes its chunk."""
@@ -67,18 +81,6 @@ def test_cut_rows_outlive_a_kill(workplace: Workplace, model: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert workplace.status()["attempts"] == {"committed": 2, "crashed": 1}
     assert listed(workplace) == CUT
-
-
-def test_cut_rows_of_an_update(workplace: Workplace, model: Path) -> None:
-    """An update encodes the new texts alone, and still lists the cut rows among those that it takes over."""
-    prepare(workplace, model)
-    assert workplace.run().returncode == 0
-    prepare(workplace, model, ["first", LONG + "more", *TEXTS])
-    ended = workplace.run("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert workplace.manifest()["texts_encoded"] == 2
-    assert listed(workplace) == {1: 103} | {row + 2: tokens for row, tokens in CUT.items()}
-    assert workplace.manifest()["truncated"]["texts_not_counted"] == 0
 
 
 def test_cut_rows_of_one_file(workplace: Workplace, model: Path) -> None:
@@ -92,21 +94,3 @@ def test_cut_rows_of_one_file(workplace: Workplace, model: Path) -> None:
     assert out.with_suffix(".truncated.jsonl").read_text() == '{"row": 1, "tokens": 102}\n'
     assert json.loads(out.with_suffix(".json").read_text())["truncated"]["file"] == "mine.truncated.jsonl"
     assert workplace.call("verify", str(out)).returncode == 0
-
-
-def test_cut_rows_from_scratch(workplace: Workplace, model: Path) -> None:
-    """What is encoded anew has a list of its own, also if nothing is cut any more; the earlier one is gone by then."""
-    prepare(workplace, model, TEXTS[:2])
-    assert workplace.run().returncode == 0
-    prepare(workplace, model, ["short", "brief"])
-    assert workplace.run("--from-scratch", "--yes").returncode == 0
-    assert workplace.manifest()["truncated"] == {"rows": 0, "texts_not_counted": 0}
-    assert not list(workplace.workdir.rglob("*.truncated.jsonl*"))
-
-
-def test_nothing_cut(workplace: Workplace, model: Path) -> None:
-    """Without a cut row there is a count of 0 and no file."""
-    prepare(workplace, model, ["short", "brief"])
-    assert workplace.run().returncode == 0
-    assert workplace.manifest()["truncated"] == {"rows": 0, "texts_not_counted": 0}
-    assert not (workplace.workdir / "out.truncated.jsonl").exists()
