@@ -8,7 +8,6 @@ import pytest
 from scripted_workplace import ScriptedWorkplace
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "prompt_name": ({"encode__prompt_name": "query"}, "encode.prompt_name names a prompt of the model"),
     "task": ({"encode__task": "query"}, "encode.task is for a model of sentence-transformers"),
     "encode.kwargs": ({"encode__kwargs": {"a": 1}}, "encode.kwargs is for a model of sentence-transformers"),
     "pooling": ({"model__pooling": "cls"}, "model.pooling is for a model of sentence-transformers"),

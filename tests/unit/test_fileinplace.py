@@ -12,6 +12,8 @@ from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import write_sealed
 
+NAMES = {"model.name": "m", "model.encoder": "e", "source.digest": "d", "source.rows": 1}
+
 
 def put_on_another_disk(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no rename take the file to its place."""
@@ -57,7 +59,7 @@ def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(onefile, "copy_atomic", full)
     with pytest.raises(Halt) as caught:
-        onefile.publish(out, state, Identity({}))
+        onefile.publish(out, state, Identity(NAMES))
     assert caught.value.code is ExitCode.DISK
     assert caught.value.what == f"the disk of {out.parent} is full or failing"
     room = rf"2\.0 KiB are needed; [\d.]+ \w+ are free in {out.parent}"
