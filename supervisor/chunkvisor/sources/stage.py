@@ -134,7 +134,12 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
         return Halt(ExitCode.MACHINE, what, why=why, remedy="Raise ingest.memory_limit.")
     if isinstance(error, OSError):
         return refusal(error, folder)
-    return disk_halt(OSError(errno.ENOSPC, str(error)), folder) if is_disk_fault(error) else None
+    if is_disk_fault(error):
+        return disk_halt(OSError(errno.ENOSPC, str(error)), folder)
+    if isinstance(error, duckdb.IOException):  # of DuckDB's own files: what the reader opens is told by name
+        what, why = f"DuckDB could not use a file in {folder}.", str(error).split("\n", 1)[0]
+        return Halt(ExitCode.TRY_AGAIN, what, why=why, remedy="Run again; if it comes back, look at memory and disk.")
+    return None
 
 
 def main(arguments: list[str]) -> int:

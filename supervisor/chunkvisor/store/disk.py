@@ -91,8 +91,8 @@ def refusal(error: OSError, place: Path) -> Halt | None:
             ExitCode.MACHINE,
             "the supervisor itself has met a limit of this machine",
             why=str(error),
-            remedy="raise the limits of open files and processes (ulimit -n, ulimit -u; `chunkvisor doctor` shows "
-            f"them); then run the same command again{KEPT}",
+            remedy="raise the limits of open files and processes (ulimit -n, ulimit -u), or free memory; then run the "
+            f"same command again{KEPT}",
         )
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
