@@ -34,7 +34,7 @@ def assert_whole(folder: Path) -> None:
         assert json.loads((workdir / f"{name}.json").read_text())["rows"] == len(texts)
         assert (workdir / f"{name}.npy").read_bytes() == _npy(vectors)
     left = [path for path in workdir.rglob("*") if path.suffix in {".tmp", ".partial", ".damaged"}]
-    assert not left
+    assert not left, left
 
 
 def _npy(vectors: np.ndarray) -> bytes:

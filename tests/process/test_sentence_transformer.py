@@ -101,7 +101,7 @@ def test_batches_side_by_side_equal_the_librarys(
 
     request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(2)
-    texts = [f"commit {number}: " + "refactor the parser " * (number % 9) for number in range(20)] + ["word " * 300]
+    texts = [f"commit {number}: " + "refactor the parser " * (number % 9) for number in range(60)] + ["word " * 300]
     progress = RecordedProgress()
 
     vectors, _ = run(minilm, texts, limits=Limits(rows=4, tokens=128), progress=progress)

@@ -76,14 +76,19 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
         files.log.touch()
     except OSError:
         return None
+    temporary = layout.latest.with_name(".latest.tmp")
     with contextlib.suppress(OSError):  # if links cannot be made, or something else has the name, there is no link
-        before, temporary = InvocationFiles(layout.latest).log.resolve(), layout.latest.with_name(".latest.tmp")
+        before = InvocationFiles(layout.latest).log.resolve()
+        for unfinished in before.parent.glob(".*.tmp") if layout.latest.is_symlink() else ():  # of a killed run
+            unfinished.unlink()
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(files.name)
         temporary.replace(layout.latest)
         # `tail -F latest/output.log` watches the folder that the link led to (inotify follows links), and learns of
         # nothing that happens to the link. Touching the file makes it look up the name anew.
         os.utime(before)
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
     ours = sorted((int(match[1]), name) for name in names if (match := _OURS.fullmatch(name)))
     for _, name in ours[: max(0, len(ours) - KEPT + 1)]:
         remove_folder(layout.runs / name)
