@@ -316,6 +316,8 @@ def test_copy_of_a_live_workdir(tmp_path: Path) -> None:
     process = place.start("run", str(place.config_path))
     try:
         wait_for(lambda: place.has_struck("slow"))  # the copy's own worker is not to wait
+        # Nothing is written any more: a file that vanishes would end the copying.
+        wait_for(lambda: any(event["event"] == "chunk_committed" for event in place.events()))
         workers = [event["pid"] for event in place.events() if event["event"] == "attempt_started"][-1:]
         copy = place.copy(tmp_path / "copy")
         assert read_holder(Layout(place.workdir).lock) is not None
