@@ -27,6 +27,7 @@ from chunkvisor.sources.child import try_first_row
 from chunkvisor.store.disk import DISK_ERRNOS, with_room, workdir_gone
 from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.staging import request_of
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ModelSpec, TemplateSpec
 
@@ -75,10 +76,8 @@ class Means:
                 config.device, on_lost=lambda why: run.emit(Alarmed(lost + why)), on_wait=self.on_wait
             )
         if guessed := sum(map(is_guessed, self.devices)):
-            words = (
-                f"nvidia-smi does not list the GPUs: the run goes on with {guessed}, whose memory and health it cannot"
-            )
-            run.emit(Warned(f"{words} look at. `chunkvisor doctor` says more"))
+            words = f"nvidia-smi does not list the GPUs: the run goes on with {counted(guessed, 'GPU')}, whose memory"
+            run.emit(Warned(f"{words} and health it cannot look at. `chunkvisor doctor` says more"))
         run.emit(
             RunStarted(
                 workdir=str(run.layout.workdir),
