@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chunkvisor.errors import ExitCode, Halt, halt_of
 from chunkvisor_worker.contract.exits import PARENT_PID
@@ -99,8 +98,6 @@ class Answer:
 
     status: int
     """Its exit code, negative for a signal."""
-    said: Any = None
-    """What it answered, if anything; plain values."""
     halt: Halt | None = None
     """Why it did not do it, where it could tell."""
 
@@ -114,8 +111,7 @@ def ask_child(module: str, request: object, folder: Path, log: Path, on_wait: Ca
     # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
     status = run_child([sys.executable, "-P", "-m", module, str(folder), str(os.getpid())], log, on_wait)
     try:
-        answer = json.loads(read_bounded(folder / "answer.json") or b"")
-        return Answer(status, answer["said"], halt_of(answer["halt"]) if answer["halt"] is not None else None)
+        return Answer(status, halt_of(json.loads(read_bounded(folder / "answer.json") or b"")))
     except (ValueError, KeyError, TypeError):
         return Answer(status)
 
@@ -123,30 +119,29 @@ def ask_child(module: str, request: object, folder: Path, log: Path, on_wait: Ca
 def answer_parent(
     arguments: Sequence[str],
     kind: type[Message],
-    work: Callable[[Message, Path], Any],
+    work: Callable[[Message, Path], None],
     in_words: Callable[[Exception, Message | None, Path], Halt | None],
 ) -> int:
     """Do the child's side, with `FOLDER [PARENT_PID]`; return the exit code, which is that of `chunkvisor`.
 
-    `work` does what is asked in the folder, and may return plain values. `in_words` makes a Halt of an error, None of
-    a bug; the log has the traceback of either.
+    `work` does what is asked in the folder. `in_words` makes a Halt of an error, None of a bug; the log has the
+    traceback of either.
     """
     os.umask(0o077)
-    folder, request, said, halt = Path(arguments[0]), None, None, None
+    folder, request = Path(arguments[0]), None
     if len(arguments) > 1:
         die_with_parent(int(arguments[1]))
     try:
         request = from_json(kind, (folder / "request.json").read_bytes())
         assert request is not None
-        said = work(request, folder)
+        work(request, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
         with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
             traceback.print_exc()
         halt = in_words(error, request, folder)
         if halt is None:
             return ExitCode.BUG
-    if said is not None or halt is not None:
         with suppress(OSError):  # on a full disk the exit code has to do
-            answer = {"said": said, "halt": halt.details() if halt is not None else None}
-            write_atomic(folder / "answer.json", json.dumps(answer).encode())
-    return ExitCode.COMPLETE if halt is None else halt.code
+            write_atomic(folder / "answer.json", json.dumps(halt.details()).encode())
+        return halt.code
+    return ExitCode.COMPLETE
