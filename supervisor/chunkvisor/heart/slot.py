@@ -64,7 +64,7 @@ class Slot:
     pulse: Pulse = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse(self.started_s, self.started_s)
+        self.pulse = Pulse.begin(self.started_s)
 
     def stirs(self, readable: frozenset[int]) -> bool:
         """Whether there may be news of it, if these descriptors are readable; of one on a node, the engine hears."""
