@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.badrows import count_of, reasons_in_words, reasons_of, where_listed
-from chunkvisor.assemble.forms import without_vectors
 from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
 from chunkvisor.events.event import (
     AttemptInterrupted,
@@ -339,6 +337,11 @@ class GivenUp:
 
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
     """The end of a run whose outputs, by name, have rows without a vector."""
+    from chunkvisor.assemble.badrows import count_of, reasons_in_words, reasons_of, where_listed
+    from chunkvisor.assemble.forms import (
+        without_vectors,  # numpy with them: the words are imported before the model loads
+    )
+
     listed = [(name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]]
     rows = [f"{name} row {each['row']} ({each['place']})" for name, each in listed[:_SHOWN]]
     count = sum(map(count_of, manifests.values()))

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_room_imports_only_what_stands_below_it() -> None:
         for name in imported(path):
             package, _, inside = name.partition(".")
             assert package != "chunkvisor" or inside.partition(".")[0] in below, f"{path} imports {name}: not below it"
+
+
+def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
+    """What a run imports before its model begins to load has neither numpy nor what works on its outputs."""
+    light = ("cli.run", "config.load", "show.lines", "supervise.session", "show.record")
+    program = f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.heart.loop"}
+    assert late.isdisjoint(ended.stdout.split())
 
 
 def string_of(node: ast.AST | None) -> str:

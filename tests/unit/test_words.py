@@ -9,7 +9,8 @@ from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import AttemptFailed, ChunkSplit, Event, OutputOpened, RunStarted, Waiting, WorkPlanned
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import Commit, GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
-from chunkvisor.heart.telling import WaitTeller, what_follows
+from chunkvisor.heart.run import WaitTeller
+from chunkvisor.heart.telling import what_follows
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.units import which_rows, wrapped

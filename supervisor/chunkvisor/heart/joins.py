@@ -14,7 +14,7 @@ from chunkvisor.assemble.reader import ChunkDamagedError
 from chunkvisor.events.event import Assembling, Emit, OutputComplete, Warned
 from chunkvisor.heart.messages import Event, Lost
 from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.signals import Signals
+from chunkvisor.heart.run import Signals
 from chunkvisor.heart.store import Keeper
 from chunkvisor.store.disk import DISK_ERRNOS, disk_halt
 from chunkvisor.words import damaged_again

@@ -10,8 +10,8 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.config.choices import Start as StartKind
@@ -20,13 +20,13 @@ from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.process import keep_log_end
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import AttemptStarted, Draining, Emit, Go, Warned, WorkerEnded, WorkerLeaving
+from chunkvisor.events.event import AttemptStarted, Draining, Go, Warned, WorkerEnded, WorkerLeaving
 from chunkvisor.heart import messages
 from chunkvisor.heart.conclude import adopt_all, conclude, forget_unsure
 from chunkvisor.heart.joins import Joins
 from chunkvisor.heart.output import OutputRun
+from chunkvisor.heart.run import Run
 from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, GateState, Scheduler, Settings
-from chunkvisor.heart.signals import Signals
 from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.telling import Teller, names_of
@@ -41,20 +41,6 @@ from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 
 _PAUSE_S = 0.25
 """The loop looks around so often, even if no worker calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one run has for itself."""
-
-    layout: Layout
-    run_id: str
-    signals: Signals
-    emit: Emit
-    tick: Callable[[], None]
-    """To be called several times a second, however long something takes."""
-    texts_per_s_before: float | None = None
-    """Of the last run in this workdir, or of a trial."""
 
 
 class Loop:

@@ -18,10 +18,10 @@ from chunkvisor.events.event import (
     Emit,
     LimitsLowered,
     PartFailed,
-    Waiting,
 )
 from chunkvisor.heart import messages, policy
 from chunkvisor.heart.output import OutputRun
+from chunkvisor.heart.run import WaitTeller
 from chunkvisor.heart.scheduler import Settings
 from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Keeper
@@ -34,27 +34,6 @@ from chunkvisor.words import GivenUp
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.wire import write_message
-
-_EVERY_S = 60.0
-"""A wait is reported about so often, however often it is tried meanwhile."""
-
-
-class WaitTeller:
-    """Reports that a run waits for something: at once, and then about once a minute."""
-
-    def __init__(self, emit: Emit, limit_s: float) -> None:
-        """`limit_s` is how long the run waits at most."""
-        self._emit, self._limit_s = emit, limit_s
-        self._told_s: dict[int | None, float] = {}
-        """How long the wait had lasted when it was last reported, by device; None = of all."""
-
-    def tell(self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None) -> None:
-        """Report that the next try comes after `delay_s`, and the wait has lasted `waited_s` so far; 0 = it begins."""
-        told_s = self._told_s.get(device)
-        again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + _EVERY_S
-        if not again:
-            self._told_s[device] = waited_s
-        self._emit(Waiting(delay_s, reason, outcome, round(waited_s, 1), self._limit_s, again))
 
 
 class Teller:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from chunkvisor.judge import EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, sync_folder
@@ -140,6 +138,7 @@ class Salvage:
 def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> Salvage:
     """Say what is left of the attempt, for `known` and `is_blank` as in `gather`. Raises nothing."""
     import numpy as np
+    import xxhash
 
     from chunkvisor.store.artifact import BadVectorsError, bad_rows, read_exactly, read_shape
 

@@ -1,4 +1,7 @@
-"""What a run works with: its devices, the files of its model, an engine, and how it waits for what is not ready."""
+"""What a run works with: its devices, the files of its model, an engine, and how it waits for what is not ready.
+
+It is what is imported before a model begins to load. Whatever else a run needs, numpy above all, is imported meanwhile.
+"""
 
 import contextlib
 import os
@@ -6,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.load import LoadedConfig
@@ -18,18 +21,16 @@ from chunkvisor.engine.modelchecks import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import Alarmed, Doing, Note, Resolving, RunStarted, Warned
-from chunkvisor.heart.loop import Run
-from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.signals import stopped
-from chunkvisor.heart.telling import WaitTeller
+from chunkvisor.heart.run import Run, WaitTeller, stopped
 from chunkvisor.judge import Budget
-from chunkvisor.sources.child import try_first_row
 from chunkvisor.store.disk import DISK_ERRNOS, with_room, workdir_gone
 from chunkvisor.store.records import LessonFile
-from chunkvisor.supervise.staging import request_of
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ModelSpec, TemplateSpec
+
+if TYPE_CHECKING:
+    from chunkvisor.heart.output import OutputRun
 
 _PAUSE_S = 0.25
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
@@ -181,6 +182,9 @@ class Means:
         if at_hand is not None:
             near = None
         else:
+            from chunkvisor.sources.child import try_first_row
+            from chunkvisor.supervise.staging import request_of
+
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
@@ -215,7 +219,7 @@ class Means:
             self._ahead = self._local(model_spec(model, source.path, source.revision))
             self._ahead.expect_any()
 
-    def take_engine(self, source: ModelSource, outputs: Sequence[OutputRun]) -> Engine:
+    def take_engine(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
         """Give the engine for these outputs, which the caller closes: the one that was begun ahead, if there is one."""
         if self.on_ray:
             from chunkvisor.engine.ray.engine import ray_engine

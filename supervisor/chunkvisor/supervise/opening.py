@@ -4,10 +4,10 @@ What an earlier run has fixed stays as it was, unless the run is asked to update
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chunkvisor.assemble.badrows import mend_records
 from chunkvisor.assemble.before import begun, drop_before, finish_switch, keep_before
@@ -15,14 +15,15 @@ from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
 from chunkvisor.assemble.forms import asked_form, place_of
 from chunkvisor.assemble.manifest import finish_publishing
 from chunkvisor.assemble.writer import clear_partial
-from chunkvisor.config.load import Given, LoadedConfig
+from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.events.event import Emit, Note, OutputOpened, Staging
+from chunkvisor.events.event import Note, OutputOpened, Staging
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.output import OutputRun, texts_damaged
+from chunkvisor.heart.run import Run
 from chunkvisor.reuse import Planner
 from chunkvisor.sources.child import stage_table
 from chunkvisor.sources.resolve import shown
@@ -44,39 +45,34 @@ from chunkvisor.store.records import DamagedError, write_record
 from chunkvisor.store.reuse import PlaceKind, is_planned, read_reuse, work_with
 from chunkvisor.store.workdir import anything_kept
 from chunkvisor.supervise.finish import Finish
+from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.staging import asked, propose, request_of, staged_before, worker_rate
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Spec
 
-if TYPE_CHECKING:
-    from chunkvisor.supervise.means import Means
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Opening:
     """What all outputs of a run have in common while they are opened."""
 
-    loaded: LoadedConfig
+    request: Request
+    run: Run
+    means: Means
     source: ModelSource
-    device_kind: str
-    run_id: str
-    max_rows: int | None
     arithmetic: Mapping[str, str]
     """Variables of the workers that choose other arithmetic."""
-    means: "Means"
-    emit: Emit
-    on_wait: Callable[[], None]
-    """Called while a source is read; raises to stop."""
     planner: Planner
-    update: bool = False
-    """A source that has changed is taken as it is now."""
-    from_scratch: bool = False
 
     @property
     def config(self) -> Config:
         """The validated config."""
-        return self.loaded.config
+        return self.request.loaded.config
+
+    @property
+    def device_kind(self) -> str:
+        """The kind of the run's devices."""
+        return self.means.devices[0].kind
 
 
 @dataclass(slots=True)
@@ -116,16 +112,17 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     # Of a run that was killed while it staged or planned: nothing rests on them yet.
     for leftover in layout.leftovers:
         remove_folder(leftover)
-    staged = staged_before(request_of(opening.config, name, opening.max_rows), layout)
+    staged = staged_before(request_of(opening.config, name, opening.request.max_rows), layout)
     if staged is not None and lacks_rows_table(layout, asked_form(output, staged.carried)):
         staged = None  # `clean` has removed the table of rows
     if staged is None:
         if fixed is not None:
             # Refuse a changed config before minutes are spent on reading the source anew.
-            refuse_changed(opening, layout, fixed, _identity(opening, name, _staged_of(fixed)))
+            as_before = fixed.identity
+            refuse_changed(opening, layout, fixed, _identity(opening, name, as_before.source_digest, as_before.rows))
         fresh, record = stage_fresh(opening, layout)
         staged = record.staged
-    identity = _identity(opening, name, staged)
+    identity = _identity(opening, name, staged.digest, staged.rows)
     if fixed is not None:
         try:
             refuse_changed(opening, layout, fixed, identity)
@@ -136,7 +133,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
         next_one = Fixed(identity, _chunk_size(opening, layout), fixed.generation + 1)
         rows = f"{counted(fixed.identity.rows, 'row')} before, {identity.rows:,} now"
-        opening.emit(Note(f"{name}: the source has changed: {rows}; this is generation {next_one.generation}"))
+        opening.run.emit(Note(f"{name}: the source has changed: {rows}; this is generation {next_one.generation}"))
         made = Begun(layout, next_one, staged)
         if fresh is None:  # the same texts, made of the source in another way
             move_on(made)
@@ -152,7 +149,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
         write_record(layout.identity, fixed)
     form = asked_form(output, staged.carried)
     made = Begun(layout, fixed, staged)
-    made.manifest = keep_finished(layout, identity.fingerprint, form, opening.emit, opening.on_wait)
+    made.manifest = keep_finished(layout, identity.fingerprint, form, opening.run.emit, opening.means.on_wait)
     if made.manifest is not None and layout.again.exists():  # `retry` has asked for the bad texts
         if made.manifest["quarantined"]:
             move_on(made)
@@ -183,7 +180,9 @@ def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
         make_state(layout)
         _put_in_place(layout, fresh if before is None else before / fresh.name, record)
         if before is not None:
-            opening.emit(Note(f"{layout.name}: what was there is kept in {layout.before} until the new file is there"))
+            opening.run.emit(
+                Note(f"{layout.name}: what was there is kept in {layout.before} until the new file is there")
+            )
 
 
 def move_on(made: Begun) -> None:
@@ -216,19 +215,19 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     Raises Halt if the source is wrong, OSError.
     """
     opening.means.load_ahead(opening.source)
-    opening.emit(Staging(layout.name))
+    opening.run.emit(Staging(layout.name))
     if note := opening.config.outputs[layout.name].template_note:
-        opening.emit(Note(f"{layout.name}: {note}"))
-    request = request_of(opening.config, layout.name, opening.max_rows)
+        opening.run.emit(Note(f"{layout.name}: {note}"))
+    request = request_of(opening.config, layout.name, opening.request.max_rows)
     depends_on, fresh = asked(request), layout.fresh_table
     remove_folder(fresh)
     what = f"the source of {layout.name} is read"
-    table = opening.means.until_done(lambda: stage_table(request, fresh, opening.on_wait), what, layout.state)
+    table = opening.means.until_done(lambda: stage_table(request, fresh, opening.means.on_wait), what, layout.state)
     rows = f"{counted(table.rows, 'row')}, {counted(table.distinct, 'distinct text')}"
-    opening.emit(Note(f"{layout.name}: {rows}"))
+    opening.run.emit(Note(f"{layout.name}: {rows}"))
     if table.empty:
         words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
-        opening.emit(Note(f"{layout.name}: {words}"))
+        opening.run.emit(Note(f"{layout.name}: {words}"))
     files = tuple(shown(file.path) for file in table.files)
     return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
@@ -241,7 +240,7 @@ def _chunk_size(opening: Opening, layout: OutputLayout) -> int:
         return size
     events = read_with_trials(config.workdir, Layout(config.workdir).events)
     proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
-    opening.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
+    opening.run.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
     return proposed.texts
 
 
@@ -253,10 +252,12 @@ def open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTa
             raise DamagedError("they are those of another output, or of other settings")
         return table
     except DamagedError as error:
-        opening.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
+        opening.run.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
         fresh, record = stage_fresh(opening, layout)
         try:
-            refuse_changed(opening, layout, fixed, _identity(opening, layout.name, record.staged))
+            refuse_changed(
+                opening, layout, fixed, _identity(opening, layout.name, record.staged.digest, record.staged.rows)
+            )
         except Halt:
             remove_folder(fresh)
             raise
@@ -293,15 +294,10 @@ def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
             raise not_ours(place, "choose another workdir or another name for the output")
 
 
-def _identity(opening: Opening, name: str, staged: Staged) -> Identity:
+def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:
     """Compute the identity that the config asks for, of a source of so many rows."""
     revision = opening.source.revision or ""
-    return identity_of(opening.config, name, revision, staged.digest, staged.rows, opening.arithmetic)
-
-
-def _staged_of(fixed: Fixed) -> Staged:
-    """Pretend that the source is as it was, to see whether the settings are."""
-    return Staged(fixed.identity.rows, fixed.identity.rows, fixed.identity.source_digest, ())
+    return identity_of(opening.config, name, revision, digest, rows, opening.arithmetic)
 
 
 def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
@@ -309,9 +305,9 @@ def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Id
     if fixed.identity.fingerprint == now.fingerprint:
         return
     serve = now.of_vectors == fixed.identity.of_vectors
-    if serve and opening.update:
+    if serve and opening.request.update:
         return
-    halt = refuse_changes(layout.name, differences(fixed.identity, now), opening.loaded.given, serve=serve)
+    halt = refuse_changes(layout.name, differences(fixed.identity, now), opening.request.loaded.given, serve=serve)
     if not anything_kept(Layout(layout.workdir)):
         # As after a model that was refused, when the config was corrected as the message said.
         halt.why = "no text has a vector yet, so nothing is lost by a new beginning"
@@ -370,7 +366,7 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
     clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
     table = open_table(opening, layout, fixed)
     if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-        opening.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
+        opening.run.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
     reuse = read_reuse(layout)
     ledger = Ledger(layout, *work_with(reuse, fixed, staged))
     ledger.load()
@@ -380,9 +376,9 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
     if reuse is not None:
         source = listed([each.words for each in used], 3)
         have = f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {source}"
-        opening.emit(Note(f"{name}: {have}; {reuse.encoded:,} left to encode"))
+        opening.run.emit(Note(f"{name}: {have}; {reuse.encoded:,} left to encode"))
     saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
-    opening.emit(
+    opening.run.emit(
         OutputOpened(
             output=name,
             rows=staged.rows,
@@ -398,7 +394,7 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
     encode, plugin = config.effective_encode(name), config.model.is_plugin
     threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
     job = Spec(
-        run_id=opening.run_id,
+        run_id=opening.run.run_id,
         fingerprint=ledger.fingerprint,
         output=name,
         chunk=0,
@@ -409,7 +405,7 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
         device=opening.device_kind,
         model=model_spec(config.model, opening.source.path, opening.source.revision),
         encode=encode_spec(encode),
-        import_path=(str(opening.loaded.folder),),
+        import_path=(str(opening.request.loaded.folder),),
         threads=thread_count(threads, opening.device_kind, len(os.sched_getaffinity(0)) // config.workers.per_device),
     )
     return OutputRun(
@@ -434,6 +430,6 @@ def _tidy_complete(opening: Opening, made: Begun, manifest: dict[str, Any]) -> N
     # The records of a planned one are about a part of its texts; `retry` does without them.
     mended = 0 if is_planned(layout) else mend_records(layout, manifest, made.fixed.chunk_size)
     if mended:
-        opening.emit(Note(f"{made.name}: {counted(mended, 'lost record')} of texts without a vector written again"))
+        opening.run.emit(Note(f"{made.name}: {counted(mended, 'lost record')} of texts without a vector written again"))
     if not opening.config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
         remove_folder(layout.chunks)

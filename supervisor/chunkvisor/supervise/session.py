@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 
-from chunkvisor.assemble.forms import FORMATS
-from chunkvisor.config.choices import EngineKind
+from chunkvisor.config.choices import EngineKind, FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Event, Halted, Invoked, Note, RunEnded
 from chunkvisor.events.journal import Journal
-from chunkvisor.heart.loop import Run
-from chunkvisor.heart.signals import Signals
+from chunkvisor.heart.run import Run, Signals
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
 from chunkvisor.show.outside import is_textfile, not_understood
 from chunkvisor.show.record import open_invocation
@@ -24,7 +22,6 @@ from chunkvisor.store.disk import check_target, memory_halt, refusal, workdir_go
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.workdir import anything_kept, claim, hold
 from chunkvisor.supervise.means import Means, Request
-from chunkvisor.supervise.work import RunWork
 from chunkvisor.units import counted
 from chunkvisor.words import Troubles
 
@@ -74,7 +71,10 @@ def run(request: Request, observer: Observer) -> ExitCode:
                 emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
             of_run = Run(layout, run_id, signals, emit, observers.tick, speed)
             with Means(request, of_run) as means:
-                code = RunWork(request, of_run, means).do()
+                source = means.source()
+                from chunkvisor.supervise.work import RunWork  # next to the model, which loads by now
+
+                code = RunWork(request, of_run, means).do(source)
         emit(RunEnded(int(code)))
         return code
 
@@ -137,9 +137,12 @@ def require_extras(config: Config) -> None:
             )
     needed = [("engine.kind: ray", "ray", "ray")] if config.engine.kind is EngineKind.RAY else []
     for name, output in config.outputs.items():
-        form = FORMATS[output.format]
-        if form.package is not None:
-            needed.append((f"outputs.{name}.format: {output.format}", form.package, form.extra))
+        if output.format is not FinalFormat.NPY:
+            from chunkvisor.assemble.forms import FORMATS  # numpy with it, which has time until the model loads
+
+            form = FORMATS[output.format]
+            if form.package is not None:
+                needed.append((f"outputs.{name}.format: {output.format}", form.package, form.extra))
     needed += [("notify", "apprise", "notify")] if config.notify else []
     for key, package, extra in needed:
         if find_spec(package) is None:

@@ -34,7 +34,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
         problem = _problem_of(opening, begun, outputs)
         if problem is None:
             return
-        opening.emit(Note(f"{begun.name}: {problem}; its texts are looked up again"))
+        opening.run.emit(Note(f"{begun.name}: {problem}; its texts are looked up again"))
         if not is_planned(layout):
             return
         move_on(begun)
@@ -46,10 +46,12 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
     found = list[Offer]()
     if opening.config.reuse and TableFiles(table.folder).holds_index():
-        found = list(_candidates(opening, begun, outputs, Scratch(opening.config.workdir, opening.on_wait)))
+        found = list(_candidates(opening, begun, outputs, Scratch(opening.config.workdir, opening.means.on_wait)))
         _tell_rounded(opening, begun, found)
     elif opening.config.reuse:
-        opening.emit(Note(f"{begun.name}: the index of its texts is missing or damaged, so no vector is taken over"))
+        opening.run.emit(
+            Note(f"{begun.name}: the index of its texts is missing or damaged, so no vector is taken over")
+        )
     facts = opening.planner.plan(begun.name, target.reuse, table, found, needed=begun.moves_on)
     if facts is not None:
         write_facts(target, facts)
@@ -65,7 +67,7 @@ def _tell_rounded(opening: Opening, begun: Begun, found: Sequence[Offer]) -> Non
         return
     dtype = form_of(manifest).dtype
     words = f"{begun.name}: no vector can be taken from its final file, which is rounded ({dtype})"
-    opening.emit(Note(f"{words}; with chunk.keep: true, updates encode only new texts"))
+    opening.run.emit(Note(f"{words}; with chunk.keep: true, updates encode only new texts"))
 
 
 def _problem_of(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> str | None:
@@ -120,7 +122,7 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratc
         of_run = next((each for each in outputs if each.name == name), None)
         words = f"output {name}"
         if of_run is None or of_run.complete:
-            if of_run is not None or not opening.from_scratch:
+            if of_run is not None or not opening.request.from_scratch:
                 yield from filter(None, [of_final(other, wanted, PlaceKind.OUTPUT, words, scratch)])
             continue
         before = other if of_run.moves_on and other.done.exists() else other.earlier

@@ -20,10 +20,10 @@ from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.trial import Conditions, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Note, OutputAlreadyComplete, Warned, WorkPlanned
-from chunkvisor.heart.loop import Loop, Run
+from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun
+from chunkvisor.heart.run import Run, stopped
 from chunkvisor.heart.scheduler import Settings
-from chunkvisor.heart.signals import stopped
 from chunkvisor.judge import Patience
 from chunkvisor.reuse import Planner, sources_first
 from chunkvisor.store.identity import arithmetic_variables
@@ -46,9 +46,8 @@ class RunWork:
         self._other_dtype = ""
         """What another dtype does against a lack of memory on the weakest GPU; empty = nothing, or not known."""
 
-    def do(self) -> ExitCode:
+    def do(self, source: ModelSource) -> ExitCode:
         """Do it. Raises Halt with the exit code and the words if it does not end well; OSError."""
-        source = self._means.source()
         self._check_dtype(source)
         if self._config.model.expect is not None:
             read_expected(self._config.model.expect)  # what is wrong with it is said before the source is read
@@ -84,21 +83,10 @@ class RunWork:
     def _open(self, source: ModelSource) -> list[OutputRun]:
         """Open the outputs that are not complete."""
         config, layout, means = self._config, self._layout, self._means
-        opening = Opening(
-            self._request.loaded,
-            source,
-            means.devices[0].kind,
-            self._run.run_id,
-            self._request.max_rows,
-            # The environment of this machine does not travel to the nodes of a cluster.
-            arithmetic_variables({} if means.on_ray else os.environ, config.env),
-            means,
-            self._emit,
-            means.on_wait,
-            Planner(self._emit, means.on_wait),
-            self._request.update,
-            self._request.from_scratch,
-        )
+        # The environment of this machine does not travel to the nodes of a cluster.
+        arithmetic = arithmetic_variables({} if means.on_ray else os.environ, config.env)
+        planner = Planner(self._emit, means.on_wait)
+        opening = Opening(self._request, self._run, means, source, arithmetic, planner)
         if self._request.from_scratch:
             begin_anew(opening, [layout.output(name) for name in config.outputs])
             if not config.model.is_plugin and source.local is None:

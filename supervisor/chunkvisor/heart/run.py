@@ -1,4 +1,6 @@
-"""What ends a run before its work is done: signals to the supervisor, and the time that --stop-after gives it.
+"""What one run has for itself: the signals and the time that end it, where it reports, and how it says that it waits.
+
+A run imports it before its model begins to load: neither numpy nor what works on outputs comes with it.
 
 The first SIGINT or SIGTERM drains the run, the second stops it at once. SIGINT comes from a person, who can wait and
 send another; after SIGTERM something stronger may follow, so the run has ended within `recovery.grace`. It never does
@@ -11,10 +13,13 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from chunkvisor.errors import KEPT, ExitCode, Halt
+from chunkvisor.events.event import Emit, Waiting
+from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_time
 
 
@@ -117,3 +122,39 @@ def stopped(signals: Signals) -> Halt:
         return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
     return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run has for itself."""
+
+    layout: Layout
+    run_id: str
+    signals: Signals
+    emit: Emit
+    tick: Callable[[], None]
+    """To be called several times a second, however long something takes."""
+    texts_per_s_before: float | None = None
+    """Of the last run in this workdir, or of a trial."""
+
+
+_EVERY_S = 60.0
+"""A wait is reported about so often, however often it is tried meanwhile."""
+
+
+class WaitTeller:
+    """Reports that a run waits for something: at once, and then about once a minute."""
+
+    def __init__(self, emit: Emit, limit_s: float) -> None:
+        """`limit_s` is how long the run waits at most."""
+        self._emit, self._limit_s = emit, limit_s
+        self._told_s: dict[int | None, float] = {}
+        """How long the wait had lasted when it was last reported, by device; None = of all."""
+
+    def tell(self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None) -> None:
+        """Report that the next try comes after `delay_s`, and the wait has lasted `waited_s` so far; 0 = it begins."""
+        told_s = self._told_s.get(device)
+        again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + _EVERY_S
+        if not again:
+            self._told_s[device] = waited_s
+        self._emit(Waiting(delay_s, reason, outcome, round(waited_s, 1), self._limit_s, again))
