@@ -18,7 +18,7 @@ SMOKE = (
     "tests/unit",
     *(f"tests/process/test_{name}.py" for name in ["resume", "status", "metrics", "plan", "report", "encode"]),
 )
-TOOLS = ("hypothesis", "jsonschema", "pyte", "pytest", "pytest-timeout", "pytest-xdist", "hatchling")
+TOOLS = ("hypothesis", "pyte", "pytest", "pytest-timeout", "pytest-xdist", "hatchling")
 """Of the group dev, in whatever version pip likes: they are no part of what people install."""
 
 

@@ -21,7 +21,6 @@ EXITS: dict[str, tuple[int, ...]] = {
     "clean": (0, 75, 78),
     "init": (0, 78),
     "explain": (0, 2),
-    "schema": (0,),
 }
 EXITS["encode"] = EXITS["run"]
 """What each command ends with, except 1, 2, 74 and 130, which any of them can."""

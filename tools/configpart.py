@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from chunkvisor.config.load import what_is_right
 from chunkvisor.config.model import Config, OutputConfig
 from md import code, table
 
@@ -51,7 +52,7 @@ def takes(field: FieldInfo) -> str:
         TypeAdapter(annotated[kind, None, *field.metadata]).validate_python(object())
     except ValidationError as error:
         (first, *_) = error.errors()
-        what = str(first.get("ctx", {}).get("what", "a mapping")).replace("a positive whole number", "a count")
+        what = what_is_right(first).replace("a whole number from 1 to 1,000,000,000", "a count")
         if field.default is None:  # the column of defaults shows that null is taken
             what = re.sub(r"(, | )or null$", "", what)
         return _SHORT.get(what, what)

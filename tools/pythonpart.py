@@ -9,8 +9,8 @@ from functools import partial
 
 import chunkvisor.api
 import chunkvisor.results
+from chunkvisor.api import meanings
 from chunkvisor.assemble import badrows
-from chunkvisor.calls import meanings
 from chunkvisor.show import status
 from configpart import keys as keys_of_config
 from docstrings import attribute_docs

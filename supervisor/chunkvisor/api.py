@@ -5,19 +5,24 @@ thread will do.
 """
 
 import contextlib
+import functools
+import inspect
 import os
+import re
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.calls import CallOfTexts, called_from_python, in_python
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
+from chunkvisor.config.model import EncodeConfig, ModelConfig
 from chunkvisor.config.values import seconds_of
 from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -39,9 +44,122 @@ An `Observer`, such as `chunkvisor.show.lines.Console()`, may stand in its place
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _OUTPUT = "embeddings"
 _LOG_LINES = 20
 _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
+
+
+_MEANINGS = {
+    "texts": "A list, a generator, a column of pandas, polars, NumPy, Arrow or datasets: whatever can be iterated once."
+    " None counts as an empty text. pandas has NaN for a missing text, which is refused: write texts.fillna('').",
+    "config_path": "A YAML config; `chunkvisor init` writes one with every key explained.",
+    "model": "Name of a model on the hub, or the path of a model's folder, which needs no hub.",
+    "column": "The texts are this column of a table (a DataFrame of pandas or polars, a pyarrow.Table, a "
+    "datasets.Dataset), or this key of rows that are mappings.",
+    "workdir": "Folder in which the work is kept. The same call continues it after a stop or a kill, or finds it done; "
+    "the array is mapped from a file there, read-only. None = all is temporary, and the array is in memory.",
+    "chunk_size": "Distinct texts that one worker process encodes; a fault costs at most this much work. auto = as many"
+    " as a worker does in about 40 s.",
+    "device": "cuda = every GPU that is visible; cuda:1; a list of such; cpu. A run never switches to the CPU by "
+    "itself.",
+    "set": 'Values for keys of the config that are no arguments, such as ["recovery.attempts=5", '
+    '"workers.per_device=2"]; docs/reference/config.md has all keys.',
+    "max_rows": "A trial of the first rows, in a separate workdir, `<workdir>-first-<max_rows>`.",
+    "from_scratch": "Discard what the workdir has, and encode everything anew. Without it, and without `update`, a "
+    "workdir with vectors of other texts or of other settings is refused.",
+    "update": "Take other texts than those that the workdir has vectors of: only texts that are new are encoded.",
+    "stop_after": 'Seconds, or a time such as "3h", within which the call ends. If work is left then, it raises '
+    "ChunkvisorError with code 75; the same call continues.",
+    "progress": "True = a progress bar; False = none; None = one in a terminal or a notebook, unless on_event is "
+    "given.",
+    "on_event": "A function that gets the name and the details (a dict) of each event; docs/reference/events.md lists "
+    "them. What it raises ends the run. chunkvisor.show.lines.Console() prints what the command prints.",
+}
+"""What the arguments mean that are no keys of the sections `model` and `encode`; those keys have descriptions."""
+
+
+def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Wrap the function: its help lists the arguments, and errors speak of arguments, without our frames."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True  # in pytest
+        try:
+            return function(*args, **kwargs)
+        except ChunkvisorError as error:
+            # A notebook shows the signature of every frame: what went wrong is to be in the last lines.
+            error.what, error.remedy = in_python(error.what), in_python(error.remedy)
+            end = error
+        raise end.with_traceback(None) from None
+
+    lines = [inspect.getdoc(function) or "", "", "Arguments:", ""]
+    for name, words in meanings(function).items():
+        lines.append(textwrap.fill(f"- {name}: {words}", 100, subsequent_indent="  ", break_on_hyphens=False))
+    call.__doc__ = "\n".join(lines)
+    return call
+
+
+def meanings(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what each argument of the function means, in the order of its signature."""
+    fields = EncodeConfig.model_fields | ModelConfig.model_fields  # of two `kwargs` the model's are the argument
+    known = {name: (field.description or "").replace("null", "None") for name, field in fields.items()} | _MEANINGS
+    return {name: known[name] for name in inspect.signature(function).parameters}
+
+
+_COMMAND_WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (r"\b([Rr])un (?:the same command )?again\b", lambda found: f"{'C' if found[1] == 'R' else 'c'}all it again"),
+    (r"--(from-scratch|update)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
+    (r"(?m)^--set ", lambda _found: "set "),
+    (r"--set (\S*\w)", lambda found: f'set=["{found[1]}"]'),
+)
+
+
+def in_python(words: str) -> str:
+    """Return the words with arguments in place of the command's options."""
+    for pattern, say in _COMMAND_WORDS:
+        words = re.sub(pattern, say, words)
+    return words
+
+
+_LINE = re.compile(r"(?:/[^:\n]*)?/texts-[0-9a-f]{16}\.jsonl:(\d+)")
+"""Where a text stands in the file that `encode` has written of those that it was given."""
+_KEY = re.compile(
+    r"\b(?:(chunk)\.(?=size)|(?:outputs\.embeddings\.)?(?:model|encode)\.)"
+    r"(?=(?:batch_|dtype|max_|normalize|prompt|revision|size|task|trust_|truncate_|encoder|kwargs|pooling|expect))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallOfTexts:
+    """A call of `encode`, in the words of its caller, who knows neither a config nor a file of the texts."""
+
+    place: Callable[[int], str]
+    """Where the text of that number stands: `texts[7]`, `texts.iloc[7]`."""
+    workdir: Path
+    kept: bool
+    """Otherwise the workdir is a temporary folder, which is gone when the caller reads of it."""
+
+    def in_words(self, line: str) -> str:
+        """Return a line of the run's news."""
+        line = self._placed(line).removesuffix("; `where` leaves them out")  # a key of the config
+        if self.kept:
+            return line
+        folder = re.escape(str(self.workdir))
+        return re.sub(folder, "a temporary folder", re.sub(rf", {folder}/\S+$", "", line))
+
+    def rename(self, error: ChunkvisorError) -> None:
+        """Name the arguments of the call in an error, in place of keys and files."""
+        error.what = self._placed(error.what).replace("\n  source: ", "\n  texts: ")
+        for part in ("what", "why", "remedy"):
+            words = _KEY.sub(lambda key: f"{key[1]}_" if key[1] else "", getattr(error, part))
+            words = words.replace("`chunkvisor doctor CONFIG`", "`chunkvisor doctor` on the command line")
+            setattr(error, part, words.replace("model.name", "model"))
+
+    def _placed(self, words: str) -> str:
+        return _LINE.sub(lambda found: self.place(int(found[1]) - 1), words)
 
 
 class QuarantineWarning(UserWarning):

@@ -23,7 +23,6 @@ ROOMS = (
     *(
         "cli",
         "api",
-        "calls",
         "results",
         "commands",
         "testing",

@@ -25,7 +25,7 @@ _MODULES = {
     **dict.fromkeys(("status", "report", "verify", "audit"), "workdir"),
     "tune": "before",
     **dict.fromkeys(("retry", "clean"), "workdir"),
-    **dict.fromkeys(("init", "explain", "schema"), "before"),
+    **dict.fromkeys(("init", "explain"), "before"),
 }
 """Command -> the module of this package that has it, in the order of `--help`."""
 

@@ -1,4 +1,4 @@
-"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`, `explain`, `schema`."""
+"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`, `explain`."""
 
 import json
 import os
@@ -234,16 +234,3 @@ def explain(name: str | None) -> None:
     from chunkvisor.commands import explain as handbook
 
     say(handbook.explain(name) if name is not None else "\n".join(handbook.index()), indent=4)
-
-
-@click.command("schema")
-def schema() -> None:
-    """Print the JSON Schema of the config. With it, editors complete keys and mark what is wrong.
-
-    \b
-    Example: chunkvisor schema > chunkvisor.schema.json
-    and at the top of the config: # yaml-language-server: $schema=chunkvisor.schema.json
-    """  # noqa: D301 - as in the package
-    from chunkvisor.config.model import config_schema
-
-    say(json.dumps(config_schema(), indent=2))

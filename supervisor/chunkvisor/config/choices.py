@@ -40,7 +40,7 @@ class OnBadRow(StrEnum):
 
 
 class FinalFormat(StrEnum):
-    """Say how the rows of a final file are written; `assemble.formats` has one module for each."""
+    """Say how the rows of a final file are written."""
 
     NPY = "npy"
     PARQUET = "parquet"
@@ -74,16 +74,14 @@ AS_PARQUET = (
 """What to do with a source of a kind that is not read."""
 
 # "token" alone: encode.batch_tokens is not a secret.
-_SECRETS = frozenset(
-    {"apikey", "auth", "cookie", "credential", "credentials", "key"}
-    | {"passwd", "password", "pat", "pwd", "secret", "token"}
+_SECRETS = re.compile(
+    r"(?<![a-z0-9])(apikey|auth|cookie|credentials?|key|passwd|password|pat|pwd|secret|token)(?![a-z0-9])"
 )
-_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 def is_secret(name: str) -> bool:
     """Say whether a key or a variable of this name probably holds a secret."""
-    return not _SECRETS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+    return _SECRETS.search(name.lower()) is not None
 
 
 def digested(value: Any, name: str = "") -> Any:
@@ -95,6 +93,7 @@ def digested(value: Any, name: str = "") -> Any:
         return {key: digested(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [digested(item, name) for item in value]
-    if value is None or isinstance(value, bool) or not is_secret(name) or _DIGEST.fullmatch(str(value)):
+    is_digest = re.fullmatch("sha256:[0-9a-f]{64}", str(value)) is not None
+    if value is None or isinstance(value, bool) or is_digest or not is_secret(name):
         return value
     return f"sha256:{hashlib.sha256(json.dumps(value).encode()).hexdigest()}"

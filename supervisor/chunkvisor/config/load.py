@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config.choices import COMPRESSIONS, FORMATS, is_secret
+from chunkvisor.config.choices import AS_PARQUET, COMPRESSIONS, FORMATS, is_secret
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.config.yaml import Document, Key, YamlError, parse
 from chunkvisor.errors import Halt, config_error
@@ -38,8 +38,19 @@ GONE: dict[tuple[str, ...], str] = {
         "set of versions, pin them in the environment"
     ),
     ("upload",): "copy the finished files with `aws s3 cp`, or with `hf upload`",
+    ("source", "database"): AS_PARQUET[0].lower() + AS_PARQUET[1:].removesuffix("."),
 }
 """Keys of earlier versions, or keys and one of their values, each with what to do instead."""
+
+_WORDS = {
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_too_short": "text that is not empty",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "dict_type": "a mapping",
+}
+"""Types of error of pydantic -> what would be right."""
 
 
 class Given(StrEnum):
@@ -82,10 +93,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
         document = parse(_read(path))
     except YamlError as error:
         raise _wrong_config([f"{path}:{error.line}: {error.sentence}"]) from None
-    if document.value is None:
-        raise _wrong_config([f"{path}: the file is empty; `chunkvisor init` writes a config to start from"])
     if not isinstance(document.value, dict):
-        raise _wrong_config([f"{path}:1: the file must hold keys and values, such as `workdir: cache`"])
+        raise _wrong_config([f"{path}: the file holds no keys and values; `chunkvisor init` writes a config to edit"])
     folder = path.absolute().parent
     config = _validated(str(path), document, overrides, folder)
     return LoadedConfig(config, path.absolute(), folder, tuple(overrides))
@@ -112,13 +121,6 @@ def all_keys(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> I
         for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from all_keys(kind, (*prefix, name, *named))
-
-
-def dotted_keys() -> list[str]:
-    """List every key of a single value as --set takes it, but for those of outputs: their names are in the file."""
-    known = list(all_keys())
-    sections = {key[:-1] for key in known}
-    return [".".join(key) for key in known if key not in sections and key[0] != "outputs"]
 
 
 def without_secret(text: str) -> str:
@@ -164,16 +166,11 @@ def _validated(name: str, document: Document, overrides: Sequence[str], folder: 
         shown = without_secret(text)
         place = "--set " + (shown if shown != text else shlex.quote(_shortened(text)))
         if sentence := _override(document, places, place, text):
-            hidden = shown != text and sentence.startswith("not valid YAML")  # what it names may be part of a secret
-            problems.append((place, "not valid YAML" if hidden else sentence))
-    env = document.value.get("env")
-    if isinstance(env, dict):  # numbers as they were written: 9.10 is not 9.1 to whoever reads the variable
-        numbers = [key for key, value in env.items() if type(value) in (int, float)]
-        document.value["env"] = env | {key: document.written.get(("env", key), str(env[key])) for key in numbers}
+            problems.append((place, sentence))
     try:
         config = Config.model_validate(document.value, context={"folder": str(folder)})
     except ValidationError as error:
-        problems.extend(_problem(dict(item), document, places) for item in error.errors(include_url=False))
+        problems.extend(_problem(dict(item), places) for item in error.errors(include_url=False))
     if not problems:
         return config
     lines = []
@@ -188,39 +185,36 @@ def _override(document: Document, places: dict[Key, int | str], place: str, text
     dotted, equals, value_text = text.partition("=")
     if not equals or not all(dotted.split(".")):
         return "write it as --set KEY=VALUE, such as --set chunk.size=200"
-    try:
-        given = parse(value_text)
-    except YamlError as error:
-        return error.sentence
     key = tuple(dotted.split("."))
     outputs = document.value.get("outputs")
     if key[0] == "outputs" and isinstance(outputs, dict):
         rest = dotted.removeprefix("outputs.")
         # The name of an output may hold dots itself.
-        names = [name for name in outputs if f"{rest}.".startswith(f"{name}.")]
-        if names:
+        if names := [name for name in outputs if f"{rest}.".startswith(f"{name}.")]:
             name = max(names, key=len)
             key = ("outputs", name, *filter(None, rest.removeprefix(name).split(".")))
         elif len(key) > 2:
             return f"there is no output {key[1]}; {did_you_mean(key[1], outputs, 'valid here')}"
+    try:
+        value = parse(value_text, key).value
+    except YamlError as error:
+        return error.sentence
     section = document.value
     for depth, part in enumerate(key[:-1], start=1):
         if section.get(part) is None:
             section[part] = {}
         if not isinstance(section[part], dict):
-            return f"{'.'.join(key[:depth])} is a single value or a list, without keys of its own"
+            return f"{'.'.join(key[:depth])} is a single value or a list and has no keys"
         section = section[part]
         places.setdefault(key[:depth], place)
-    section[key[-1]] = given.value
-    for known in [known for known in (*places, *document.written) if known[: len(key)] == key]:
-        places.pop(known, None)
-        document.written.pop(known, None)
+    section[key[-1]] = value
+    for known in [known for known in places if known[: len(key)] == key]:
+        del places[known]
     places[key] = place
-    document.written |= {(*key, *known): word for known, word in given.written.items()}
     return ""
 
 
-def _problem(item: dict[str, Any], document: Document, places: Mapping[Key, int | str]) -> tuple[int | str, str]:
+def _problem(item: dict[str, Any], places: Mapping[Key, int | str]) -> tuple[int | str, str]:
     """Put one error of pydantic into words: the place of the key, and the sentence."""
     key: Key = item["loc"]
     context, kind, value = item.get("ctx", {}), item["type"], item["input"]
@@ -229,33 +223,28 @@ def _problem(item: dict[str, Any], document: Document, places: Mapping[Key, int 
     if is_name or context.get("of_section"):
         key = key[:-1]
     place = next((places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in places), 0)
-    shown, secret = _shown(value), key[:1] and key[0] in _SECRET_KEYS
-    if secret and isinstance(value, str):
-        shown = "the value"
-    elif isinstance(value, bool | int | float) and key in document.written:
-        shown = _shortened(document.written[key])
-    if is_name:
-        shown = "this"
+    shown = "this" if is_name else "the value" if key[:1] and key[0] in _SECRET_KEYS else _shown(value)
+    is_query = key[-1:] == ("source",) and isinstance(value, dict)
     if kind == "extra_forbidden":
         sentence = _unknown(tuple(map(str, key)))
     elif kind == "missing":
         sentence = "this key is required"
     elif kind == "refused":
         sentence = str(context["sentence"])
-    elif kind == "too_large":
-        sentence = f"{shown} is too large; {context['most']} is the most"
-    elif kind != "expected":
-        sentence = f"{shown} stands where a mapping is needed"
-    elif instead := GONE.get((*map(str, key), str(value))):
+    elif instead := GONE.get(("source", "database") if is_query else (*map(str, key), str(value))):
         sentence = f"{shown} is gone: {instead}"
     else:
-        sentence = f"{shown} is not {context['what']}"
-        if context["text"] and isinstance(value, bool | int | float) and key in document.written and not secret:
-            sentence += f'; put it in quotes: "{document.written[key]}"'
-        elif context["text"] and isinstance(value, bool | dict):
-            sentence += "; text needs quotes here"
+        what = what_is_right(item)
+        quotes = "; text needs quotes here" if "text" in what and isinstance(value, bool | int | float) else ""
+        sentence = f"{shown} is not {what}{quotes}"
     dotted = ".".join(part if part.isprintable() else json.dumps(part) for part in map(str, key))
     return place, f"{_shortened(dotted)}: {sentence}" if dotted else sentence
+
+
+def what_is_right(item: Mapping[str, Any]) -> str:
+    """Say what would be right for a value of which pydantic has this error; of enums and literals it lists them."""
+    context = item.get("ctx", {})
+    return str(context.get("what") or context.get("expected") or _WORDS.get(item["type"]) or item["msg"])
 
 
 def _unknown(key: tuple[str, ...]) -> str:

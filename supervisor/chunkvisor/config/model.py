@@ -1,6 +1,6 @@
 """The configuration of a run as a validated, frozen model, and what workers get of it.
 
-The docstring of a key is its description in the JSON Schema and in docs/reference/config.md.
+The docstring of a key is its description in docs/reference/config.md.
 """
 
 import os
@@ -23,7 +23,7 @@ from pydantic import (
 
 from chunkvisor.config import values
 from chunkvisor.config.choices import Dtype, EngineKind, FinalDtype, FinalFormat, OnBadRow, Start
-from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, expected, refused
+from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, refused
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 
@@ -76,11 +76,6 @@ def _refuse_owned(kwargs: dict[str, Any], owned: dict[str, str]) -> dict[str, An
     return kwargs
 
 
-def _null_too(schema: dict[str, Any]) -> None:
-    if "required" not in schema:
-        schema["type"] = ["object", "null"]
-
-
 class Section(BaseModel):
     """Refuses unknown keys and changes; takes null for an empty section."""
 
@@ -90,7 +85,6 @@ class Section(BaseModel):
         protected_namespaces=(),
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
-        json_schema_extra=_null_too,
     )
 
     @model_validator(mode="before")
@@ -104,19 +98,17 @@ class ModelConfig(Section):
 
     encoder: values.Encoder = SENTENCE_TRANSFORMERS
     """sentence-transformers, or "package.module:factory" of a plug-in encoder."""
-    name: Annotated[values.Name, expected("the name of a model or of a local folder", text=True)]
+    name: values.Name
     """Hub id or local folder; a plug-in encoder gets it as it is."""
-    revision: Annotated[values.Name | None, expected("a branch, tag or commit hash, or null", text=True)] = None
+    revision: values.Name | None = None
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
-    dtype: Annotated[Dtype, expected("auto, float32, float16 or bfloat16")] = Dtype.AUTO
+    dtype: Dtype = Dtype.AUTO
     """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
     max_length: values.PositiveOrNull = None
     """Tokens after which a text is cut; null = the model's own limit."""
-    pooling: Annotated[
-        Literal["mean", "cls", "lasttoken", "max"] | None, expected('"mean", "cls", "lasttoken", "max" or null')
-    ] = None
+    pooling: Literal["mean", "cls", "lasttoken", "max"] | None = None
     """How the vectors of a text's tokens become one; only for a model without modules.json, whose files do not say."""
-    trust_remote_code: values.FlagOrNull = None
+    trust_remote_code: values.Flag | None = None
     """Run Python code that comes with the model: true, only for models you trust. false = leave that code out on
     purpose, and take the class of transformers; null = undecided."""
     kwargs: values.PlainValues = Field(default={})
@@ -161,13 +153,11 @@ class EncodeConfig(Section):
     measured free. null = texts alone decide (then batch_size auto is 32)."""
     normalize: values.Flag = False
     """Scale every vector to length 1."""
-    prompt: Annotated[StrictStr | None, expected("text or null", text=True)] = None
+    prompt: StrictStr | None = None
     """Text put before every text; not together with prompt_name."""
-    prompt_name: Annotated[
-        values.Name | None, expected("the name of one of the model's prompts, or null", text=True)
-    ] = None
+    prompt_name: values.Name | None = None
     """One of the model's own prompts, by name; not together with prompt."""
-    task: Annotated[Literal["query", "document"] | None, expected('"query", "document" or null')] = None
+    task: Literal["query", "document"] | None = None
     """query or document: encode as encode_query or encode_document of sentence-transformers do, with the prompt and
     the part of the model that are for it."""
     kwargs: values.PlainValues = Field(default={})
@@ -201,7 +191,7 @@ class ChunkConfig(Section):
 class WorkersConfig(Section):
     """`workers`: how worker processes are started."""
 
-    start: Annotated[Start, expected('"fresh", "warm" or "auto"')] = Start.AUTO
+    start: Start = Start.AUTO
     """fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the model; auto = warm
     where that works. A retry is always fresh."""
     standby: values.UpToEight = 1
@@ -214,9 +204,9 @@ class WorkersConfig(Section):
 class EngineConfig(Section):
     """`engine`: where workers run."""
 
-    kind: Annotated[EngineKind, expected('"local" or "ray"')] = EngineKind.LOCAL
+    kind: EngineKind = EngineKind.LOCAL
     """local = on this machine; ray = on the nodes of a Ray cluster (extra `ray`)."""
-    address: Annotated[values.Name, expected("the address of a Ray cluster, as host:port, or auto", text=True)] = "auto"
+    address: values.Name = "auto"
     """Address of the Ray cluster; auto = the cluster that this machine belongs to."""
     shared: values.Flag = False
     """true = the nodes see the workdir under the same path: workers write there, and nothing is sent."""
@@ -239,7 +229,7 @@ class RecoveryConfig(Section):
     grace: values.Seconds = 25.0
     """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are. Keep
     it shorter than the time after which whatever sent the SIGTERM kills the run."""
-    on_bad_row: Annotated[OnBadRow, expected('"quarantine" or "fail"')] = OnBadRow.QUARANTINE
+    on_bad_row: OnBadRow = OnBadRow.QUARANTINE
     """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
     max_bad_rows: values.NotNegative = 100
     """With more quarantined rows than this the run ends: usually the config is wrong, not the data."""
@@ -272,26 +262,24 @@ class OutputConfig(Section):
     source: values.Sources
     """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
     .gz or .zst; .parquet."""
-    template: Annotated[values.Name | None, expected("a template: text with columns in braces", text=True)] = None
+    template: values.Name | None = None
     """Text with columns in braces, as in "Summary: {title}"; NULL is filled in as empty text."""
-    sql: Annotated[values.Name | None, expected("an SQL expression over the columns", text=True)] = None
+    sql: values.Name | None = None
     """SQL expression over the columns, in DuckDB's dialect."""
     # After the other two, so that its validator sees them.
-    column: Annotated[values.Name | None, expected("the name of a column", text=True)] = Field(
-        default=None, validate_default=True
-    )
+    column: values.Name | None = Field(default=None, validate_default=True)
     """Column whose text is encoded; a .txt source has one, called text."""
     skip_blank: values.Flag = False
     """true = blank lines of a .txt source do not count as rows."""
-    where: Annotated[values.Name | None, expected("an SQL condition over the columns, or null", text=True)] = None
+    where: values.Name | None = None
     """SQL condition over the columns; only rows for which it holds are in the output, numbered from 0."""
     columns: values.Columns = ()
     """Columns that are carried along: in parquet next to the vector, with npy in NAME.rows.parquet."""
     shards: values.Shards = None
     """Number of files over which the rows are spread, in a folder of the output's name; null = one file."""
-    format: Annotated[FinalFormat, expected('"npy" or "parquet"')] = FinalFormat.NPY
+    format: FinalFormat = FinalFormat.NPY
     """Of the final file: npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
-    dtype: Annotated[FinalDtype, expected("float32, float16, int8 or ubinary")] = FinalDtype.FLOAT32
+    dtype: FinalDtype = FinalDtype.FLOAT32
     """Of the numbers in the final file; int8 = 256 steps over the range of each dimension, ubinary = one bit for
     each."""
     encode: EncodeConfig = EncodeConfig()
@@ -421,11 +409,6 @@ class Config(Section):
     def effective_chunk_size(self, output: str) -> int | Literal["auto"]:
         """Give the number of distinct texts in a chunk of that output."""
         return self.outputs[output].chunk.size or self.chunk.size
-
-
-def config_schema() -> dict[str, Any]:
-    """Make the JSON Schema (draft 2020-12) of a config, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
 
 
 def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> ModelSpec:

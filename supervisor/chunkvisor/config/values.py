@@ -1,7 +1,7 @@
-"""The kinds of value that config keys hold, each with the one sentence that says what would be right.
+"""The kinds of value that config keys hold, each with the words that say what would be right.
 
-A wrong value raises pydantic's error of type `expected` (context: `what` would be right), `too_large` (`most`) or
-`refused` (a `sentence`); `load` makes messages of them.
+A wrong value raises pydantic's own error, or one of type `expected` (context: `what` would be right) or `refused` (a
+`sentence`); `load` makes messages of them.
 """
 
 import glob
@@ -29,8 +29,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from chunkvisor.config.choices import AS_PARQUET
-
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is not a plug-in."""
 
@@ -38,15 +36,17 @@ MOST_SHARDS = 10_000
 """Their names have four digits, so that names sort as numbers do."""
 
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
-_OWN_COLUMNS = ("row", "source_row", "start_char", "end_char", "vector")
+_OWN_COLUMNS = ("row", "source_row", "vector")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 _SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
+_GPU = "chunkvisor sets it for every worker; choose the GPU with the key device"
+_OFFLINE = "workers run offline once the model is resolved; set HF_HUB_OFFLINE in the environment of chunkvisor itself"
 _OWNED_ENV = {
-    "CUDA_VISIBLE_DEVICES": "chunkvisor sets it for every worker; choose the GPU with the key device",
-    "CUDA_DEVICE_ORDER": "chunkvisor sets it for every worker; choose the GPU with the key device",
-    "HF_HUB_OFFLINE": "workers run offline once the model is resolved; set it in the environment of chunkvisor itself",
-    "TRANSFORMERS_OFFLINE": "workers run offline once the model is resolved; set HF_HUB_OFFLINE for chunkvisor itself",
+    "CUDA_VISIBLE_DEVICES": _GPU,
+    "CUDA_DEVICE_ORDER": _GPU,
+    "HF_HUB_OFFLINE": _OFFLINE,
+    "TRANSFORMERS_OFFLINE": _OFFLINE,
 }
 
 
@@ -55,20 +55,16 @@ def refused(sentence: str, *, of_section: bool = False) -> PydanticCustomError:
     return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "of_section": of_section})
 
 
-def expected(what: str, *, text: bool = False) -> WrapValidator:
-    """Give one sentence for all that can be wrong with a value; `text`: quotes would mend a number or a yes/no."""
+def expected(what: str) -> WrapValidator:
+    """Give one sentence for all that can be wrong with a value, where pydantic would have one for each alternative."""
 
     def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
             return handler(value)
         except ValidationError as error:
-            for item in error.errors():
-                if item["type"] == "refused":
-                    raise
-                if item["type"] == "less_than_equal":
-                    most = f"{item['ctx']['le']:,}"
-                    raise PydanticCustomError("too_large", "is too large; {most} is the most", {"most": most}) from None
-            raise PydanticCustomError("expected", "should be {what}", {"what": what, "text": text}) from None
+            if any(item["type"] == "refused" for item in error.errors()):
+                raise
+            raise PydanticCustomError("expected", "should be {what}", {"what": what}) from None
 
     return WrapValidator(validate)
 
@@ -96,14 +92,11 @@ def empty(value: Any) -> Any:
     return {} if value is None else value
 
 
-OR_NULL = BeforeValidator(empty, json_schema_input_type=dict[str, Any] | None)
+OR_NULL = BeforeValidator(empty)
 
 
-def _one_or_more(kind: Any) -> BeforeValidator:
-    """Let one text stand for a list of one."""
-    return BeforeValidator(
-        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=kind | list[kind]
-    )
+_ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+"""Lets one text stand for a list of one."""
 
 
 def _system_text(text: str) -> str:
@@ -149,13 +142,6 @@ def _source(text: str, info: ValidationInfo) -> str:
     return text
 
 
-def _no_query(value: Any) -> Any:
-    if isinstance(value, dict):
-        instead = AS_PARQUET[0].lower() + AS_PARQUET[1:].removesuffix(".")
-        raise refused(f"a query over a database is no longer a source: {instead}")
-    return value
-
-
 def _prom(path: Path) -> Path:
     if path.suffix != ".prom":
         raise refused("must end in .prom: node_exporter reads no other file")
@@ -169,10 +155,11 @@ def _one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _carried(names: tuple[str, ...]) -> tuple[str, ...]:
+    folded = [name.casefold() for name in names]
     for name in names:
         if name.casefold() in _OWN_COLUMNS:
             raise refused(f"{name} is a column that chunkvisor writes itself; rename it in the source")
-        if [other.casefold() for other in names].count(name.casefold()) > 1:
+        if folded.count(name.casefold()) > 1:
             raise refused(f"{name} is there twice, and readers do not tell upper from lower case")
     return names
 
@@ -184,6 +171,7 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _own_name(name: str) -> str:
+    # An output called a.npy or a.rows would share a file name with what an output called a has.
     if taken := re.search(r"\.(npy|parquet|json|jsonl|html|rows|ranges)$", name, re.IGNORECASE):
         raise refused(f"a name that ends in {taken[0]} is taken by the files of other outputs; choose another one")
     return name
@@ -204,32 +192,26 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-_Digits = Annotated[str, Field(pattern="^[-+.]?[0-9]")]
-
-
-def _as_written(least: int, most: int) -> BeforeValidator:
-    return BeforeValidator(_number, json_schema_input_type=Annotated[int, Field(ge=least, le=most)] | _Digits)
-
-
+_AS_WRITTEN = BeforeValidator(_number)
+_Count = Annotated[StrictInt, Field(ge=1, le=_MOST), _AS_WRITTEN]
+_COUNT = f"a whole number from 1 to {_MOST:,}"
 Name = Annotated[StrictStr, Field(min_length=1)]
-Flag = Annotated[StrictBool, expected("true or false")]
-FlagOrNull = Annotated[StrictBool | None, expected("true, false or null")]
-_Count = Annotated[StrictInt, Field(ge=1, le=_MOST), _as_written(1, _MOST)]
-Positive = Annotated[_Count, expected("a positive whole number")]
-PositiveOrNull = Annotated[_Count | None, expected("a positive whole number or null")]
-PositiveOrAuto = Annotated[_Count | Literal["auto"], expected('a positive whole number or "auto"')]
-PositiveAutoOrNull = Annotated[_Count | Literal["auto"] | None, expected('a positive whole number, "auto" or null')]
-NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _as_written(0, _MOST), expected("a whole number, 0 or more")]
-UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _as_written(0, 8), expected("a whole number from 0 to 8")]
-OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _as_written(1, 16), expected("a whole number from 1 to 16")]
+Flag = StrictBool
+Positive = Annotated[_Count, expected(_COUNT)]
+PositiveOrNull = Annotated[_Count | None, expected(f"{_COUNT}, or null")]
+PositiveOrAuto = Annotated[_Count | Literal["auto"], expected(f'{_COUNT}, or "auto"')]
+PositiveAutoOrNull = Annotated[_Count | Literal["auto"] | None, expected(f'{_COUNT}, or "auto" or null')]
+NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN, expected("a whole number, 0 or more")]
+UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _AS_WRITTEN, expected("a whole number from 0 to 8")]
+OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _AS_WRITTEN, expected("a whole number from 1 to 16")]
 Shards = Annotated[
-    Annotated[StrictInt, Field(ge=1, le=MOST_SHARDS), _as_written(1, MOST_SHARDS)] | None,
+    Annotated[StrictInt, Field(ge=1, le=MOST_SHARDS), _AS_WRITTEN] | None,
     expected("a whole number from 1 to 10,000, or null"),
 ]
 Seconds = Annotated[
     float,
     Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False),
-    BeforeValidator(seconds, json_schema_input_type=Annotated[float, Field(gt=0)] | _Digits),
+    BeforeValidator(seconds),
     expected('a positive number of seconds, or a time like "90s", "10m" or "2h"'),
 ]
 Memory = Annotated[
@@ -244,14 +226,14 @@ PlainValues = Annotated[
 Encoder = Annotated[
     StrictStr,
     Field(pattern=rf"^({SENTENCE_TRANSFORMERS}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)$"),
-    expected(f'"{SENTENCE_TRANSFORMERS}" or "package.module:factory"', text=True),
+    expected(f'"{SENTENCE_TRANSFORMERS}" or "package.module:factory"'),
 ]
 _Device = Annotated[StrictStr, Field(pattern=r"^(cpu|cuda(:(0|[1-9][0-9]{0,3}))?)$")]
 Devices = Annotated[
     tuple[_Device, ...],
     Field(min_length=1),
     AfterValidator(_one_kind),
-    _one_or_more(_Device),
+    _ONE_OR_MORE,
     expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
 # Secret, as most addresses hold a token or a password.
@@ -259,14 +241,14 @@ _Secret = Annotated[SecretStr, Field(min_length=1)]
 Addresses = Annotated[
     tuple[_Secret, ...],
     Field(max_length=20),
-    _one_or_more(_Secret),
-    expected("an address such as mailto://… or json://…, or a list of up to 20", text=True),
+    _ONE_OR_MORE,
+    expected("an address such as mailto://… or json://…, or a list of up to 20"),
 ]
 Columns = Annotated[
     tuple[Name, ...],
     AfterValidator(_carried),
-    _one_or_more(Name),
-    expected("the name of a column, or a list of them", text=True),
+    _ONE_OR_MORE,
+    expected("the name of a column, or a list of them, as text"),
 ]
 EnvName = Annotated[
     StrictStr,
@@ -277,10 +259,9 @@ EnvName = Annotated[
 EnvValue = Annotated[
     StrictStr,
     AfterValidator(_system_text),
-    BeforeValidator(_env_value, json_schema_input_type=str | float),
-    expected("text that an environment variable can hold", text=True),
+    BeforeValidator(_env_value),
+    expected("text that an environment variable can hold"),
 ]
-# An output called a.npy or a.rows would share a file name with what an output called a has.
 OutputName = Annotated[
     StrictStr,
     Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$"),
@@ -293,19 +274,16 @@ OutputNames = Annotated[
     AfterValidator(_distinct),
     expected("a list of two outputs or more, each of them once"),
 ]
-_Path = Annotated[Path, BeforeValidator(joined), BeforeValidator(_path, json_schema_input_type=Name)]
-Folder = Annotated[_Path, expected("the path of a folder", text=True)]
-Folders = Annotated[
-    tuple[_Path, ...], Field(max_length=100), _one_or_more(Name), expected("a folder, or a list of them", text=True)
-]
-FilePath = Annotated[_Path, expected("the path of a file", text=True)]
+_Path = Annotated[Path, BeforeValidator(joined), BeforeValidator(_path)]
+Folder = Annotated[_Path, expected("the path of a folder")]
+Folders = Annotated[tuple[_Path, ...], Field(max_length=100), _ONE_OR_MORE, expected("a folder, or a list of them")]
+FilePath = Annotated[_Path, expected("the path of a file")]
 PromFile = Annotated[FilePath, AfterValidator(_prom)]
 Sources = Annotated[
     tuple[Annotated[Name, AfterValidator(_source)], ...],
     Field(min_length=1),
-    _one_or_more(Name),
-    BeforeValidator(_no_query),
-    expected("a file, a pattern, an address, or a list of them", text=True),
+    _ONE_OR_MORE,
+    expected("a file, a pattern, an address, or a list of them, as text"),
 ]
 
 
@@ -314,4 +292,4 @@ def seconds_of(value: object) -> float:
     try:
         return TypeAdapter(Seconds).validate_python(value)
     except ValidationError:
-        raise ValueError(f'{value!r} is no time; write seconds, or "90s", "10m" or "3h"') from None
+        raise ValueError(f'{value!r} is not a time; write seconds, or "90s", "10m" or "3h"') from None

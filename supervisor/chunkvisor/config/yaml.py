@@ -11,18 +11,6 @@ Key = tuple[str | int, ...]
 """Where a value stands: keys of mappings and positions in lists, from the top."""
 
 _TAG = "tag:yaml.org,2002:"
-_SYNTAX = (
-    ("'\\t'", "a tab stands where YAML takes only spaces"),
-    ("mapping values are not allowed", 'a ": " too many, or wrong indentation; text that holds ": " needs quotes'),
-    ("alias", "text that begins with * needs quotes"),
-    ("cannot start any token", "text that begins with this character needs quotes"),
-    ("another document", "a second document begins here; a config is one"),
-    ("stream end", "a quote, bracket or brace that begins here is not closed"),
-    ("end of stream", "a quote, bracket or brace that begins here is not closed"),
-    ("could not find expected ':'", 'a key without ": " after it'),
-    ("could not determine a constructor", "this tag has no place in a config"),
-)
-"""What PyYAML says, and what it means in a config; the first that fits."""
 
 
 class YamlError(Exception):
@@ -41,14 +29,12 @@ class Document:
     value: Any = None
     lines: dict[Key, int] = field(default_factory=dict)
     """Line of each key and list item, from 1."""
-    written: dict[Key, str] = field(default_factory=dict)
-    """Each single value as it was written, without quotes."""
     problems: list[tuple[int, str]] = field(default_factory=list)
     """(line, sentence) for each key that stands twice."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML 1.1 less what surprises in a config (dates, 010 = 8, 1:30 = 90), and 1e3 as a number."""
+    """Reads YAML 1.1 less what surprises in a config: dates stay text, and so do 010 (8 in YAML) and 1:30 (90)."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
         first: [(tag, pattern) for tag, pattern in found if tag.removeprefix(_TAG) in ("bool", "null", "merge")]
@@ -58,45 +44,42 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
-    f"{_TAG}float",
-    re.compile(
-        r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
-    ),
+    f"{_TAG}float",  # 1e-5 too, which YAML 1.1 takes for text
+    re.compile(r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$"),
     list("-+0123456789."),
 )
 
 
-def parse(text: str) -> Document:
-    """Read the document in the text. Raises YamlError."""
-    document, line = Document(), 1
+def parse(text: str, at: Key = ()) -> Document:
+    """Read the document in the text, whose value is to stand at this key. Raises YamlError."""
+    document = Document()
     try:
         loader = _Loader(text)
         if (node := loader.get_single_node()) is not None:
-            _note(document, node, (), set())
+            _note(document, node, at, set())
             document.value = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        said = f"{error.problem or ''} {error.context or ''}"
-        unclosed = "stream end" in said or "end of stream" in said or "expected ':'" in said
-        mark = (error.context_mark if unclosed else None) or error.problem_mark or error.context_mark
-        meaning = next((meaning for words, meaning in _SYNTAX if words in said), error.problem or "unreadable")
+        mark = error.problem_mark or error.context_mark
+        begun = f", {error.context} from line {error.context_mark.line + 1} on" if error.context_mark else ""
         row, column = (mark.line, mark.column) if mark else (0, 0)
-        key = re.match(r"""[\s-]*["']?([\w.-]{1,80})["']?\s*:""", "".join(text.split("\n")[row : row + 1]))
-        where = f"column {column + 1}" + (f", key {key[1]}" if key else "")
-        raise YamlError(row + 1, f"not valid YAML: {meaning} ({where})") from None
+        # PyYAML repeats names of tags and aliases in its words; a secret is neither.
+        raise YamlError(row + 1, f"not valid YAML: {error.problem} (column {column + 1}{begun})") from None
     except yaml.reader.ReaderError as error:
-        line += text.count("\n", 0, error.position)
+        line = 1 + text.count("\n", 0, error.position)
         raise YamlError(line, f"the character {chr(int(error.character))!a} has no place in YAML") from None
     except RecursionError:
-        raise YamlError(line, "nested too deeply") from None
+        raise YamlError(1, "nested too deeply") from None
     except (ValueError, KeyError):  # an explicit tag such as !!int on other text, or thousands of digits
-        raise YamlError(line, "not valid YAML: a value cannot be read as what its tag says") from None
+        raise YamlError(1, "not valid YAML: a value cannot be read as what its tag says") from None
     return document
 
 
 def _note(document: Document, node: yaml.Node, key: Key, seen: set[yaml.Node]) -> None:
-    """Note the lines and spellings of all that is in the node, its keys as text."""
+    """Note the lines of all that is in the node, and make all of its keys text."""
     if isinstance(node, yaml.ScalarNode):
-        document.written[key] = node.value
+        # A number of `env` keeps its digits: 9.10 is not 9.1 to whoever reads the variable.
+        if key[:1] == ("env",) and node.tag in (f"{_TAG}int", f"{_TAG}float"):
+            node.tag = f"{_TAG}str"
         return
     if node in seen:  # what an alias repeats has its place where it is anchored
         return
@@ -125,19 +108,18 @@ def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str |
     """
     wanted = parse(text).value
     for (section, key), value in values.items():
-        if not isinstance(wanted, dict) or not isinstance(wanted.setdefault(section, {}), dict | None):
+        if not isinstance(wanted, dict) or not isinstance(wanted.get(section), dict | None):
             return None
-        wanted[section] = {**(wanted[section] or {}), key: value}
+        wanted[section] = {**(wanted.get(section) or {}), key: value}
         known, lines = parse(text).lines, text.splitlines(keepends=True)
         if at := known.get((section, key)):
             pattern = rf"""(?<![\w.-])({re.escape(key)}\s*:\s+)("[^"]*"|'[^']*'|[^\s,}}#]+)"""
             lines[at - 1] = re.sub(pattern, rf"\g<1>{value}", lines[at - 1], count=1)
-        elif at := known.get((section,)):
+        elif (at := known.get((section,))) and "{" in lines[at - 1]:
+            lines[at - 1] = lines[at - 1].replace("{", f"{{{key}: {value}, ", 1).replace(", }", "}")
+        elif at:
             neighbor = next((lines[line - 1] for place, line in known.items() if place[:-1] == (section,)), "  ")
-            if "{" in lines[at - 1]:
-                lines[at - 1] = lines[at - 1].replace("{", f"{{{key}: {value}, ", 1).replace(", }", "}")
-            else:
-                lines.insert(at, f"{re.split(r'[^ ]', neighbor)[0]}{key}: {value}\n")
+            lines.insert(at, f"{neighbor[: len(neighbor) - len(neighbor.lstrip(' '))]}{key}: {value}\n")
         else:
             lines.append(f"\n{section}:\n  {key}: {value}\n")
         text = "".join(lines)
