@@ -1,7 +1,6 @@
 """Every default, option, key, exit code, file name and command that the pages name is the program's."""
 
 import ast
-import os
 import re
 import shlex
 import tomllib
@@ -24,15 +23,14 @@ from chunkvisor.events.event import KINDS
 from chunkvisor.sources.resolve import IngestRequest
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.layout import InvocationFiles, Layout, OutputLayout
 from chunkvisor.words import ENTRIES
-from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome, WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
-from configpart import default, keys
-from docpages import CURRENT, Block, blocks, inline_code, name_of, prose, text_of
+from commandpart import EXITS
+from configpart import keys
+from docpages import CURRENT, PAGES, Block, anchors, blocks, inline_code, links, name_of, prose, text_of
 from harness import ROOT
 
 KEYS = keys()
@@ -106,45 +104,6 @@ def test_every_key_is_one_of_the_config() -> None:
     assert wrong == []
 
 
-SPELLED = {"ten minutes": "600", "three times": "3", "1,000": "1000", "25 s": "25", "a minute": "60"}
-DEFAULTS = {
-    ("README.md", "waits, ten minutes by default"): ("recovery.wait_timeout", "600"),
-    ("docs/tutorial/getting-started.md", "1000 is the default"): ("chunk.size", "1000"),
-    ("docs/explanation/how-it-works.md", "1,000 by default"): ("chunk.size", "1000"),
-    ("docs/explanation/how-it-works.md", "`recovery.grace`, 25 s"): ("recovery.grace", "25"),
-    ("docs/how-to/unattended.md", "`recovery.grace` (25 s)"): ("recovery.grace", "25"),
-}
-"""(page, words about a default) -> the key, and its default."""
-
-
-def test_every_default_is_the_programs() -> None:
-    """Words about a default are listed above with the key that they are about, and tell the default of that key."""
-    said = re.compile(r"\d[\d,.]*[^\n|.;]{0,12} (?:by default|is the default)|(?:ten|three|a) \w+ by default")
-    for page in CURRENT:
-        text = text_of(page)
-        for words in said.findall(text):
-            known = [w for (name, w) in DEFAULTS if name == name_of(page) and words.split()[-1] in w]
-            assert any(words in each or each in words for each in known) or "KillWait" in text, f"{page.name}: {words}"
-    for (name, words), (key, value) in DEFAULTS.items():
-        assert words in " ".join(text_of(ROOT / name).split()), (name, words)
-        assert default(KEYS[key]).strip("`") == value, key
-
-
-def test_every_exit_code_is_one() -> None:
-    """A number that the prose calls an exit code is one, of chunkvisor or of a worker."""
-    known = {int(code) for code in (*ExitCode, *WorkerExit)}
-    said = re.compile(
-        r"(?:exit codes?|ends? (?:it |them |the run )?with|ended with|refused?(?: it)? with|with code) (\d+)"
-    )
-    wrong = [
-        f"{name_of(page)}: {match[0]}"
-        for page in CURRENT
-        for match in said.finditer(" ".join(prose(page).split()))
-        if int(match[1]) not in known
-    ]
-    assert wrong == []
-
-
 def codes(page: str, heading: str) -> set[int]:
     """The codes in the first column of the tables below a heading."""
     text = text_of(ROOT / page).partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
@@ -157,96 +116,6 @@ def test_the_tables_of_exit_codes_are_complete() -> None:
     assert codes("docs/reference/exit-codes.md", "Exit codes of a worker") == set(WorkerExit)
     helpless = {ExitCode.COMPLETE, ExitCode.BUG, ExitCode.USAGE, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
     assert codes("docs/how-to/diagnose.md", "Look at the exit code") == set(ExitCode) - helpless
-
-
-def names_of_files() -> set[str]:
-    """The last part of every path that the program makes, as the pages spell it."""
-    layout, output = Layout(Path("w")), OutputLayout(Path("w"), "NAME")
-    found = set()
-    for where in (layout, output, InvocationFiles(Path("i")), AttemptFiles(Path("a"))):
-        found |= {value.name for name in dir(type(where)) if isinstance(value := getattr(where, name), Path)}
-    tree = text_of(ROOT / "docs" / "reference" / "run-folder.md").partition("```text")[2].partition("```")[0]
-    return found | {Path(line.split()[0]).name for line in tree.splitlines() if line.strip()}
-
-
-OTHERS = {
-    *("articles.csv", "titles.npy", "titles.json", "titles.npy.chunkvisor", "embeddings.yaml", "config.yaml"),
-    *("articles.yaml", "sentences.txt", "lengths.py", "night.html", "part-*.csv", "docstrings.jsonl", "NAME.json"),
-    *("NAME.npy", "NAME.parquet", "NAME.rows.parquet", "NAME.ranges.npy", "OUT.npy", "OUT.json", "commits.jsonl.gz"),
-    *("0000.npy", "0015.npy", "0000.parquet", "embeddings.npy", "x.npy", "bridge.log", "chunkvisor.yaml"),
-    *("CUDACachingAllocator.cpp", "PeerToPeerAccess.cpp", "pyproject.toml", "a.csv"),
-    *("config.json", "modules.json", "config_sentence_transformers.json", "tokenizer_config.json", "modeling_qwen.py"),
-    *("index.bin", "sentences.json", "titles.rows.parquet", "docs_filled.npy", "docs_filled.rows.parquet"),
-}
-"""Files of the reader, and of others, that the pages name."""
-
-
-def test_every_file_is_one_that_there_is() -> None:
-    """A file name in the prose is one that a run makes, one of this repository, or one of the reader's own above."""
-    known = names_of_files() | OTHERS | set(_repository())
-    ending = r"json|jsonl|log|npy|yaml|parquet|html|py|sh|sbatch|csv|txt|md|prom|toml|bin|service"
-    wrong = []
-    for page in CURRENT:
-        for code in inline_code(page):
-            path = code.split("#")[0]
-            if re.fullmatch(rf"[\w<>.*/@{{}}-]+\.(?:{ending})", path) and not path.startswith((".", "*")):
-                name = Path(path.replace("<output>", "NAME")).name
-                wrong += [f"{name_of(page)}: {code}"] * (name not in known and Path(path).name not in known)
-    assert wrong == []
-
-
-def _repository() -> Iterator[str]:
-    """Names of all files; os.walk passes over a folder that goes while it looks."""
-    tops = ("supervisor", "worker", "tests", "tools", "docs", "benchmarks", "configs", "examples", "quickstart")
-    yield from (name for top in tops for _, _, names in os.walk(ROOT / top) for name in names)
-    yield from (path.name for path in ROOT.iterdir())
-
-
-def test_the_run_folder_has_every_file() -> None:
-    """The page names each path of the workdir, of an attempt and of an invocation; not the records of an output."""
-    page = text_of(ROOT / "docs" / "reference" / "run-folder.md")
-    for kind in (Layout, InvocationFiles, AttemptFiles):
-        for name, entry in vars(kind).items():
-            file = getattr(entry, "name", None) or getattr(entry, "_name", None)
-            if isinstance(file, str) and not name.startswith("_") and not callable(entry):
-                assert re.search(rf"(?<![\w.]){re.escape(file)}(?!\w)", page), f"{kind.__name__}.{name}: {file}"
-
-
-EXECUTED = {
-    "docs/tutorial/getting-started.md": ("sh", "python", "tests/process/test_documentation.py"),
-    "docs/reference/python.md": ("python", "tests/process/test_python.py"),
-    "docs/how-to/gpu-tests.md": ("python", "tests/process/test_python.py"),
-    "docs/how-to/coming-from-encode.md": ("python", "tests/process/test_documentation.py"),
-    "docs/how-to/use-the-vectors.md": ("python", "tests/process/test_use.py"),
-    "docs/how-to/unattended.md": ("sh", "tests/process/test_unattended.py"),
-    "docs/how-to/write-an-encoder.md": ("python", "tests/unit/test_docs_claims.py"),
-}
-"""Page -> languages whose blocks are run, and the test that runs them."""
-
-
-def test_every_block_is_run_or_says_why_not() -> None:
-    """A block is run by a test, read by one (commands, configs), is output, or has a reason above it."""
-    wrong = []
-    for page in CURRENT:
-        *languages, test = EXECUTED.get(name_of(page), ("",))
-        for block in blocks(page):
-            known = block.language in (*languages, "yaml", "text", "ini") or block.why_not
-            if not known and not (block.language in ("sh", "console") and all(map(_can_be_read, _lines(block)))):
-                wrong.append(f"{block.language or 'no language'}: {block.place}")
-    assert wrong == []
-    for page_name, (*_, test) in EXECUTED.items():
-        assert Path(page_name).name in (ROOT / test).read_text("utf-8"), (page_name, test)
-
-
-def _lines(block: Block) -> Iterator[str]:
-    for line in block.text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            yield line.removeprefix("$ ").strip()
-
-
-def _can_be_read(line: str) -> bool:
-    """It is nothing but calls whose words other tests here compare."""
-    return line.startswith(("chunkvisor ", "make ", "python -m tests.", "python benchmarks/", "pip install '.["))
 
 
 def test_every_call_of_chunkvisor_is_valid() -> None:
@@ -344,39 +213,6 @@ def _rules_for(message: str) -> Iterator[str]:
         yield found.rule.name
 
 
-def test_numbers_of_things_are_right() -> None:
-    """How many rules there are, and how many of them were seen on a card."""
-    assert f"All {len(RULES)} rules" in text_of(ROOT / "docs" / "reference" / "failures.md")
-    assert "one of fifteen" in text_of(ROOT / "docs" / "explanation" / "how-it-works.md")
-    assert len(Outcome) == 15
-
-
-def test_no_page_says_that_no_card_was_seen() -> None:
-    """Rules were seen on a card, so no page says that none has been seen, measured or asked yet."""
-    denied = re.compile(
-        r"\b(?:no|nobody|nothing|not)\b[^.]{0,80}\b(?:GPU|card|on one)\b[^.]{0,30}\byet\b", re.IGNORECASE
-    )
-    wrong = [
-        f"{name_of(page)}: {match[0]}"
-        for page in CURRENT
-        for match in denied.finditer(" ".join(prose(page).split()))
-        if re.search("seen|run|measured|confirmed|tried", match[0])
-    ]
-    assert wrong == []
-
-
-def test_codes_of_a_worker_mean_what_they_say() -> None:
-    """Each can come of a rule or of a worker's own leaving; 27 is in the words of its rule, and is no NaN."""
-    by_rule = {EXIT_OF_OUTCOME[rule.outcome] for rule in RULES}
-    assert by_rule | {WorkerExit.DONE, WorkerExit.USAGE, WorkerExit.TAINTED_TEMPLATE} == set(WorkerExit)
-    page = text_of(ROOT / "docs" / "reference" / "exit-codes.md").partition("## Exit codes of a worker")[2]
-    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE))
-    (rule,) = [rule for rule in RULES if rule.outcome is Outcome.BAD_OUTPUT]
-    assert rows["27"].startswith("the encoder gave too few vectors, or misshapen ones, or of the wrong type.")
-    assert rule.cause.endswith("too few, misshapen or of the wrong type.")
-    assert "NaN" in rows["27"].partition("found by the parent")[0]
-
-
 def test_figures_say_whence_they_come() -> None:
     """Each section of performance.md tells command, date and machine of its figures."""
     for section in text_of(ROOT / "docs" / "explanation" / "performance.md").split("\n## ")[1:]:
@@ -400,3 +236,56 @@ def test_the_readme_is_two_screens() -> None:
     lines = text_of(ROOT / "README.md").splitlines()
     assert len(lines) <= 110
     assert "make quickstart" in "\n".join(lines[:16])
+
+
+def test_exit_codes_are_told_of_every_command() -> None:
+    """The table behind the page has each command, and codes that exist."""
+    assert set(EXITS) == set(VERBS)
+    assert {code for ends in EXITS.values() for code in ends} <= set(ExitCode)
+    assert all(ExitCode.COMPLETE in ends for ends in EXITS.values())
+
+
+def test_every_key_says_what_it_means() -> None:
+    """Each key of the config has a sentence, which editors show, too."""
+    assert [key for key, field in keys().items() if not field.description and "." in key] == []
+
+
+def test_every_link_leads_somewhere() -> None:
+    """A relative link names a file that is there, and a heading that is in it."""
+    wrong = []
+    for page in [*PAGES, *ROOT.glob("tests/*/README.md")]:
+        for target in links(page):
+            name, _, anchor = target.partition("#")
+            file = page.parent / name if name else page
+            if "://" in target:
+                continue
+            if not file.exists() or (anchor and anchor not in anchors(file)):
+                wrong.append(f"{name_of(page)}: {target}")
+    assert wrong == []
+
+
+def test_no_name_is_lost_as_html() -> None:
+    """Outside of code a page has no tags: `<output>` without backticks would not be seen."""
+    found = [(name_of(page), re.findall(r"<[a-z/][^>]*>", re.sub(r"`[^`]*`", "", prose(page)))) for page in PAGES]
+    assert [each for each in found if each[1]] == []
+
+
+def test_every_page_is_in_the_menu() -> None:
+    """mkdocs.yml lists every page of docs/ once, and no other."""
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"[\w/-]+\.md", str(yaml.safe_load("nav:\n" + menu)))
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
+def test_every_page_is_found_from_the_first() -> None:
+    """From docs/index.md one comes to every page of docs/ by links."""
+    start, found = ROOT / "docs" / "index.md", set[Path]()
+    waiting = [start]
+    while waiting:
+        page = waiting.pop()
+        if page in found or page.suffix != ".md":
+            continue
+        found.add(page)
+        targets = [target.partition("#")[0] for target in links(page) if "://" not in target]
+        waiting += [(page.parent / target).resolve() for target in targets if target]
+    assert set((ROOT / "docs").rglob("*.md")) <= found

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,22 +45,6 @@ def test_every_source_format_is_read(tmp_path: Path, format_: Format) -> None:
     assert file.format is format_
     assert "text" in columns_of(file)
     assert f"`.{format_}`" in (ROOT / "docs" / "how-to" / "sources.md").read_text("utf-8")
-
-
-def checks() -> Iterator[tuple[str, ast.FunctionDef]]:
-    """(module, function) of each check of the doctor."""
-    for path in sorted(Path(doctor.__file__).parent.glob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
-                takes = node.args.args[0].annotation
-                if takes is not None and ast.unparse(takes) == "Readings":
-                    yield path.stem, node
-
-
-def test_every_check_of_the_doctor_is_made() -> None:
-    """`examine` calls each function that makes findings of the readings."""
-    made = set(re.findall(r"\bcheck_\w+", Path(doctor.__file__).read_text().partition("def examine")[2]))
-    assert {node.name for _, node in checks()} == made
 
 
 def test_the_doctors_page_has_every_check() -> None:
