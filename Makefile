@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format chaos bench bench-peers bench-scale docs check-containers build clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs check-containers build clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -96,9 +96,6 @@ lint: $(READY) ## check style, formatting and types, changing nothing
 format: $(READY) ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-
-chaos: $(READY) ## five minutes of random faults, repeatable by CHAOS_ARGS="--seed N"; every row has to be right at the end
-	$(BIN)/python tests/soak/chaos/soak.py $(CHAOS_ARGS)
 
 bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
 	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)
