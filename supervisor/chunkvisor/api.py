@@ -126,39 +126,19 @@ def in_python(words: str) -> str:
 
 _LINE = re.compile(r"(?:/[^:\n]*)?/texts-[0-9a-f]{16}\.jsonl:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
-_KEY = re.compile(
-    r"\b(?:(chunk)\.(?=size)|(?:outputs\.embeddings\.)?(?:model|encode)\.)"
-    r"(?=(?:batch_|dtype|max_|normalize|prompt|revision|size|task|trust_|truncate_|encoder|kwargs|pooling|expect))"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class CallOfTexts:
-    """A call of `encode`, in the words of its caller, who knows neither a config nor a file of the texts."""
+    """A call of `encode`, in the words of its caller, who does not know the file of the texts."""
 
     place: Callable[[int], str]
     """Where the text of that number stands: `texts[7]`, `texts.iloc[7]`."""
-    workdir: Path
     kept: bool
     """Otherwise the workdir is a temporary folder, which is gone when the caller reads of it."""
 
-    def in_words(self, line: str) -> str:
-        """Return a line of the run's news."""
-        line = self._placed(line).removesuffix("; `where` leaves them out")  # a key of the config
-        if self.kept:
-            return line
-        folder = re.escape(str(self.workdir))
-        return re.sub(folder, "a temporary folder", re.sub(rf", {folder}/\S+$", "", line))
-
-    def rename(self, error: ChunkvisorError) -> None:
-        """Name the arguments of the call in an error, in place of keys and files."""
-        error.what = self._placed(error.what).replace("\n  source: ", "\n  texts: ")
-        for part in ("what", "why", "remedy"):
-            words = _KEY.sub(lambda key: f"{key[1]}_" if key[1] else "", getattr(error, part))
-            words = words.replace("`chunkvisor doctor CONFIG`", "`chunkvisor doctor` on the command line")
-            setattr(error, part, words.replace("model.name", "model"))
-
-    def _placed(self, words: str) -> str:
+    def in_words(self, words: str) -> str:
+        """Return news or an error with the text's place in the call instead of its line in the file."""
         return _LINE.sub(lambda found: self.place(int(found[1]) - 1), words)
 
 
@@ -238,13 +218,13 @@ def encode(
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
     with _workdir(workdir) as place, writing(texts, column, place) as write:
-        given = CallOfTexts(partial(place_of, texts, column), place, kept=workdir is not None)
+        given = CallOfTexts(partial(place_of, texts, column), kept=workdir is not None)
         try:
             loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
             request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=given.kept)
             vectors = _run(request, on_event, progress, given).outputs[_OUTPUT].vectors()
         except ChunkvisorError as error:
-            given.rename(error)
+            error.what = given.in_words(error.what)
             raise
         return vectors if given.kept else np.array(vectors)
 

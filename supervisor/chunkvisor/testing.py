@@ -76,12 +76,6 @@ _BY_OUTCOME = {
 }
 """The fault that stands for an outcome: the first of the table but for two."""
 
-_ELSEWHERE = {
-    Outcome.LOST: "a whole machine has to die for it",
-    PARENT_KILLED: "it would kill your test; kill a run that you have started as a process",
-}
-"""Names that are known elsewhere, and why they cannot be had here."""
-
 NAMES = tuple(fault.name for fault in FAULTS if fault.name != PARENT_KILLED)
 
 
@@ -93,16 +87,8 @@ class Provoked:
     """As the drill calls it."""
     chunk: int
     output: str | None
-    _folder: Path
-    _struck: int | None = None
-    """Once the block is over."""
-
-    @property
-    def struck(self) -> int:
-        """In how many attempts it has struck so far; for `poison-row` 1, however many meet it."""
-        if self._struck is not None:
-            return self._struck
-        return next(number for number in itertools.count() if not ProvokedFiles(self._folder).claim(number).exists())
+    struck: int = 0
+    """In how many attempts it has struck, once the block is over; for `poison-row` 1, however many meet it."""
 
 
 @contextlib.contextmanager
@@ -125,7 +111,7 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
     with tempfile.TemporaryDirectory(prefix="chunkvisor-testing-") as place:
         folder = Path(place)
         write_message(ProvokedFiles(folder).fault, provoked, durable=False)
-        found = Provoked(provoked.name, chunk, output, folder)
+        found = Provoked(provoked.name, chunk, output)
         before = os.environ.get(TESTING_FAULTS)
         os.environ[TESTING_FAULTS] = f"{before}{os.pathsep}{folder}" if before else str(folder)
         try:
@@ -135,7 +121,8 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
                 del os.environ[TESTING_FAULTS]
             else:
                 os.environ[TESTING_FAULTS] = before
-            found._struck = found.struck
+            files = ProvokedFiles(folder)
+            found.struck = next(number for number in itertools.count() if not files.claim(number).exists())
     if not found.struck:
         of_output = f" of output {output}" if output else ""
         raise AssertionError(
@@ -149,6 +136,4 @@ def _known(name: str) -> str:
     names = {each: each for each in NAMES} | {str(outcome): each for outcome, each in _BY_OUTCOME.items()}
     if name in names:
         return names[name]
-    if why := _ELSEWHERE.get(name):
-        raise Halt(ExitCode.USAGE, f"the fault {name} cannot be provoked here: {why}")
     raise Halt(ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, names)}")

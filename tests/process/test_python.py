@@ -73,7 +73,7 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
     assert "add update=True, which encodes only texts that have no vector yet" in caught.value.remedy
-    assert caught.value.what.startswith("the vectors in this workdir were made from other texts:\n  texts: ")
+    assert caught.value.what.startswith("the vectors in this workdir were made from other texts:\n  source: ")
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     with pytest.raises(chunkvisor.ChunkvisorError, match="\\n  normalize: false before, true now\n") as caught:
         encode(["one"], workdir="w", normalize=True)
@@ -151,10 +151,10 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 0}, r"^batch_size: 0 is not .*\ndo:  correct this, then call it again$"),
-        ({"chunk_size": 0}, "^chunk_size: 0 is not"),
+        ({"batch_size": 0}, r"^encode.batch_size: 0 is not .*\ndo:  correct this, then call it again$"),
+        ({"chunk_size": 0}, "^chunk.size: 0 is not"),
         ({"set": ("chunk.sise=3",)}, "^set chunk.sise=3: chunk.sise: unknown key"),
-        ({"encoder": "good"}, '^encoder: "good" is not'),
+        ({"encoder": "good"}, '^model.encoder: "good" is not'),
         ({"prompt": "a", "prompt_name": "b"}, "prompt and prompt_name"),
         ({"set": ("outputs.embeddings.where=text<>''",)}, r"^outputs\.embeddings\.where is for chunkvisor\.run alone"),
     ],
@@ -370,16 +370,6 @@ def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
     assert interrupted("good:make", "w").startswith("interrupted: stopped by SIGINT; call it again to go on")
     assert len(list((tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
-
-
-@pytest.mark.soak(only=True)
-def test_ctrl_c_where_nothing_is_kept() -> None:
-    """Without a workdir no chunk is waited for that is thrown away: even one that hangs ends at once."""
-    said = interrupted("misbehaving:make", None, {"plan": {"embeddings/0": "sleep@encode"}, "times": None})
-    assert said == (
-        "interrupted: stopped by SIGINT. The work was done in a temporary folder, which is removed; "
-        "give a workdir to keep it.\n"
-    )
 
 
 def test_public_names() -> None:

@@ -91,17 +91,13 @@ def test_every_outcome_has_its_fault() -> None:
         else:
             with pytest.raises(chunkvisor.ChunkvisorError):
                 testing._known(outcome)
-    with pytest.raises(chunkvisor.ChunkvisorError, match="lost cannot be provoked here: a whole machine"):
-        testing._known("lost")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"name": "gpu_omm", "chunk": 1}, "no fault gpu_omm to provoke; did you mean gpu_oom"),
-        ({"name": "segfalt", "chunk": 1}, "did you mean segfault"),
-        ({"name": "xyzzy", "chunk": 1}, "there are: oom, "),
-        ({"name": "supervisor-killed", "chunk": 1}, "cannot be provoked here"),
+        ({"name": "supervisor-killed", "chunk": 1}, "there is no fault supervisor-killed to provoke"),
         ({"name": "oom", "chunk": -1}, "chunk=-1"),
         ({"name": "oom", "chunk": 1, "times": 0}, "times=0"),
     ],
@@ -124,15 +120,6 @@ def test_times_and_output(workplace: Workplace) -> None:
 
     failed = [(each["output"], each["chunk"]) for name, each in told.events if name == "attempt_failed"]
     assert (fault.struck, failed) == (2, [("second", 0)] * 2)
-
-
-def test_faults_may_be_nested(workplace: Workplace) -> None:
-    """Two blocks, one within the other, strike at their own chunks; the inner one ends with its block."""
-    told = prepared(workplace)
-    with testing.fault("oom", chunk=0), testing.fault("nan-row", chunk=2):
-        chunkvisor.run(workplace.config_path, on_event=told)
-    assert sorted(told.failed()) == [(0, "gpu_oom"), (2, "bad_output")]
-    assert TESTING_FAULTS not in os.environ
 
 
 def test_a_poison_row_is_quarantined(workplace: Workplace) -> None:
