@@ -75,7 +75,7 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert "add update=True, which encodes only texts that have no vector yet" in caught.value.remedy
     assert caught.value.what.startswith("the vectors in this workdir were made from other texts:\n  source: ")
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
-    with pytest.raises(chunkvisor.ChunkvisorError, match="\\n  encode.normalize: false before, true now\n") as caught:
+    with pytest.raises(chunkvisor.ChunkvisorError, match=r"\n  encode.normalize: false before, true now\n") as caught:
         encode(["one"], workdir="w", normalize=True)
     assert caught.value.what.startswith("the vectors in this workdir were made with other settings:\n")
     assert "from_scratch=True" in caught.value.remedy
