@@ -25,7 +25,7 @@ from machine import machine
 from measured import CHUNKVISOR, FailedError, took
 from tokens import computed
 
-from chunkvisor.devices.gpu import has_bfloat16, processor_flags
+from chunkvisor.devices.gpu import has_bfloat16
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
@@ -77,7 +77,7 @@ class Contest:
         openvino_args = ("--backend", "openvino")
         pools = tuple((*size, "--pool", "2") for size in BATCH_SIZES[1:])
         torch_bfloat16 = self.run("chunkvisor, bfloat16", "bfloat16")
-        if not has_bfloat16(processor_flags()):
+        if not has_bfloat16():
             torch_bfloat16.leave_out(REFUSED)  # torch computes it all the same, in six times the time of float32
         self.peers = [
             Peer(PLAIN, [ours, plain, model, texts_file, "plain.npy"], "plain.npy"),

@@ -279,7 +279,7 @@ CASES = (
             *wide(("runtime_error", "import"), ("system_exit_0", "import"), ("base_exception", "load")),
         ]
     ),
-    # On the CPU an error of a GPU is the encoder's own; tests/process/test_devices.py has those of GPUs.
+    # On the CPU an error of a GPU is the encoder's own; tests/process/test_gpus.py has those of GPUs.
     Case("no-gpu", {"out/0": "no_gpu@load"}, 78, {"setup": 1}, ("No CUDA GPUs are available",), done=()),
     # On one chunk after another, or as often as a chunk may be tried.
     *(

@@ -1,23 +1,33 @@
-"""GPUs as nvidia-smi tells of them; a fake nvidia-smi stands in for the real one."""
+"""GPUs as nvidia-smi tells of them, and whether one may be given to the next worker."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chunkvisor.devices import gpu
-from chunkvisor.devices.gpu import (
-    CPU,
-    Device,
-    ProbeReading,
-    find_devices,
-    is_guessed,
-    parse_devices,
-    select_visible,
+from chunkvisor.devices.gpu import CPU, Device, find_devices, parse_devices, select_visible
+from chunkvisor.devices.health import (
+    Health,
+    MemoryHolder,
+    Opinion,
+    Reading,
+    View,
+    company_of,
+    in_company,
+    judge_gpu,
+    parse_gpu,
+    parse_holders,
+    parse_xids,
 )
+from chunkvisor.devices.stations import Station
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, ProbeReport
+from chunkvisor.events.event import Event, GpuBusy
+from chunkvisor.judge import Company, Verdict
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.rule import read_oom
 
 LISTING = (
     "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 00000000:3B:00.0\n"
@@ -30,15 +40,13 @@ MIG = Device("cuda", "MIG-cccc", "MIG slice")
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("", 0),
         ("No devices were found\n", 0),
         ("0, GPU-a, NVIDIA GB10, [N/A], 0000000F:01:00.0\n", 1),
-        ("0, GPU-a, NVIDIA GB10, [Insufficient Permissions], [N/A]\n", 1),
         ("0, [N/A], NVIDIA X, 1, 00000000:01:00.0\n" + LISTING, 2),
         ("WARNING: infoROM is corrupted at gpu 0000:01:00.0\n" + LISTING, 2),
         ("\ufffd,,,,\n", 0),
     ],
-    ids=["empty", "none", "no memory", "no permission", "no UUID", "warning", "nonsense"],
+    ids=["none", "no memory", "no UUID", "warning", "nonsense"],
 )
 def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
     """Warnings and nonsense between the lines do no harm; memory that nvidia-smi does not tell is 0."""
@@ -53,8 +61,6 @@ def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
     [
         (None, [A, B]),
         ("", []),
-        ("0", [A]),
-        ("1,0", [B, A]),
         (" 1 , 0 ", [B, A]),
         ("GPU-bbbb2222-0000-0000-0000-000000000000,0", [B, A]),
         ("0,7,1", [A]),
@@ -64,7 +70,6 @@ def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
         ("GPU-", []),
         ("0,0", []),
         ("1,GPU-bbbb", []),
-        ("\u00b2", []),
     ],
 )
 def test_cuda_visible_devices(visible: str | None, chosen: list[Device]) -> None:
@@ -72,7 +77,7 @@ def test_cuda_visible_devices(visible: str | None, chosen: list[Device]) -> None
     assert select_visible([A, B], visible) == chosen
 
 
-@pytest.mark.parametrize(("visible", "chosen"), [("2", [B]), ("1", []), ("0,2", [A, B]), ("2,1,0", [B])])
+@pytest.mark.parametrize(("visible", "chosen"), [("2", [B]), ("1", []), ("0,2", [A, B])])
 def test_numbers_are_those_of_nvidia_smi(visible: str, chosen: list[Device]) -> None:
     """A GPU that is missing from the list (number 1) does not move those behind it up."""
     first, second = LISTING.splitlines()
@@ -81,17 +86,22 @@ def test_numbers_are_those_of_nvidia_smi(visible: str, chosen: list[Device]) -> 
 
 
 @pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a fake nvidia-smi can be put; there is no other on PATH."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes a machine: what its nvidia-smi says, if it has one, and its device files."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path / "nvidia-smi"
+    monkeypatch.setattr(gpu, "_DEV", tmp_path / "dev")
+    (tmp_path / "dev").mkdir()
+    smi = tmp_path / "nvidia-smi"
 
+    def make(output: str | None, code: int = 0, *files: str) -> None:
+        if output is not None:
+            lines = "".join(f'echo "{line}"\n' for line in output.splitlines())
+            smi.write_text(f"#!/bin/sh\n{lines}exit {code}\n")
+            smi.chmod(0o700)
+        for name in files:
+            (tmp_path / "dev" / name).touch()
 
-def install(smi: Path, output: str, code: int = 0) -> None:
-    """Make a fake nvidia-smi that prints and exits."""
-    lines = "".join(f'echo "{line}"\n' for line in output.splitlines())
-    smi.write_text(f"#!/bin/sh\n{lines}exit {code}\n")
-    smi.chmod(0o700)
+    return make
 
 
 def environment(visible: str | None) -> dict[str, str]:
@@ -104,180 +114,81 @@ def environment(visible: str | None) -> dict[str, str]:
     [
         (["cpu"], None, (CPU,)),
         (["cuda"], None, (A, B)),
-        (["cuda:1"], None, (B,)),
-        (["cuda:1", "cuda:0"], None, (A, B)),
-        (["cuda:1", "cuda:1"], None, (B,)),
+        (["cuda:1", "cuda:0", "cuda:1"], None, (A, B)),
         (["cuda:0", "cuda"], None, (A, B)),
         (["cuda"], "1,0", (B, A)),
         (["cuda:1"], "1,0", (A,)),
         (["cuda"], "MIG-cccc", (MIG,)),
-    ],
-)
-def test_devices_are_found(smi: Path, wanted: list[str], visible: str | None, devices: tuple[Device, ...]) -> None:
-    """`cuda` is every visible GPU, `cuda:N` the N-th, each once; the CPU is taken only where it is asked for."""
-    install(smi, LISTING)
-    assert find_devices(wanted, environment(visible)) == devices
-
-
-@pytest.mark.parametrize(
-    ("wanted", "visible", "words"),
-    [
         (["cuda:0", "cuda:2"], None, "2 visible GPUs, and cuda:2 asks for number 2"),
         (["cuda:1"], "1", "1 visible GPU,"),
         (["cuda"], "", "0 visible GPUs"),
     ],
 )
-def test_gpu_that_is_not_visible(smi: Path, wanted: list[str], visible: str | None, words: str) -> None:
-    """Exit code 69, with the count of GPUs that can be seen; never the CPU instead."""
-    install(smi, LISTING)
+def test_devices_are_found(
+    machine: Callable[..., None], wanted: list[str], visible: str | None, devices: tuple[Device, ...] | str
+) -> None:
+    """`cuda` is every visible GPU, `cuda:N` the N-th, each once; what is not there is refused, and never the CPU."""
+    machine(LISTING)
+    if not isinstance(devices, str):
+        assert find_devices(wanted, environment(visible)) == devices
+        return
     with pytest.raises(Halt) as caught:
         find_devices(wanted, environment(visible))
+    assert caught.value.code is ExitCode.MACHINE
+    assert devices in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "wanted", "words"),
+    [
+        ("GPU is lost.", 15, "cuda", "fallen off the bus"),
+        (LISTING, 15, "cuda:0", "fallen off the bus"),
+        ("NVIDIA-SMI has failed because", 9, "cuda", "nvidia-smi says: NVIDIA-SMI has failed because"),
+        ("No devices were found", 0, "cuda", "nvidia-smi says: No devices were found"),
+        (None, 0, "cuda", "nvidia-smi is not there"),
+    ],
+)
+def test_no_gpu_at_all(machine: Callable[..., None], output: str | None, code: int, wanted: str, words: str) -> None:
+    """Without a GPU in nvidia-smi's list and without a device file the run ends with 69, and says what to do."""
+    machine(output, code)
+    with pytest.raises(Halt) as caught:
+        find_devices([wanted], {})
     assert caught.value.code is ExitCode.MACHINE
     assert words in caught.value.why
     assert caught.value.remedy
 
 
-def test_gpu_off_the_bus(smi: Path) -> None:
-    """nvidia-smi's exit code 15 is told as what it means."""
-    install(smi, "Unable to determine the device handle for GPU 0000:01:00.0: GPU is lost.", 15)
-    with pytest.raises(Halt) as caught:
-        find_devices(["cuda"], {})
-    assert caught.value.code is ExitCode.MACHINE
-    assert "fallen off the bus" in caught.value.why
-
-
-WORKS = ProbedGpu("NVIDIA Quadro RTX 8000", (7, 5), 48 << 30)
-NO_CUDA = ProbeReading(ProbeReport(Phase.DONE, {"torch": "2.13.0+cpu"}), 0)
-
-
-def failed(words: str) -> ProbeReading:
-    """Torch could not make a CUDA context, for this reason."""
-    fault = Fault(Phase.CUDA_INIT, (Cause("builtins.RuntimeError", (), words),), "")
-    return ProbeReading(ProbeReport(Phase.CUDA_INIT, {"torch": "2.13.0"}, "13.0", fault=fault), 20)
-
-
-def computes_on(*gpus: ProbedGpu) -> ProbeReading:
-    """Torch has computed on these GPUs."""
-    return ProbeReading(ProbeReport(Phase.DONE, {"torch": "2.13.0"}, "13.0", gpus=gpus), 0)
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Makes a machine: its device files, and what torch says; without an nvidia-smi that works."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(gpu, "_DEV", tmp_path / "dev")
-    (tmp_path / "dev").mkdir()
-
-    def make(probe: ProbeReading, *files: str) -> None:
-        for name in files:
-            (tmp_path / "dev" / name).touch()
-        monkeypatch.setattr(gpu, "ask_torch", lambda _environment, _on_wait: probe)
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("output", "code", "probe", "words"),
-    [
-        (
-            "NVIDIA-SMI has failed because",
-            9,
-            NO_CUDA,
-            "NVIDIA-SMI has failed because; this torch is built without CUDA",
-        ),
-        ("No devices were found", 0, failed("No driver.\nPlease"), "No devices were found; torch says: No driver."),
-        ("", 12, ProbeReading(ProbeReport(Phase.IMPORT, {}), 1), "exit code 12; torch is not installed"),
-        (None, 0, ProbeReading(None, None), "nvidia-smi is not there; torch gave no answer within 180 s"),
-        (None, 0, ProbeReading(None, 1, "no module\n"), "nvidia-smi is not there; torch could not be asked: no module"),
-    ],
-)
-def test_nothing_speaks_for_a_gpu(
-    machine: Callable[..., None], smi: Path, output: str | None, code: int, probe: ProbeReading, words: str
-) -> None:
-    """Without a device file and without a context of torch's the run ends with 69, and says what both have said."""
-    machine(probe)
-    if output is not None:
-        install(smi, output, code)
-    with pytest.raises(Halt) as caught:
-        find_devices(["cuda"], {})
-    assert caught.value.code is ExitCode.MACHINE
-    assert words in caught.value.why
-    assert "set device to cpu" in caught.value.remedy
-
-
-@pytest.mark.parametrize("files", [(), ("nvidia0", "nvidiactl")], ids=["none", "linux"])
-@pytest.mark.parametrize("output", [None, "Failed to initialize NVML: Unknown Error"])
-def test_what_counts_is_whether_torch_computes(
-    machine: Callable[..., None], smi: Path, files: tuple[str, ...], output: str | None
-) -> None:
-    """Where nvidia-smi is missing or fails and CUDA works, the GPUs are those of torch, with all that it knows."""
-    machine(computes_on(WORKS), *files)
-    if output is not None:
-        install(smi, output, 255)
-    (found,) = find_devices(["cuda"], {})
-    assert (found.uuid, found.name, found.memory_bytes) == ("0", WORKS.name, WORKS.total_bytes)
-    assert found.capability == (7, 5)
-    assert is_guessed(found)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "visible", "uuids"),
-    [
-        ("cuda", None, ["0", "1"]),
-        ("cuda:1", None, ["1"]),
-        ("cuda", "3,5", ["3", "5"]),
-        ("cuda:1", "3,5", ["5"]),
-        ("cuda", "GPU-x, GPU-y,GPU-z", ["GPU-x", "GPU-y"]),
-        ("cuda:2", None, []),
-        ("cuda", "", []),
-        ("cuda", "-1", []),
-    ],
-)
-def test_gpus_of_torch_have_the_names_that_a_worker_needs(
-    machine: Callable[..., None], wanted: str, visible: str | None, uuids: list[str]
-) -> None:
-    """A worker is given the entry of CUDA_VISIBLE_DEVICES, else CUDA's number; what torch does not see is refused."""
-    machine(computes_on(WORKS, WORKS), "nvidia0", "nvidia1")
-    if uuids:
-        assert [device.uuid for device in find_devices([wanted], environment(visible))] == uuids
-        return
-    with pytest.raises(Halt) as caught:
-        find_devices([wanted], environment(visible))
-    assert caught.value.code is ExitCode.MACHINE
+def test_the_others_go_on_without_a_gpu_that_is_lost(machine: Callable[..., None]) -> None:
+    """`device: cuda` takes those that nvidia-smi still lists, and the loss is told."""
+    told: list[str] = []
+    machine(f"GPU is lost\n{LISTING}", 15)
+    assert find_devices(["cuda"], {}, told.append) == (A, B)
+    assert told == ["GPU is lost"]
 
 
 @pytest.mark.parametrize(
     ("files", "wanted", "visible", "names"),
     [
-        (("nvidia0", "nvidia3", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset"), "cuda", None, "0 1 2"),
+        (("nvidia0", "nvidia3", "nvidia10", "nvidiactl", "nvidia-uvm"), "cuda", None, "0 1 2"),
         (("nvidia0", "nvidia1"), "cuda:1", None, "1"),
-        (("nvidiactl",), "cuda:1", None, "1"),
-        (("dxg",), "cuda", None, "0"),
         ((), "cuda", "GPU-x, GPU-y", "GPU-x GPU-y"),
-        ((), "cuda", "2", "2"),
+        ((), "cuda:1", "3,5", "5"),
     ],
 )
-def test_where_torch_fails_a_device_file_leaves_the_judgement_to_the_worker(
+def test_without_nvidia_smi_a_device_file_leaves_the_judgment_to_the_worker(
     machine: Callable[..., None], files: tuple[str, ...], wanted: str, visible: str | None, names: str
 ) -> None:
-    """A GPU may be busy for a while, and a plug-in may need no torch: the GPU is taken by its number or its name."""
-    machine(failed("CUDA-capable device(s) is/are busy or unavailable"), *files)
+    """CUDA may work where nvidia-smi fails: a GPU is taken by its number or by its name."""
+    machine("Failed to initialize NVML: Unknown Error", 255, *files)
     found = find_devices([wanted], environment(visible))
     assert found == tuple(Device("cuda", name) for name in names.split())
-    assert [is_guessed(device) for device in found] == [name.isdecimal() for name in names.split()]
+    assert [device.guessed for device in found] == [name.isdecimal() for name in names.split()]
 
 
-def test_a_gpu_on_which_torch_fails_is_left_to_the_worker(machine: Callable[..., None]) -> None:
-    """Where the second of two GPUs fails in torch, both are taken, and what is known of the first is kept."""
-    reading = failed("uncorrectable ECC error")
-    assert reading.report is not None
-    machine(replace(reading, report=replace(reading.report, gpus=(WORKS,))), "nvidia0", "nvidia1")
-    first, second = find_devices(["cuda"], {})
-    assert (first.capability, second) == ((7, 5), Device("cuda", "1"))
-
-
-def test_the_compute_capability_is_that_of_nvidia_smi(smi: Path) -> None:
+def test_the_compute_capability_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for; a driver that does not know the field is asked without it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    smi = tmp_path / "nvidia-smi"
     smi.write_text(
         "#!/bin/sh\n"
         'case "$*" in *compute_cap*) [ -e "$0.old" ] && exit 2; echo "0, GPU-a, Quadro, 49152, 0:1:0.0, 7.5";;\n'
@@ -288,3 +199,237 @@ def test_the_compute_capability_is_that_of_nvidia_smi(smi: Path) -> None:
     smi.with_suffix(".old").touch()
     assert [device.capability for device in find_devices(["cuda"], {})] == [None]
     assert parse_devices("0, GPU-a, Quadro, 49152, 0:1:0.0, [N/A]\n")[0].capability is None
+
+
+# --- health
+
+GIB = 1 << 30
+BASE = 3 << 20
+TOTAL = 80 * GIB
+STRANGER = MemoryHolder(77, "/usr/bin/python3", 78 * GIB)
+FULL = 78 * GIB
+ROOMY: dict[str, Any] = {"total_bytes": TOTAL, "need_bytes": 3 * GIB}
+UNKNOWN = {"total_bytes": TOTAL}
+JUST_ENDED = {**ROOMY, "before_bytes": BASE}
+GOOD, BUSY, BROKEN, BLIND = Health.GOOD, Health.BUSY, Health.BROKEN, Health.BLIND
+
+
+def seen(used_bytes: int | None = BASE, *holders: MemoryHolder, **more: Any) -> Reading:
+    """Make a reading of an nvidia-smi that works."""
+    return Reading(0, used_bytes, holders=holders, **more)
+
+
+def ours(used_bytes: int | None, pid: int = 11) -> MemoryHolder:
+    """Make one of our own workers."""
+    return MemoryHolder(pid, "python", used_bytes)
+
+
+TABLE: dict[str, tuple[Reading, dict[str, Any], Health, str]] = {
+    "empty": (seen(), ROOMY, GOOD, ""),
+    "held, with room for a worker": (seen(60 * GIB, MemoryHolder(77, "p", 60 * GIB)), ROOMY, GOOD, ""),
+    "held, without": (
+        seen(FULL, STRANGER),
+        ROOMY,
+        BUSY,
+        "78.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77); 2.0 GiB are free, and a worker needs 3.0",
+    ),
+    "what a worker needs is not known": (seen(FULL, STRANGER), UNKNOWN, GOOD, ""),
+    "not known, but that is too little": (seen(TOTAL - BASE, STRANGER), UNKNOWN, BUSY, "(pid 77); 0.0 GiB are free"),
+    "the size of the GPU is not known": (seen(FULL, STRANGER), {}, GOOD, ""),
+    "a container names no process": (seen(FULL), ROOMY, BUSY, "a process that cannot be named"),
+    "a model larger than an empty GPU": (seen(), {"total_bytes": TOTAL, "need_bytes": 90 * GIB}, GOOD, ""),
+    "a dead worker's memory": (seen(20 * GIB), JUST_ENDED, Health.SETTLING, "not given back yet"),
+    "a stranger came meanwhile": (seen(20 * GIB, MemoryHolder(77, "p", 20 * GIB)), JUST_ENDED, GOOD, ""),
+    "off the bus": (Reading(15), ROOMY, BROKEN, "fallen off the bus"),
+    "several Xids": (seen(xids=(119, 13, 48)), ROOMY, BROKEN, "Xid 48, 119 of this GPU: have the GPU reset"),
+    "Xid 79": (seen(xids=(79,)), ROOMY, BROKEN, "Xid 79 of this GPU: reboot"),
+    "Xids of applications": (seen(xids=(13, 31, 43, 45, 63)), ROOMY, GOOD, ""),
+    "blind, but the kernel has seen it": (Reading(255, xids=(79,)), ROOMY, BROKEN, "Xid 79"),
+    "driver/library mismatch": (Reading(18), ROOMY, BLIND, "exit code 18"),
+    "no answer in time": (Reading(None), ROOMY, BLIND, "None"),
+    "memory not told": (seen(None), ROOMY, BLIND, ""),
+}
+
+
+@pytest.mark.parametrize(("reading", "known", "health", "words"), TABLE.values(), ids=TABLE)
+def test_opinion(reading: Reading, known: dict[str, Any], health: Health, words: str) -> None:
+    """Broken beats blind, blind beats busy; a GPU is busy if a worker does not fit next to what others hold."""
+    opinion = judge_gpu(reading, **known)
+    assert opinion.health is health, opinion
+    assert words in opinion.why
+    assert bool(opinion.why) == (health is not GOOD)
+
+
+@pytest.mark.parametrize(
+    ("reading", "health", "alone"),
+    [
+        (seen(FULL, ours(4 * GIB)), BUSY, False),
+        (seen(FULL, ours(FULL)), GOOD, True),
+        (seen(FULL, ours(FULL, pid=40404)), GOOD, False),
+        (seen(FULL, ours(None)), GOOD, False),
+        (seen(), GOOD, True),
+        (Reading(255), BLIND, False),
+    ],
+    ids=["holds little", "holds all", "the host's pids", "memory not told", "idle", "no answer"],
+)
+def test_our_own_worker(reading: Reading, health: Health, alone: bool) -> None:
+    """What our own worker holds is not held against it, and it is alone only if nothing else can be there."""
+    assert judge_gpu(reading, frozenset({11}), **ROOMY).health is health
+    assert reading.is_alone(frozenset({11})) is alone
+
+
+@pytest.mark.parametrize(
+    ("action", "health"),
+    [
+        *((action, BROKEN) for action in ("Reset", "GPU Reset Required", "Node Reboot Required", "Drain and Reset")),
+        *((action, GOOD) for action in ("None", "[N/A]", "", None, "Drain P2P", "a later word")),
+    ],
+)
+def test_recovery_action(action: str | None, health: Health) -> None:
+    """A GPU that the driver wants reset is broken; words that say nothing of that do no harm."""
+    assert judge_gpu(seen(recovery_action=action), **ROOMY).health is health
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("3\n", (3 << 20, None)),
+        ("WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n17, GPU Reset\n", (17 << 20, "GPU Reset")),
+        ("[N/A], Reboot\n", (None, "Reboot")),
+        ("No devices were found\n", (None, None)),
+    ],
+)
+def test_memory_and_recovery_action_are_parsed(text: str, found: tuple[int | None, str | None]) -> None:
+    """Each is read from a line among whatever else is said; an older driver gives no action."""
+    assert parse_gpu(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "holders"),
+    [
+        ("77, /opt/a, b/python, 79872\n", (MemoryHolder(77, "/opt/a,b/python", 78 * GIB),)),
+        ("77, [Not Found], [N/A]\n", (MemoryHolder(77, "[Not Found]", None),)),
+        ("[N/A], python, 5\n77, /usr/bin/python3, 79872\n", (STRANGER,)),
+        ("No running processes found\n", ()),
+    ],
+)
+def test_holders_are_parsed(text: str, holders: tuple[MemoryHolder, ...]) -> None:
+    """A line is a process; other lines are skipped, names that cannot be told do no harm."""
+    assert parse_holders(text) == holders
+
+
+LOG = [
+    "4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    "4,1235,5678902,-;NVRM: Xid (PCI:0000:5e:00): 48, pid=77, name=python, DBE (double bit error) has occurred",
+    "4,1237,5678904,-;NVRM: Xid (PCI:0000:3B:00.0): 13, pid=79, Graphics Exception",
+    "6,1238,5678905,-;usb 1-1: new device, no Xid (PCI:0000:3b:00): 79 of ours",
+    "4,1239,5678906,-;NVRM: Xid (PCI:0001:3b:00): 94, another domain",
+]
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "xids"),
+    [("00000000:3B:00.0", (79, 13)), ("00000000:5E:00.0", (48,)), ("00000001:3B:00.0", (94,)), ("[N/A]", ())],
+)
+def test_xids_are_those_of_the_gpu(bus_id: str, xids: tuple[int, ...]) -> None:
+    """The log and nvidia-smi write the address differently."""
+    assert parse_xids(LOG, bus_id) == xids
+
+
+# --- a station
+
+
+class Watched:
+    """A station whose looks answer at once with what the test has laid out, and what it tells."""
+
+    def __init__(self) -> None:
+        self.says = seen()
+        self.told: list[Event] = []
+        self.station = Station(0, A, look=self._look)
+        assert self.look(first=True) == Opinion(GOOD)
+
+    def _look(self) -> Future[Reading]:
+        done: Future[Reading] = Future()
+        done.set_result(self.says)
+        return done
+
+    def look(self, *, first: bool = False, now_s: float = 1000) -> Opinion | None:
+        """Ask, and give the answer."""
+        self.station.ask()
+        return self.station.answer(frozenset(), 3 * GIB, self.told.append, first=first, now_s=now_s)
+
+
+@pytest.mark.parametrize("device", [CPU, Device("cuda", "0"), MIG], ids=str)
+def test_what_nvidia_smi_does_not_know_is_always_fit(device: Device) -> None:
+    """The CPU, a GPU known by its index alone and a MIG slice are not asked for."""
+    station = Station(0, device)
+    station.ask()
+    assert station.answer(frozenset(), 0, print, first=True) is None
+    assert station.view == (View(blind=True) if device.kind == "cuda" else None)
+
+
+def test_a_gpu_that_others_fill_is_busy_and_told_once() -> None:
+    """However often it is looked at while that lasts; those who stay count as there from the start."""
+    watched = Watched()
+    assert watched.station.answer(frozenset(), 0, watched.told.append) is None  # no look is under way
+    watched.says = seen(142 * GIB, MemoryHolder(77, "intruder", 142 * GIB))
+    for _ in range(2):
+        opinion = watched.look()
+        assert opinion is not None
+        assert opinion.health is BUSY
+    assert [type(event) for event in watched.told] == [GpuBusy]
+    for held_bytes in (5 * GIB, 1 * GIB):
+        watched.station.get_used_to(held_bytes)
+        assert watched.station.view == View(blind=False, alone=False, before_bytes=5 * GIB)
+
+
+def test_memory_of_a_worker_that_has_just_ended_comes_back() -> None:
+    """What no process is named for is waited for a few seconds after a worker's end."""
+    watched = Watched()
+    watched.says = seen(9 * GIB)
+    watched.station.worker_ended(999)
+    assert [(opinion := watched.look(now_s=now_s)) and opinion.health for now_s in (1000, 1100)] == [
+        Health.SETTLING,
+        GOOD,
+    ]
+
+
+# --- whose memory it was
+
+
+def figures(ours_gib: float, others_gib: float = 0.0, free_gib: float = 0.1, wanted_gib: float = 0.5) -> str:
+    """What torch says on a GPU of 8 GiB."""
+    others = f"Process 77 has {others_gib:.2f} GiB memory in use. " if others_gib else ""
+    return (
+        f"CUDA out of memory. Tried to allocate {wanted_gib:.2f} GiB. GPU 0 has a total capacity of 8.00 GiB of which "
+        f"{free_gib:.2f} GiB is free. {others}Including non-PyTorch memory, this process has {ours_gib:.2f} GiB memory "
+        f"in use. Of the allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is reserved by "
+        "PyTorch but unallocated."
+    )
+
+
+LARGER, BY_A_NEIGHBOR, NO_FIGURES = figures(7.9), figures(1.0, 6.9), "NVML_SUCCESS == INTERNAL ASSERT FAILED"
+COMPANY = {
+    "no GPU": (LARGER, None, set(), Company.UNTOLD),
+    "a model larger than the GPU": (LARGER, View(), set(), Company.UNTOLD),
+    "a neighbor came": (BY_A_NEIGHBOR, View(), set(), Company.CAME),
+    "a neighbor was there before": (BY_A_NEIGHBOR, View(before_bytes=7 * GIB), set(), Company.UNTOLD),
+    "a neighbor holds less than what is missing": (figures(5.0, 2.0, 1.0, 4.0), View(), set(), Company.UNTOLD),
+    "another worker of ours": (BY_A_NEIGHBOR, View(), {77}, Company.OURS),
+    "NVML is broken": (NO_FIGURES, View(blind=True), set(), Company.BLIND),
+    "no figures, and nobody else on it": (NO_FIGURES, View(alone=True), set(), Company.ALONE),
+    "no figures, and nobody has looked": (NO_FIGURES, View(), set(), Company.UNTOLD),
+}
+
+
+@pytest.mark.parametrize(("words", "view", "siblings", "company"), COMPANY.values(), ids=COMPANY)
+def test_whose_memory_it_was(words: str, view: View | None, siblings: set[int], company: Company) -> None:
+    """Torch's figures say it, else what nvidia-smi showed last; who was there before the run is part of the GPU."""
+    assert company_of(read_oom(words), view, frozenset(siblings)) is company
+
+
+def test_another_worker_of_ours_is_named() -> None:
+    """Where the memory was held by a worker of the same run, the words do not send a person after other processes."""
+    verdict = Verdict(Outcome.GPU_BUSY, "other processes hold its memory", rule="gpu-full-before-work")
+    assert "another worker of this run (pid 5, 7)" in in_company(verdict, Company.OURS, frozenset({7, 5})).reason
+    assert in_company(verdict, Company.CAME, frozenset()) == verdict

@@ -101,7 +101,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return Trial(Verdict(Outcome.COMMITTED, "done"), vectors, "", phases, loaded)
 
     monkeypatch.setattr(tuning_module, "try_texts", made_up)
-    monkeypatch.setattr(tuning_module, "processor_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(tuning_module, "has_bfloat16", lambda: True)
     return path
 
 
@@ -130,7 +130,7 @@ def test_a_tuning(config: Path) -> None:
 @pytest.mark.parametrize("asked_for", [False, True])
 def test_bfloat16_on_a_cpu_without_it(config: Path, monkeypatch: pytest.MonkeyPatch, asked_for: bool) -> None:
     """It would be the slowest, so it is tried only if the config has it; else a note says that it was not."""
-    monkeypatch.setattr(tuning_module, "processor_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(tuning_module, "has_bfloat16", lambda: False)
     changes = ["encode.batch_tokens=2000", *(["model.dtype=bfloat16"] if asked_for else [])]
     tuning = tune(load(config, changes), 0.999, lambda _step: None)
     assert (Candidate("bfloat16") in [each.candidate for each in tuning.measured]) == asked_for

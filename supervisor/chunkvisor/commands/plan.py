@@ -23,7 +23,7 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.dtypes import lacks, unfit_dtype
-from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16, processor_flags
+from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16
 from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
 from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, computed_dtype, read_model_folder
@@ -142,7 +142,7 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
     card = find_weakest(config.device) if here else None
     if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
         notes.append("; ".join(unfit))
-    if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16(processor_flags()):
+    if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():
         notes.append(SLOW_BFLOAT16)
     math_kernel = card is not None and lacks(dtype, card)
     told = {

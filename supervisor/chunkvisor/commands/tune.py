@@ -17,7 +17,7 @@ from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.dtypes import Card, advised_dtype, unfit_dtype
-from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, processor_flags, weakest
+from chunkvisor.devices.gpu import Device, find_devices, has_bfloat16, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, environment_of, try_texts
@@ -152,7 +152,7 @@ def other_dtypes(tuning: Tuning, device: Device, card: Card | None, model_type: 
         return [tuning.begun]
     if device.kind == "cpu":
         # float16 has no fast kernels on a CPU.
-        if has_bfloat16(processor_flags()) or tuning.configured.dtype == "bfloat16":
+        if has_bfloat16() or tuning.configured.dtype == "bfloat16":
             return ["bfloat16"]
         tuning.notes.append("bfloat16 is not tried: this CPU has no instructions for it")
         return []

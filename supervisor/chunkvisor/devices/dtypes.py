@@ -4,18 +4,16 @@ Cards before Ampere (compute capability 8.0) do not have bfloat16: torch emulate
 math kernel, which holds the scores of all pairs of tokens: 7 GiB for one text of 8,192 tokens and 12 heads. float16 is
 as small, but its range is smaller too, and models that were trained in bfloat16 leave it: their vectors become NaN
 (infinity#328, Qwen3-Embedding#164, unsloth#4014).
-
-
-from dataclasses import dataclass
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chunkvisor.config.choices import Dtype
 
 AMPERE = (8, 0)
 _OVERFLOWING = ("qwen", "gemma", "mistral")
-_HALF = frozenset({str(Dtype.FLOAT16), str(Dtype.BFLOAT16)})
+_HALF = (Dtype.FLOAT16, Dtype.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,7 @@ class Card:
         return f"{self.name or 'the GPU'} (compute capability {'.'.join(map(str, self.capability))})"
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """The dtype to take."""
 
     dtype: Dtype
@@ -43,14 +40,13 @@ def advised_dtype(model_type: str | None, card: Card) -> Advice:
         return Advice(Dtype.BFLOAT16, "it has the range of float32 in half the memory")
     if model_type is None:
         return Advice(Dtype.FLOAT32, "the card does not have bfloat16, and float16 may overflow to NaN in this model")
-    if overflows(model_type):
+    if _overflows(model_type):
         why = f"the card does not have bfloat16, and models of the kind {model_type} overflow to NaN in float16"
         return Advice(Dtype.FLOAT32, why)
     return Advice(Dtype.FLOAT16, "the card does not have bfloat16")
 
 
-def overflows(model_type: str) -> bool:
-    """Whether models of this type leave the range of float16: the families Qwen, Gemma and Mistral."""
+def _overflows(model_type: str) -> bool:
     return any(family in model_type.lower() for family in _OVERFLOWING)
 
 
@@ -64,11 +60,9 @@ def unfit_dtype(dtype: str | None, model_type: str | None, card: Card) -> tuple[
     advice = advised_dtype(model_type, card)
     mend = f"set model.dtype to {advice.dtype}: {advice.why}"
     if lacks(dtype, card):
-        meaning = (
-            f"the model computes in bfloat16, which {card} does not have: attention is emulated, slowly, and needs "
-        )
-        return f"{meaning}memory for all pairs of tokens of a text", mend
-    if dtype == Dtype.FLOAT16 and model_type is not None and overflows(model_type):
+        emulated = "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
+        return f"the model computes in bfloat16, which {card} does not have: {emulated}", mend
+    if dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
         return f"the model computes in float16, in which models of the kind {model_type} overflow to NaN", mend
     return None
 

@@ -1,4 +1,4 @@
-"""Finds the GPUs: asks nvidia-smi first, and torch if nvidia-smi does not answer.
+"""Finds the GPUs by nvidia-smi; for the doctor, by torch as well.
 
 Both are asked in child processes with a time limit, since a hung driver would hang the parent with it. A hung
 nvidia-smi is itself a symptom, and is left behind.
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from chunkvisor.child import run_child
 from chunkvisor.devices.dtypes import Card
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.store.attempt import last_line, read_tail
-from chunkvisor_worker.contract.exits import PARENT_PID
+from chunkvisor.store.attempt import read_tail
 from chunkvisor_worker.contract.messages import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 
@@ -31,14 +30,11 @@ SMI_LOST = 15
 _SMI_BAD_ARGUMENT = 2
 _SMI_TIMEOUT_S = 20.0
 _REAP_S = 1.0
-# Under way: they must not outlive this process.
-_ASKED: set["subprocess.Popen[bytes]"] = set()
 SMI_FORMAT = "--format=csv,noheader,nounits"
 # The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
 _TORCH_TIMEOUT_S = 180.0
 _DEV = Path("/dev")
-# Of NVIDIA's driver on Linux, under WSL2, and on a Jetson.
-_DRIVER_FILES = ("nvidiactl", "dxg", "nvmap")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
 
@@ -71,6 +67,16 @@ class Device:
         """Name the devices for which the same lessons hold: name, and size of memory in GiB."""
         size = f" {self.memory_bytes >> 30} GiB" if self.memory_bytes else ""
         return f"{self.name or self.kind}{size}"
+
+    @property
+    def guessed(self) -> bool:
+        """Whether nvidia-smi did not list it, so that its memory and health cannot be looked at."""
+        return self.kind == "cuda" and self.uuid.isdecimal()
+
+    @property
+    def watched(self) -> bool:
+        """Whether nvidia-smi can be asked about it: a GPU that is known by its UUID."""
+        return self.kind == "cuda" and self.uuid.startswith("GPU-")
 
     def __str__(self) -> str:
         if self.kind != "cuda":
@@ -105,30 +111,19 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
         )
     except OSError:
         return SmiAnswer(None, "")
-    _ASKED.add(process)
+    atexit.register(process.kill)  # the thread that waits for it ends with this process
     try:
         output, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
+        return SmiAnswer(process.returncode, output.decode(errors="replace"))
     except subprocess.TimeoutExpired:
-        _kill(process)
-        if process.stdout is not None:
-            process.stdout.close()
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep it survives the kill
+            process.wait(_REAP_S)
         return SmiAnswer(None, f"no answer within {_SMI_TIMEOUT_S:.0f} s")
     finally:
-        _ASKED.discard(process)
-    return SmiAnswer(process.returncode, output.decode(errors="replace"))
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it; in uninterruptible sleep it survives that, and to wait for it would hang us as well."""
-    process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_REAP_S)
-
-
-@atexit.register
-def _kill_asked() -> None:
-    for process in list(_ASKED):
-        _kill(process)
+        atexit.unregister(process.kill)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def query_gpus(fields: str, newer: str = "", uuid: str = "") -> SmiAnswer:
@@ -137,6 +132,17 @@ def query_gpus(fields: str, newer: str = "", uuid: str = "") -> SmiAnswer:
     answer = ask_smi((f"--query-gpu={fields}{newer and f',{newer}'}", SMI_FORMAT, *where))
     # A driver refuses the whole question for one field that came after it.
     return query_gpus(fields, uuid=uuid) if newer and answer.returncode == _SMI_BAD_ARGUMENT else answer
+
+
+def lines_of(text: str) -> Iterator[list[str]]:
+    """Yield the values of each line of CSV; warnings may stand between those lines."""
+    for line in text.splitlines():
+        yield [value.strip() for value in line.split(",")]
+
+
+def bytes_of(mebibytes: str) -> int | None:
+    """Read a size as nvidia-smi prints it; None if it does not tell."""
+    return int(mebibytes) << 20 if mebibytes.isdecimal() else None
 
 
 def read_load(uuids: Sequence[str]) -> list[dict[str, Any]]:
@@ -149,13 +155,12 @@ def parse_load(text: str, uuids: Sequence[str]) -> list[dict[str, Any]]:
     """Parse the answer; what nvidia-smi does not know is left out."""
     places = {uuid: number for number, uuid in enumerate(uuids)}
     readings = []
-    for line in text.splitlines():
-        index, uuid, *values = (value.strip() for value in f"{line},".split(","))
-        device = places.get(uuid, places.get(index))
-        if device is None or len(values) != len(_LOAD) + 1:
+    for index, *rest in lines_of(text):
+        device = places.get(rest[0], places.get(index)) if rest else None
+        if device is None or len(rest) != len(_LOAD) + 1:
             continue
         reading: dict[str, Any] = {"device": device}
-        for (name, unit), value in zip(_LOAD.values(), values, strict=False):
+        for (name, unit), value in zip(_LOAD.values(), rest[1:], strict=True):
             with contextlib.suppress(ValueError):  # [N/A], [Unknown Error]
                 if 0 <= (found := float(value)) < 1e12:
                     reading[name] = found if unit == 1 else int(found * unit)
@@ -193,21 +198,6 @@ class ProbeReading:
         """Whether it found no torch."""
         return self.report is not None and "torch" not in self.report.versions
 
-    @property
-    def words(self) -> str:
-        """Say why it computed on no GPU, in one line."""
-        report = self.report
-        if self.lacks_torch:
-            return "torch is not installed"
-        if report is not None and report.fault is not None:
-            first_line = report.fault.chain[0].message.strip().partition("\n")[0]
-            return f"torch says: {first_line[:300]}"
-        if report is not None and self.returncode == 0 and report.cuda is None:
-            return "this torch is built without CUDA"
-        if self.returncode is None:
-            return f"torch gave no answer within {_TORCH_TIMEOUT_S:.0f} s"
-        return f"torch could not be asked: {last_line(self.log_tail) or f'exit code {self.returncode}'}"
-
 
 def ask_torch(environment: Mapping[str, str], on_wait: Callable[[], None] = lambda: None) -> ProbeReading:
     """Report what torch can compute on in that environment; takes the seconds that torch takes to import.
@@ -230,31 +220,36 @@ def find_devices(
     wanted: Sequence[str],
     environment: Mapping[str, str] = os.environ,
     on_lost: Callable[[str], None] = lambda _: None,
-    on_wait: Callable[[], None] = lambda: None,
 ) -> tuple[Device, ...]:
     """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
 
-    `on_lost(words)` is called for a GPU that has fallen off the bus if `cuda` takes those that are left. Raises Halt
-    (69) if there is no such GPU, and what `on_wait` raises. It never falls back to the CPU.
+    `on_lost(words)` is called for a GPU that has fallen off the bus if `cuda` takes those that are left. GPUs that
+    nvidia-smi does not list are taken by their device files, or as CUDA_VISIBLE_DEVICES names them: the first worker
+    finds out whether CUDA works. Raises Halt (69) if there is no such GPU. It never falls back to the CPU.
     """
     if "cpu" in wanted:
         return (CPU,)
-    answer = query_gpus("index,uuid,name,memory.total,pci.bus_id", "compute_cap")
+    answer, shown = query_gpus("index,uuid,name,memory.total,pci.bus_id", "compute_cap"), environment.get(_VISIBLE)
     listed = parse_devices(answer.text)
-    visible = select_visible(listed, environment.get("CUDA_VISIBLE_DEVICES"))
-    if answer.returncode == SMI_LOST:
-        if "cuda" in wanted and visible:
-            on_lost(answer.line)
-            return tuple(visible)
+    if answer.returncode == SMI_LOST and not ("cuda" in wanted and listed):
         raise _no_gpu("a GPU has fallen off the bus (nvidia-smi ended with 15)", "reboot the machine")
-    if answer.returncode == 0 and listed:
-        return _chosen(wanted, visible)
-    return _without_smi(wanted, environment, answer, on_wait)
-
-
-def _chosen(wanted: Sequence[str], visible: Sequence[Device]) -> tuple[Device, ...]:
-    """Choose among the GPUs that CUDA shows. Raises Halt (69)."""
-    indices = _indices(wanted)
+    if listed and answer.returncode in (0, SMI_LOST):
+        visible = select_visible(listed, shown)
+        if answer.returncode == SMI_LOST:
+            on_lost(answer.line)
+    elif shown is not None:
+        visible = [Device("cuda", part.strip()) for part in shown.split(",") if part.strip() not in ("", "-1")]
+    else:
+        # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
+        visible = [Device("cuda", str(number)) for number, _ in enumerate(_DEV.glob("nvidia[0-9]*"))]
+        if not visible:
+            smi = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {answer.line}"
+            raise _no_gpu(
+                f"no NVIDIA driver is loaded or visible here; {smi}",
+                "install or load the driver; in a container, start it with GPU access; if CUDA works all the same, "
+                f"name its GPUs ({_VISIBLE}=0); or use the CPU: set device to cpu",
+            )
+    indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
     if "cuda" in wanted and visible:
         return tuple(visible)
     if "cuda" not in wanted and indices[-1] < len(visible):
@@ -262,50 +257,8 @@ def _chosen(wanted: Sequence[str], visible: Sequence[Device]) -> tuple[Device, .
     asked = "device: cuda asks for any" if "cuda" in wanted else f"cuda:{indices[-1]} asks for number {indices[-1]}"
     raise _no_gpu(
         f"it has {len(visible)} visible GPU{'s' * (len(visible) != 1)}, and {asked}",
-        "check `device` in the config, CUDA_VISIBLE_DEVICES, and: nvidia-smi -L",
+        f"check `device` in the config, {_VISIBLE}, and: nvidia-smi -L",
     )
-
-
-def _without_smi(
-    wanted: Sequence[str], environment: Mapping[str, str], answer: SmiAnswer, on_wait: Callable[[], None]
-) -> tuple[Device, ...]:
-    """Find GPUs that nvidia-smi does not list: what counts is whether a worker gets a CUDA context, so torch tries.
-
-    If torch fails, but CUDA_VISIBLE_DEVICES or a device file says that there is a GPU, a worker may still succeed (a
-    plug-in without torch, a GPU that is busy for a while), and its fault says more.
-    """
-    value = environment.get("CUDA_VISIBLE_DEVICES")
-    entries = None if value is None else [part.strip() for part in value.split(",") if part.strip()]
-    if entries in ([], ["-1"]):
-        raise _no_gpu(f"CUDA_VISIBLE_DEVICES is {value!r}, which hides every GPU", "unset it, or name a GPU in it")
-    reading = ProbeReading()
-    with contextlib.suppress(OSError):
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", PARENT_PID: str(os.getpid())}  # in the order that workers see
-        reading = ask_torch({**os.environ, **environment, **order}, on_wait)
-    gpus = reading.report.gpus if reading.report is not None else ()
-    # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
-    files = len(list(_DEV.glob("nvidia[0-9]*"))) or int(any((_DEV / name).exists() for name in _DRIVER_FILES))
-    names = entries if entries is not None else list(map(str, range(max(len(gpus), files))))
-    found = [
-        Device("cuda", name, gpu.name, gpu.total_bytes, capability=gpu.capability)
-        for name, gpu in zip(names, gpus, strict=False)
-    ]
-    if found and reading.returncode == 0:
-        return _chosen(wanted, found)
-    if not names:
-        smi = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {answer.line}"
-        raise _no_gpu(
-            f"no NVIDIA driver is loaded or visible here; {smi}; {reading.words}",
-            "install or load the driver; in a container, start it with GPU access; or use the CPU: set device to cpu",
-        )
-    found += [Device("cuda", name) for name in names[len(found) :]]
-    if "cuda" in wanted:
-        return tuple(found)
-    return tuple(found[index] if index < len(found) else Device("cuda", str(index)) for index in _indices(wanted))
-
-
-def _indices(wanted: Sequence[str]) -> list[int]:
-    return sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
 
 
 def _no_gpu(why: str, remedy: str) -> Halt:
@@ -316,15 +269,12 @@ def _no_gpu(why: str, remedy: str) -> Halt:
 def parse_devices(text: str) -> list[Device]:
     """Parse index, uuid, name, memory.total (MiB), pci.bus_id and compute_cap; other lines are left out."""
     devices = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
+    for fields in lines_of(text):
         if len(fields) in (5, 6) and fields[1].startswith(("GPU-", "MIG-")):
-            memory = int(fields[3]) << 20 if fields[3].isdecimal() else 0
             index = int(fields[0]) if fields[0].isdecimal() else None
-            major, _, minor = fields[5].partition(".") if len(fields) == 6 else ("", "", "")
-            known = major.isdecimal() and minor.isdecimal()
-            capability = (int(major), int(minor)) if known else None
-            devices.append(Device("cuda", fields[1], fields[2], memory, fields[4], index, capability))
+            parts = fields[5].split(".") if len(fields) == 6 else []
+            capability = tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None
+            devices.append(Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, fields[4], index, capability))
     return devices
 
 
@@ -365,27 +315,10 @@ def weakest(devices: Sequence[Device]) -> Card | None:
     return min(cards, key=lambda card: card.capability, default=None)
 
 
-def is_guessed(device: Device) -> bool:
-    """Whether nvidia-smi did not list it, so that its memory and health cannot be looked at."""
-    return device.kind == "cuda" and device.uuid.isdecimal()
-
-
-def is_watched(device: Device) -> bool:
-    """Whether nvidia-smi can be asked about it: a GPU that is known by its UUID."""
-    return device.kind == "cuda" and device.uuid.startswith("GPU-")
-
-
-# --- the processor
-
-
-def processor_flags() -> frozenset[str]:
-    """Read the words of /proc/cpuinfo, flags among them; none if it cannot be read."""
-    try:
-        return frozenset(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return frozenset()
-
-
-def has_bfloat16(flags: Set[str]) -> bool:
+def has_bfloat16() -> bool:
     """Whether the processor multiplies in bfloat16 (`bf16` is ARM's flag); others emulate that type, slowly."""
-    return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)

@@ -8,8 +8,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from chunkvisor.devices.gpu import SMI_FORMAT, SMI_LOST, Device, ask_smi, in_background, is_watched, query_gpus
-from chunkvisor.events.event import Emit, Event, GpuBlind, GpuBusy
+from chunkvisor.devices.gpu import (
+    SMI_FORMAT,
+    SMI_LOST,
+    Device,
+    ask_smi,
+    bytes_of,
+    in_background,
+    lines_of,
+    query_gpus,
+)
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.rule import OomFigures
@@ -19,8 +27,6 @@ from chunkvisor_worker.contract.rule import OomFigures
 SLACK_BYTES = 512 << 20
 # More or less than this comes and goes by itself: the driver's own, windows of a desktop.
 _NOBODYS_BYTES = 768 << 20
-# A driver gives the memory of a killed process back within seconds; after this, others hold it.
-_SETTLE_S = 30.0
 
 # Recovery actions without which the GPU will not work (nvidia-smi's manual, GPU Recovery Action). Others are `None`,
 # `Drain P2P` (traffic between GPUs), and what a driver says that does not know, such as `[Unknown Error]`.
@@ -83,61 +89,43 @@ Look = Callable[[], "Future[Reading]"]
 
 
 def looks_at(device: Device) -> Look:
-    """Have nvidia-smi of this machine read the GPU."""
-    kernel_log = _KernelLog()
+    """Have nvidia-smi of this machine read the GPU, and the kernel's log its Xids from now on, if we may read it."""
+    log: int | None = None
+    lines = list[str]()
+    with contextlib.suppress(OSError):
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(log, 0, os.SEEK_END)
 
     def read() -> Reading:
         gpu = query_gpus("memory.used", "gpu_recovery_action", device.uuid)  # the latter since driver 570
         if gpu.returncode != 0:
             return Reading(gpu.returncode)
         apps = ask_smi(("--query-compute-apps=pid,process_name,used_memory", SMI_FORMAT, "-i", device.uuid))
-        xids = parse_xids(kernel_log.lines(), device.bus_id)
-        return Reading(0, *parse_gpu(gpu.text), parse_holders(apps.text), xids)
+        while log is not None:
+            try:
+                lines.append(os.read(log, 8192).decode(errors="replace"))
+            except BrokenPipeError:  # a record that was overwritten meanwhile is skipped, as kmsg wants it
+                continue
+            except OSError:
+                break
+        lines[:] = (line for line in lines if "Xid" in line)
+        return Reading(0, *parse_gpu(gpu.text), parse_holders(apps.text), parse_xids(lines, device.bus_id))
 
     return lambda: in_background(read)
 
 
-class _KernelLog:
-    """Xid lines of /dev/kmsg since the run began, if we may read it."""
-
-    def __init__(self) -> None:
-        self._fd: int | None = None
-        self._lines: list[str] = []
-        with contextlib.suppress(OSError):
-            self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._fd, 0, os.SEEK_END)
-
-    def lines(self) -> list[str]:
-        """Read all Xid lines so far; a record that was overwritten meanwhile (EPIPE) is skipped, as kmsg wants it."""
-        while self._fd is not None:
-            try:
-                line = os.read(self._fd, 8192).decode(errors="replace")
-            except BrokenPipeError:
-                continue
-            except OSError:
-                break
-            if "Xid" in line:
-                self._lines.append(line)
-        return self._lines
-
-
 def parse_gpu(text: str) -> tuple[int | None, str | None]:
     """Parse memory.used (MiB) and, if it is there, gpu_recovery_action."""
-    match = re.search(r"^[ \t]*(\d+|\[[^]\n]*\])[ \t]*(?:,(.*))?$", text, re.MULTILINE)
-    if match is None:
-        return None, None
-    return int(match[1]) << 20 if match[1].isdecimal() else None, match[2].strip() if match[2] else None
+    for used, *action in lines_of(text):
+        if len(action) < 2 and (used.isdecimal() or used.startswith("[")):
+            return bytes_of(used), action[0] if action else None
+    return None, None
 
 
 def parse_holders(text: str) -> tuple[MemoryHolder, ...]:
     """Parse pid, process_name and used_memory (MiB); other lines are skipped."""
-    holders = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) >= 3 and fields[0].isdecimal():
-            used = int(fields[-1]) << 20 if fields[-1].isdecimal() else None
-            holders.append(MemoryHolder(int(fields[0]), ",".join(fields[1:-1]), used))
-    return tuple(holders)
+    lines = (line for line in lines_of(text) if len(line) >= 3 and line[0].isdecimal())
+    return tuple(MemoryHolder(int(pid), ",".join(name), bytes_of(used)) for pid, *name, used in lines)
 
 
 def parse_xids(lines: Sequence[str], bus_id: str) -> tuple[int, ...]:
@@ -187,9 +175,9 @@ def judge_gpu(
         return Opinion(Health.GOOD)
     others = [f"{holder.name} (pid {holder.pid})" for holder in reading.holders if holder.pid not in ours]
     who = ", ".join(others[:3]) or "a process that cannot be named"
-    needs = f", and a worker needs {_gib(need_bytes)}" if need_bytes else ""
-    why = f"{_gib(held_bytes)} of the GPU's memory are held by {who}; {_gib(max(0, free_bytes))} are free{needs}"
-    return Opinion(Health.BUSY, why)
+    held, free, need = (f"{size_bytes / 2**30:.1f} GiB" for size_bytes in (held_bytes, max(0, free_bytes), need_bytes))
+    needs = f", and a worker needs {need}" if need_bytes else ""
+    return Opinion(Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free{needs}")
 
 
 def asks_for_recovery(action: str | None) -> bool:
@@ -197,11 +185,7 @@ def asks_for_recovery(action: str | None) -> bool:
     return _BAD_ACTION.fullmatch((action or "").strip().lower()) is not None
 
 
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """What is known of a GPU next to its faults, to tell whether memory ran out by our own doing."""
 
@@ -210,78 +194,10 @@ class View:
     before_bytes: int = 0  # in use by others before our first worker
 
 
-class GpuGate:
-    """Looks at one device when asked to; what is not a GPU known to nvidia-smi cannot be looked at."""
-
-    def __init__(
-        self, device: Device, emit: Emit, look: Look | None = None, need_bytes: Callable[[], int] = lambda: 0
-    ) -> None:
-        """`need_bytes()` is what a worker needs before its first batch; 0 = not known."""
-        self._device, self._emit, self._need_bytes = device, emit, need_bytes
-        self._look = (look or looks_at(device)) if is_watched(device) else None
-        self._asked: Future[Reading] | None = None
-        self._ended_s = float("-inf")
-        self._unnamed_bytes: int | None = None  # in use before our first worker, by no process that nvidia-smi names
-        self._told: type[Event] | None = None
-        self.view = View(blind=self._look is None) if device.kind == "cuda" else None  # None = it is not a GPU
-
-    def ask(self) -> None:
-        """Begin a look, unless one is under way."""
-        if self._look is not None and self._asked is None:
-            self._asked = self._look()
-
-    def open(self) -> Opinion | None:
-        """Take the memory in use before our first worker as the baseline; None if the device cannot be looked at."""
-        self.ask()
-        if self._asked is None or self.view is None:
-            return None
-        reading, self._asked = self._asked.result(), None
-        if reading.used_bytes is not None:
-            self._unnamed_bytes = reading.unnamed_bytes
-        self.view = replace(self.view, before_bytes=reading.used_bytes or 0)
-        return self._noted(judge_gpu(reading))
-
-    def answer(self, ours: frozenset[int], now_s: float) -> Opinion | None:
-        """Say what the look under way says, None until it does; `ours` are the pids of our workers on the device."""
-        if self._asked is None or not self._asked.done() or self.view is None:
-            return None
-        reading, self._asked = self._asked.result(), None
-        self.view = replace(self.view, alone=reading.is_alone(ours))
-        opinion = judge_gpu(
-            reading,
-            ours,
-            total_bytes=self._device.memory_bytes,
-            need_bytes=self._need_bytes(),
-            before_bytes=self._unnamed_bytes if now_s - self._ended_s < _SETTLE_S else None,
-        )
-        return self._noted(opinion)
-
-    def worker_ended(self, now_s: float) -> None:
-        """Note that a worker that had the device has ended: its memory may take a while to come back."""
-        self._ended_s = now_s
-        if self.view is not None:
-            self.view = replace(self.view, alone=False)  # it may have changed since the last look
-
-    def get_used_to(self, others_bytes: int) -> None:
-        """Note that others stay, and so they are not waited for any more."""
-        if self.view is not None:
-            self.view = replace(self.view, before_bytes=max(self.view.before_bytes, others_bytes))
-
-    def _noted(self, opinion: Opinion) -> Opinion:
-        """Report it, once for each thing that is the matter, not every two seconds."""
-        if self.view is not None:
-            self.view = replace(self.view, blind=opinion.health is Health.BLIND)
-        kind = {Health.BUSY: GpuBusy, Health.BLIND: GpuBlind}.get(opinion.health)
-        if kind is not None and kind is not self._told:
-            self._told = kind
-            self._emit(kind(str(self._device), opinion.why))
-        return opinion
-
-
 def company_of(figures: OomFigures | None, view: View | None, siblings: frozenset[int]) -> Company:
     """Say who else held the memory; `siblings` are the pids of other workers of this run that were on the device.
 
-    torch's figures go before the gate's look, which is older than the fault. Others who were there when the run began
+    torch's figures go before the last look, which is older than the fault. Others who were there when the run began
     are part of the device: what they leave is what there is.
     """
     if view is None:

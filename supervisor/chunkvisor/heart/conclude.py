@@ -50,7 +50,7 @@ def conclude(slot: Slot, returncode: int, output: OutputRun, siblings: Collectio
     if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
         verdict = replace(verdict, reason=with_room(verdict.reason, output.ledger.layout.workdir, temporary))
-    company = company_of(verdict.figures, slot.station.gate.view, frozenset(siblings))
+    company = company_of(verdict.figures, slot.station.view, frozenset(siblings))
     canary = read_batch_log(slot.files.batches).canary
     # A canary of another dimension than the vectors before shows a model that is not the one that made them.
     passed = canary is not None and (facts is None or facts.dimension == canary.dimension)

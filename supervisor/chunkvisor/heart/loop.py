@@ -62,7 +62,7 @@ class Loop:
         """
         self._outputs, self._settings, self._patience, self._engine = outputs, settings, patience, engine
         self._lessons, self._signals, self._emit, self._tick = lessons, run.signals, run.emit, run.tick
-        self._stations = Stations(self, run.emit)
+        self._stations = Stations(self._seen, run.emit)
         self._stations.learn_need(need_bytes)
         self._store = Keeper(outputs, run.emit)
         self._joins = Joins(outputs, self._store, run.signals, settings.budget.wait_timeout_s, run.emit)
@@ -72,8 +72,6 @@ class Loop:
         """Running workers, by number."""
         self._news: list[messages.Event] = []
         """What has become of devices since the last turn."""
-        self._devices_of: dict[str, list[int]] = {}
-        """Of each machine of a cluster."""
         self._todo: deque[messages.Command] = deque()
         self._looked_s = time.monotonic()
         """When a worker was looked at last."""
@@ -127,21 +125,9 @@ class Loop:
         slot = self._slots.get(worker)
         return slot.left_s(time.monotonic()) if slot is not None else None
 
-    # --- what stations report
-
-    def joined(self, station: Station, opinion: Opinion | None) -> None:
-        """See Listener."""
-        node = station.site.node
-        self._devices_of.setdefault(node, []).append(station.number)
-        self._news.append(messages.DeviceSeen(station.number, node, station.device.model, opinion))
-
-    def looked(self, station: Station, opinion: Opinion) -> None:
-        """See Listener."""
-        self._news.append(messages.DeviceSeen(station.number, opinion=opinion))
-
-    def node_left(self, node: str) -> None:
-        """See Listener."""
-        self._news += [messages.DeviceSeen(number, gone=True) for number in self._devices_of.pop(node, [])]
+    def _seen(self, station: Station, opinion: Opinion | None, gone: bool) -> None:
+        node, kind = station.site.node, station.device.model
+        self._news.append(messages.DeviceSeen(station.number, node, kind, opinion, gone))
 
     # --- turns
 
@@ -339,7 +325,7 @@ class Loop:
         if verdict is not None and verdict.figures is not None and verdict.weights_did_not_fit:
             self._stations.learn_need(verdict.figures.ours_bytes + verdict.figures.wanted_bytes)
         if slot.had_device:
-            slot.station.gate.worker_ended(now_s)
+            slot.station.worker_ended(now_s)
         self._tell(ended)
 
     def _end_all(self) -> None:

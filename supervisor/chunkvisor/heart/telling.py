@@ -129,7 +129,7 @@ class Teller:
         # Who held the memory all through the wait stays: the next batch does not wait for them again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(news.step, policy.Wait)
         if in_vain and verdict.figures is not None and news.worker in self._slots:
-            self._slots[news.worker].station.gate.get_used_to(verdict.figures.others_bytes)
+            self._slots[news.worker].station.get_used_to(verdict.figures.others_bytes)
 
     def _taken_apart(self, news: messages.TakenApart) -> None:
         output = self._outputs[news.of.output]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import model_spec
-from chunkvisor.devices.gpu import find_devices, is_guessed
+from chunkvisor.devices.gpu import find_devices
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelchecks import refuse_wrong_model
@@ -73,10 +73,8 @@ class Means:
             if "cpu" not in config.device:
                 run.emit(Doing("asking nvidia-smi for the GPUs"))
             lost = "a GPU has fallen off the bus, and the run uses the others; nvidia-smi says: "
-            self.devices = find_devices(
-                config.device, on_lost=lambda why: run.emit(Alarmed(lost + why)), on_wait=self.on_wait
-            )
-        if guessed := sum(map(is_guessed, self.devices)):
+            self.devices = find_devices(config.device, on_lost=lambda why: run.emit(Alarmed(lost + why)))
+        if guessed := sum(device.guessed for device in self.devices):
             words = f"nvidia-smi does not list the GPUs: the run goes on with {counted(guessed, 'GPU')}, whose memory"
             run.emit(Warned(f"{words} and health it cannot look at. `chunkvisor doctor` says more"))
         run.emit(

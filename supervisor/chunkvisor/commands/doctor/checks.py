@@ -13,7 +13,7 @@ import numpy as np
 from chunkvisor.commands.doctor import Finding, Severity
 from chunkvisor.commands.doctor.readings import SAMPLE, Readings, Sample
 from chunkvisor.devices.dtypes import Card, advised_dtype, less_memory, unfit_dtype
-from chunkvisor.devices.gpu import SLOW_BFLOAT16, Device, has_bfloat16, processor_flags, select_visible
+from chunkvisor.devices.gpu import SLOW_BFLOAT16, Device, has_bfloat16, select_visible
 from chunkvisor.devices.health import asks_for_recovery
 from chunkvisor.engine.trial import wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
@@ -357,7 +357,7 @@ def _model(r: Readings) -> _Found:
 
 
 def _dtype(r: Readings) -> _Found:
-    if r.wanted == "cpu" and r.dtype == "bfloat16" and not has_bfloat16(processor_flags()):
+    if r.wanted == "cpu" and r.dtype == "bfloat16" and not has_bfloat16():
         yield Finding(WARNING, SLOW_BFLOAT16, "set model.dtype to float32")
     kind, cards = r.model.model_type, {Card(gpu.name, gpu.capability) for gpu in r.gpus if r.wanted == "cuda"}
     for card in sorted(cards, key=str) if r.dtype is not None else ():

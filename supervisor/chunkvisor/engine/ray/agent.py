@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from chunkvisor.config.choices import Start
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.devices.gpu import Device, find_devices, is_watched
+from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.devices.health import Reading, looks_at
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.environment import thread_count
@@ -172,7 +172,7 @@ class NodeWorkers(threading.Thread):
         self._reports: queue.SimpleQueue[NodeReport] = queue.SimpleQueue()
         self._waker, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._running: dict[int, _Running] = {}
-        self.looks_at = {place: looks_at(each) for place, each in enumerate(devices) if is_watched(each)}
+        self.looks_at = {place: looks_at(each) for place, each in enumerate(devices) if each.watched}
         self._looks: dict[int, Future[Reading]] = {}
         self._state: NodeState | None = None
         self._state_s = 0.0

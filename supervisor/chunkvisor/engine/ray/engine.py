@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from chunkvisor.config.model import Config
-from chunkvisor.devices.gpu import Device, is_watched
+from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Look, Reading
 from chunkvisor.devices.stations import Site, Station, Stations
 from chunkvisor.engine.engine import Demand, Worker
@@ -129,7 +129,7 @@ class Node:
     def look_of(self, device: Device) -> Look:
         """Have nvidia-smi of the node look at one of its GPUs; it has done so once, before its first worker."""
         position = self._up.devices.index(device)
-        watched = [each for each in self._up.devices if is_watched(each)]
+        watched = [each for each in self._up.devices if each.watched]
         first = [self._up.readings[watched.index(device)]] if device in watched else []
 
         def look() -> Future[Reading]:

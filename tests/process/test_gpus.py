@@ -1,0 +1,364 @@
+"""Runs on GPUs, which a fake nvidia-smi tells of: health, memory and its holders, several of them, faulty ones."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import Workplace, expected, finish, local_engine_only, wait_for
+from scripted_workplace import ScriptedWorkplace
+from soaked import wide
+
+TEXTS = [f"text {number}" for number in range(160)]
+FEW = [f"t{number}" for number in range(8)]
+SMI = """#!/bin/sh
+say() { cat "$FAKE_SMI/$1" 2>/dev/null || echo "$2"; }
+code() { c=$(say "$1_code" 0); [ "$c" = 0 ] || { echo "Failed to initialize NVML"; exit "$c"; }; }
+echo "$*" >> "$FAKE_SMI/asked"
+case "$*" in
+  *--query-gpu=index*) code index; for i in $(say gpus 0); do
+    echo "$i, GPU-0000000$i-aaaa, NVIDIA Fake, 8192, 00000000:0$i:00.0"; done ;;
+  *--query-gpu=memory.used,gpu*) code memory; echo "$(say memory 3), $(say action None)" ;;
+  *--query-compute-apps*) say apps "" ;;
+  *) exit 2 ;;
+esac
+"""
+
+pytestmark = local_engine_only
+
+
+class FakeSmi:
+    """What nvidia-smi is to say."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def say(self, **answers: object) -> None:
+        """Memory (MiB), apps (lines), action, gpus, index_code and memory_code (exit codes); None = all is well."""
+        for name, answer in answers.items():
+            path = self._folder / name
+            if answer is None:
+                path.unlink(missing_ok=True)
+            else:
+                (self._folder / "new").write_text(f"{answer}\n")
+                (self._folder / "new").replace(path)
+
+    def asked(self) -> list[str]:
+        """Its command lines so far, without those of the sensors."""
+        lines = (self._folder / "asked").read_text().splitlines()
+        return [line for line in lines if line.startswith("--query-gpu=memory.used,gpu")]
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
+    """A fake nvidia-smi, the first on PATH; it lists one GPU of 8 GiB."""
+    folder = tmp_path / "smi"
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(SMI)
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setenv("FAKE_SMI", str(folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return FakeSmi(folder)
+
+
+def events_of(place: Workplace, *names: str) -> list[dict[str, Any]]:
+    """The journal's events of these names; none while there is no journal."""
+    try:
+        return [event for event in place.events() if event["event"] in names]
+    except (OSError, ValueError):
+        return []
+
+
+def check_rows(place: Workplace, texts: list[str]) -> None:
+    """Every row has its vector."""
+    np.testing.assert_array_equal(place.vectors(), expected(texts))
+
+
+# --- one GPU between two workers
+
+
+@pytest.fixture
+def place(smi: FakeSmi, tmp_path: Path) -> ScriptedWorkplace:
+    """Two chunks on the fake GPU, the first worker of which crashes."""
+    made = ScriptedWorkplace.make(tmp_path / "place", FEW, chunk__size=4, device="cuda")
+    made.lay("t0", "crash")
+    return made
+
+
+def test_a_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedWorkplace) -> None:
+    """nvidia-smi is asked at the start and after a worker failed, not between chunks that went well."""
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert len(smi.asked()) == 2
+    assert not events_of(place, "gpu_busy")
+    check_rows(place, FEW)
+
+
+def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWorkplace) -> None:
+    """After a fault the GPU is full: the run waits, says who holds it, and goes on when it is free."""
+    place.lay("t0", "wait_for_release")
+    place.lay("t1", "crash")
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: place.calls())
+    smi.say(memory=8100, apps="77, /usr/bin/intruder, 8000")
+    (place.folder / "release").touch()
+    (busy,) = wait_for(lambda: events_of(place, "gpu_busy"))
+    assert "/usr/bin/intruder (pid 77)" in busy["why"]
+    calls, asked = len(place.calls()), len(smi.asked())
+    wait_for(lambda: len(smi.asked()) > asked)
+    assert len(place.calls()) == calls
+    smi.say(memory=None, apps=None)
+    ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("waiting,") == 1
+    check_rows(place, FEW)
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "words"),
+    [
+        ({"memory": 8100, "apps": "77, /usr/bin/intruder, 8000"}, 75, "/usr/bin/intruder (pid 77)"),
+        ({"action": "Drain and Reset"}, 69, "the driver asks for a recovery action: Drain and Reset"),
+    ],
+    ids=["held", "broken"],
+)
+def test_a_gpu_that_stays_unfit_ends_the_run(
+    smi: FakeSmi, place: ScriptedWorkplace, answers: dict[str, object], code: int, words: str
+) -> None:
+    """Past recovery.wait_timeout, or at once where the driver asks for a reset; what is done is kept."""
+    place.write_config("scripted:make", chunk__size=4, device="cuda", recovery__wait_timeout=1)
+    place.lift("t0")
+    place.lay("t4", "wait_for_release")
+    place.lay("t5", "crash")
+    process = place.start("run", str(place.config_path))
+    wait_for(lambda: len(place.calls()) == 2)
+    smi.say(**answers)
+    (place.folder / "release").touch()
+    ended = finish(process)
+    assert ended.returncode == code, ended.stderr
+    assert words in ended.stderr
+    assert place.status()["outputs"]["out"]["chunks_done"] == 1
+    smi.say(**dict.fromkeys(answers))
+    assert place.run_here().returncode == 0
+    assert place.calls()[-1] == FEW[4:]
+
+
+@pytest.mark.parametrize("answers", [{"memory_code": 15}, {"index_code": 15}])
+def test_a_broken_gpu_at_the_start(smi: FakeSmi, place: ScriptedWorkplace, answers: dict[str, object]) -> None:
+    """Nothing is started on a GPU that is known to be broken."""
+    smi.say(**answers)
+    ended = place.run_here()
+    assert ended.returncode == 69, ended.stderr
+    assert "fallen off the bus" in ended.stderr
+    assert not place.calls()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("code", [18, *wide(255, 9)])
+def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace, code: int) -> None:
+    """nvidia-smi that fails once the run has begun is told once; CUDA works, and the run is completed."""
+    place.lay("t4", "crash")
+    smi.say(memory_code=code)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("going on without its readings, CUDA may work all the same") == 1
+    check_rows(place, FEW)
+
+
+# --- out of memory, in torch's words
+
+
+def message(ours_gib: float, *others_gib: float) -> str:
+    """What torch says on a GPU of 8 GiB."""
+    others = "".join(f"Process {77 + n} has {gib:.2f} GiB memory in use. " for n, gib in enumerate(others_gib))
+    return (
+        "CUDA out of memory. Tried to allocate 0.50 GiB. GPU 0 has a total capacity of 8.00 GiB of which 0.10 GiB is "
+        f"free. {others}Including non-PyTorch memory, this process has {ours_gib:.2f} GiB memory in use. Of the "
+        f"allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+
+
+NVML_BROKEN = (
+    'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
+    'CUDACachingAllocator.cpp":1131, please report a bug to PyTorch. '
+)
+
+
+@pytest.fixture
+def gpus(smi: FakeSmi, workplace: Workplace) -> Workplace:
+    """A machine with as many GPUs as `smi` says, and 160 texts."""
+    workplace.write_source(TEXTS)
+    return workplace
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "tries"),
+    [
+        (message(7.9), "held 7.9 GiB of the GPU's 8.0 GiB", 1),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", "nvidia-smi shows no other process on it", 2),
+    ],
+    ids=["figures", "none"],
+)
+def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, words: str, tries: int) -> None:
+    """One load says it, or a second where a plug-in's words have no figures: 69, and no waiting for others."""
+    gpus.write_config("memory:make", device="cuda", model__kwargs={"at": "load", "message": said})
+    ended = gpus.run()
+    assert ended.returncode == 69, ended.stderr
+    assert words in ended.stderr
+    assert gpus.status()["attempts"] == {"gpu_busy": tries}
+
+
+@pytest.mark.parametrize("said", [message(1.0, 6.9), NVML_BROKEN], ids=["a neighbor", "blind"])
+def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace, smi: FakeSmi, said: str) -> None:
+    """Torch names who holds what is missing, or with NVML broken nothing can be seen: no text is blamed for it."""
+    blind = said is NVML_BROKEN
+    smi.say(memory_code=255 if blind else None)
+    gpus.write_source(FEW)
+    kwargs = {"at": "encode", "message": said, "notes": str(gpus.folder)}
+    gpus.write_config("memory:make", device="cuda", chunk__size=4, model__kwargs=kwargs)
+    (gpus.folder / "full").touch()
+    process = gpus.start("run", str(gpus.config_path))
+    wait_for(lambda: events_of(gpus, "waiting"))
+    (gpus.folder / "full").unlink()
+    ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    assert not events_of(gpus, "chunk_split", "quarantined", *(() if blind else ("limits_lowered",)))
+    check_rows(gpus, FEW)
+
+
+def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
+    """The verdict comes before the next worker's `go`: three halvings teach it all, whoever is ready meanwhile."""
+    workplace.write_source(TEXTS)
+    kwargs = {"at": "encode", "fits": 6, "message": "CUDA out of memory. Tried to allocate 1.00 GiB."}
+    workers = {"standby": 1, "start": "fresh"}
+    workplace.write_config("memory:make", chunk__size=50, workers=workers, model__kwargs=kwargs)
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.status()["attempts"] == {"gpu_oom": 3, "committed": 4}
+
+
+def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: FakeSmi) -> None:
+    """The NVML assert on every batch of one chunk: the others are done, and the words are about the GPU."""
+    texts = [f"text number {number}" for number in range(3000)]
+    gpus.write_source(texts)
+    kwargs = {"plan": {"out/1": "nvml_assert@encode"}, "times": None}
+    recovery = {"wait_timeout": 1}  # it waits for others, of whom it can see nothing
+    gpus.write_config("misbehaving:make", device="cuda", chunk__size=1000, model__kwargs=kwargs, recovery=recovery)
+    smi.say(memory_code=255)
+    ended = gpus.run()
+    assert ended.returncode == 69, ended.stderr
+    assert "If it fails, reload the NVIDIA driver or reboot." in ended.stderr
+    assert "max_bad_rows" not in ended.stderr
+    status = gpus.status()
+    output = status["outputs"]["out"]
+    assert (output["chunks_done"], output["quarantined"]) == (2, 0)
+    assert sum(status["attempts"].values()) <= 40
+    assert gpus.run("--set", "env.BEHAVE='1'").returncode == 0
+    check_rows(gpus, texts)
+
+
+# --- several GPUs
+
+
+def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
+    """A GPU with a hardware fault gives its chunk back to the queue, the others finish, and the rows stay in order."""
+    smi.say(gpus="0 1 2 3 4 5 6 7")
+    kwargs = {"faulty": "GPU-00000003-aaaa", "wait_s": 0.2}
+    gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
+    ended = gpus.run()
+    assert ended.returncode == 0, ended.stderr
+    assert "is left out, 7 devices left" in ended.stderr
+    assert {event["device"] for event in events_of(gpus, "attempt_started")} == set(range(8))
+    check_rows(gpus, TEXTS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", [[719, "unspecified launch failure"], *wide([716, "misaligned address"])])
+def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi, fault: list[int | str]) -> None:
+    """An error that a text could cause, at every chunk of one GPU: it is the GPU, since the other does the same."""
+    smi.say(gpus="0 1")
+    kwargs = {"faulty": "GPU-00000001-aaaa", "fault": fault, "wait_s": 0.3}
+    gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
+    ended = gpus.run()
+    assert ended.returncode == 0, ended.stderr
+    (dropped,) = events_of(gpus, "device_dropped")
+    assert "GPU-00000001" in dropped["device"]
+    assert re.search("cannot encode a text any more that was encoded before|has encoded no text", dropped["why"])
+    assert not events_of(gpus, "chunk_split", "chunk_set_aside", "quarantined")
+    attempts = gpus.status()["attempts"]
+    assert attempts.pop("committed") == 16
+    # It takes one failure and two canaries; a first may begin with its shortest text, before another is known.
+    assert set(attempts) <= {"device_fault", "interrupted"}
+    assert 3 <= sum(attempts.values()) <= 6
+    check_rows(gpus, TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "most"),
+    [([304, "OS call failed"], 3), ([46, "CUDA-capable device(s) is/are busy or unavailable"], 100)],
+    ids=["broken", "busy"],
+)
+def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi, fault: list[int | str], most: int) -> None:
+    """A GPU where a CUDA error comes back before the first batch, or that stays busy, costs no chunk a try."""
+    smi.say(gpus="0 1")
+    kwargs: dict[str, Any] = {"faulty": "GPU-00000001-aaaa", "fault": fault, "at": "load", "wait_s": 0.2}
+    gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs, recovery__wait_timeout=0.5)
+    ended = gpus.run()
+    assert ended.returncode == 0, ended.stderr
+    attempts = gpus.status()["attempts"]
+    assert sum(attempts.values()) - attempts["committed"] <= most
+    check_rows(gpus, TEXTS)
+
+
+def test_last_words_name_the_gpus_that_were_left_out_before(gpus: Workplace, smi: FakeSmi) -> None:
+    """Where every GPU is lost, the end of the last one names the others."""
+    smi.say(gpus="0 1")
+    kwargs = {"faulty": "every", "fault": [304, "OS call failed"], "at": "load"}
+    gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
+    ended = gpus.run()
+    assert ended.returncode == 69, ended.stderr
+    assert ended.stderr.count("before the first batch: no text is the cause") >= 2
+    assert "left out before: NVIDIA Fake" in ended.stderr
+    assert not (gpus.workdir / "out.npy").exists()
+
+
+def test_a_list_of_gpus_is_kept_to(gpus: Workplace, smi: FakeSmi) -> None:
+    """A list names the GPUs, and CUDA_VISIBLE_DEVICES is what their numbers count."""
+    smi.say(gpus="0 1 2 3 4 5")
+    gpus.write_config("gpus:make", device=["cuda:1", "cuda:0"])
+    ended = gpus.run(env={"CUDA_VISIBLE_DEVICES": "5,3,4"})
+    assert ended.returncode == 0, ended.stderr
+    assert "GPU-00000005" in ended.stderr
+    assert "GPU-00000003" in ended.stderr
+    assert "GPU-00000004" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("encoder", "device", "start"),
+    [("make", "cpu", "fresh"), ("make", "cpu", "warm"), ("make_on_gpu", "cuda", "fresh")],
+)
+def test_the_next_computes_while_vectors_are_written(gpus: Workplace, encoder: str, device: str, start: str) -> None:
+    """A worker that needs the device no longer lets the next one have it before it has written and ended."""
+    texts = [f"number {number}" for number in range(5)] + ["the last 5"]
+    gpus.write_source(texts)
+    changes: dict[str, Any] = {"workers.start": start, "workers.standby": 1, "chunk.size": 2, "device": device}
+    gpus.write_config(f"slow_writer:{encoder}", **changes, model__kwargs={"notes": str(gpus.folder)})
+    ended = gpus.run()
+    assert ended.returncode == 0, ended.stderr
+    assert (gpus.folder / "released").exists() == (device == "cuda")
+    order = [(event["event"], event["chunk"]) for event in events_of(gpus, "go", "worker_ended")]
+    assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
+    check_rows(gpus, texts)
+
+
+def test_several_workers_share_the_cpu(workplace: Workplace) -> None:
+    """`workers.per_device` lets several workers compute at a time, and the rows stay in order."""
+    workplace.write_source(TEXTS)
+    workplace.write_config("good:make", workers={"per_device": 3, "standby": 1, "start": "fresh"})
+    ended = workplace.run()
+    assert ended.returncode == 0, ended.stderr
+    check_rows(workplace, TEXTS)
