@@ -12,7 +12,6 @@ import pytest
 
 import chunkvisor.cli
 import pages
-from chunkvisor.events.event import KINDS
 from harness import ROOT
 
 SUPERVISOR, WORKER = ROOT / "supervisor" / "chunkvisor", ROOT / "worker" / "chunkvisor_worker"
@@ -98,32 +97,6 @@ def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
 
     late = {"numpy", "xxhash", "chunkvisor.supervise.work", "chunkvisor.heart.loop"}
     assert late.isdisjoint(ended.stdout.split())
-
-
-def string_of(node: ast.AST | None) -> str:
-    """The text of a string constant; empty for anything else."""
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def compared(node: ast.AST) -> Iterator[str]:
-    """String constants that the node compares an event's name with."""
-    sides: list[ast.AST]
-    match node:
-        case ast.Compare(left=left, comparators=others) if "event" in ast.unparse(node) or ".name" in ast.unparse(node):
-            sides = [left, *others]
-        case ast.Match(subject=subject, cases=cases) if "event" in ast.unparse(subject):
-            sides = [each for case in cases for each in ast.walk(case.pattern)]
-        case _:
-            return
-    for side in sides:
-        yield from filter(None, map(string_of, ast.walk(side)))
-
-
-def test_events_are_told_apart_by_their_classes() -> None:
-    """Outside of `events` nobody asks for the name of an event: a typing error in a class is found by mypy."""
-    for path in files_of(SUPERVISOR):
-        names = {name for node in ast.walk(parsed(path)) for name in compared(node)} & KINDS.keys()
-        assert path.parent.name == "events" or not names, path
 
 
 def test_worker_does_not_know_the_supervisor() -> None:
