@@ -150,19 +150,16 @@ def encode(
 
 
 def _require_text(source: str) -> None:
-    """Raise Halt (78), naming the columns, unless every file is plain text, which has one column."""
-    from chunkvisor.sources.readers import in_words
-    from chunkvisor.sources.resolve import Format, resolve
-    from chunkvisor.sources.sql import columns_of
+    """Raise Halt (78) unless every file is plain text, which has one column."""
+    from chunkvisor.sources.readers import columns_of, in_words
+    from chunkvisor.sources.resolve import SourceFormat, resolve
 
-    files = [file for file in resolve([source]) if file.format is not Format.TXT]
-    if files:
-        # The columns of a file elsewhere would cost a fetch of all of it.
-        columns = in_words(columns_of(files[0])) if files[0].address is None else ""
-        raise config_error(
-            f"which column of {files[0].address or files[0].path} is to be encoded?",
-            remedy=f"add --column, --template or --sql. {columns}".rstrip(),
-        )
+    for file in resolve([source]):
+        if file.format is not SourceFormat.TXT:
+            # DuckDB, which reads parquet, stays out of this process; of a file elsewhere, all would be fetched.
+            is_text = file.format is not SourceFormat.PARQUET and not file.is_elsewhere
+            remedy = f"add --column, --template or --sql. {in_words(columns_of(file)) if is_text else ''}".rstrip()
+            raise config_error(f"which column of {file.place} is to be encoded?", remedy=remedy)
 
 
 @click.command("run")

@@ -10,7 +10,6 @@ from chunkvisor.child import ask_child
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.disk import refusal
 from chunkvisor.store.layout import unfinished
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import remove_folder
@@ -23,7 +22,7 @@ def stage_table(
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
     bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
-    OSError if `folder` cannot be made.
+    OSError.
     """
     partial = unfinished(folder)
     remove_folder(partial)
@@ -34,7 +33,7 @@ def stage_table(
         remove_folder(partial)
         raise answer.halt
     if answer.status:
-        raise _halt(request, answer.status, log)
+        raise _halt(answer.status, log)
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
         remove_folder(partial)
         where = f" for which `where` is true ({request.where})" if request.where is not None else ""
@@ -45,35 +44,20 @@ def stage_table(
     try:
         return StagedTable.open(folder)
     except DamagedError as error:
-        met = error.__cause__
-        raise (refusal(met, folder) if isinstance(met, OSError) else None) or Halt(
-            ExitCode.DISK,
-            f"The texts that were just written to {folder} cannot be read back.",
-            why=str(error),
-            remedy="Look at the kernel's log for errors of the disk (dmesg), or move the workdir to another disk.",
-        ) from error
+        what = f"The texts that were just written to {folder} cannot be read back."
+        remedy = "Look at the kernel's log for errors of the disk (dmesg), or move the workdir to another disk."
+        raise Halt(ExitCode.DISK, what, why=str(error), remedy=remedy) from error
 
 
-def _halt(request: IngestRequest, status: int, log: Path) -> Halt:
+def _halt(status: int, log: Path) -> Halt:
     """Return the Halt for a child that left no message."""
+    code, remedy = ExitCode.BUG, "Please report it with the log."
     if status == -signal.SIGKILL:
-        return Halt(
-            ExitCode.TRY_AGAIN,
-            "The process that reads the sources was killed.",
-            why="The machine's memory was probably short; the process itself keeps to about "
-            f"{request.memory_limit_bytes:,} bytes.",
-            remedy="Free memory, or lower ingest.memory_limit, and run again.",
-            log=log,
-        )
-    if status == ExitCode.DISK:  # its message did not fit there either
-        what, remedy = "A disk is full or failing while the sources are read", "Free some space, and run again."
-        return Halt(ExitCode.DISK, f"{what}.", remedy=remedy, log=log)
-    if status in (ExitCode.MACHINE, ExitCode.CONFIG):
-        what, remedy = "could not write its message", "Read the log, correct what it names, and run again."
-        return Halt(ExitCode(status), f"The process that reads the sources {what}.", remedy=remedy, log=log)
+        code, remedy = ExitCode.TRY_AGAIN, "Free memory, which was probably short, or lower ingest.memory_limit."
+    elif status in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG):  # the message did not fit on the disk, mostly
+        code, remedy = ExitCode(status), "Look at the log, free some space on the disk, and run again."
     ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-    what = f"The process that reads the sources {ended}."
-    return Halt(ExitCode.BUG, what, remedy="Please report it with the log.", log=log)
+    return Halt(code, f"The process that reads the sources {ended}.", remedy=remedy, log=log)
 
 
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.sources.resolve import Format, IngestRequest, SourceFile, parse_template
+from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, parse_template
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -30,10 +30,12 @@ MAX_TEXT_BYTES = 16 << 20
 _MAX_RECORD_BYTES = 64 << 20
 """Of a line or a CSV record: more than a text, for its other columns and JSON's escapes."""
 
-Cell: TypeAlias = Any
-"""str, `Number`, bool, None, list or dict; CSV and plain text have str only."""
-Row: TypeAlias = tuple[int, Sequence[Cell]]
-"""Line on which the row starts, counted from 1, and the cells of the wanted columns."""
+Row: TypeAlias = tuple[int, Sequence[Any]]
+"""Line on which the row starts, counted from 1, and the cells of the wanted columns.
+
+A cell is str; of JSON also `Number`, bool, None, list or dict.
+"""
+_Item = TypeVar("_Item", str, list[str])
 
 
 class Number(str):
@@ -42,19 +44,17 @@ class Number(str):
     __slots__ = ()
 
 
-def input_error(
-    path: Path, what: str, *, line: int | None = None, unit: str = "line", why: str = "", remedy: str = ""
-) -> Halt:
+def input_error(path: Path, what: str, *, line: int | None = None, unit: str = "line", remedy: str = "") -> Halt:
     """Return a Halt (78) for a fault in a source; lines are counted from 1, rows of parquet from 0."""
-    return config_error(f"{path}{'' if line is None else f', {unit} {line}'}: {what}", why=why, remedy=remedy)
+    return config_error(f"{path}{'' if line is None else f', {unit} {line}'}: {what}", remedy=remedy)
 
 
-def missing_column(path: Path, name: str, columns: Iterable[str], why: str = "") -> Halt:
+def missing_column(path: Path, name: str, columns: Iterable[str]) -> Halt:
     """Return a Halt for a column that the file does not have; it names the nearest and lists all."""
     folded = {column.casefold(): column for column in columns if column}
     near = [f"The nearest is {folded[each]!r}. " for each in difflib.get_close_matches(name.casefold(), folded, n=1)]
     remedy = "".join([*near, in_words(list(folded.values()))])
-    return input_error(path, f"there is no column {name!r}.", why=why, remedy=remedy)
+    return input_error(path, f"there is no column {name!r}.", remedy=remedy)
 
 
 def in_words(columns: Sequence[str]) -> str:
@@ -63,33 +63,23 @@ def in_words(columns: Sequence[str]) -> str:
     return f"The columns are: {', '.join(map(repr, columns[:60])) or 'none'}{more}."
 
 
-def lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tuple[int, bytes]]:
+def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tuple[int, bytes]]:
     """Yield number and bytes of each line, with its line feed; a byte order mark at the start is dropped.
 
-    Raises Halt (78) for a file that cannot be opened, is empty or damaged, or has a line above `max_bytes`.
+    Raises Halt (78) for a file that is empty or damaged, or has a line above `max_bytes`; OSError.
     """
     number = 0
     openers: dict[str, Callable[..., Any]] = {"": io.FileIO, "gzip": gzip.open, "zstd": zstd.open}
-    try:
-        raw = openers[file.compression](file.path, "rb")
-    except OSError as error:
-        what = f"the file cannot be read: {error.strerror}."
-        raise input_error(file.path, what, remedy="Check its permissions.") from error
-    with raw, io.BufferedReader(raw, 1 << 20) as stream:
+    with openers[file.compression](file.path, "rb") as raw, io.BufferedReader(raw, 1 << 20) as stream:
         try:
             while line := stream.readline(max_bytes + 2):  # room for a carriage return and a line feed
-                if not number:
-                    if 0 in line[:2]:
-                        remedy = "It looks like UTF-16: convert it, e.g. iconv -f UTF-16LE -t UTF-8"
-                        raise input_error(file.path, "the file begins with a zero byte.", line=1, remedy=remedy)
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                    if not line:
-                        break
+                line = line if number else line.removeprefix(b"\xef\xbb\xbf")
+                if not line:
+                    break
                 number += 1
                 if len(line) > max_bytes and not line.endswith(b"\n"):
                     what = f"the line is longer than {max_bytes:,} bytes, the most that is read."
-                    remedy = "Correct or shorten it in the source; most such lines are damaged."
-                    raise input_error(file.path, what, line=number, remedy=remedy)
+                    raise input_error(file.path, what, line=number)
                 yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
             what = f"the {file.compression} data is damaged or cut short after line {number}: {error}"
@@ -103,27 +93,25 @@ def _decode(path: Path, number: int, line: bytes) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         what = f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line."
-        why = "The file may have another encoding, or be compressed though its name does not say so."
-        remedy = "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16)"
-        raise input_error(path, what, line=number, why=why, remedy=remedy) from error
+        remedy = "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16), or decompress it."
+        raise input_error(path, what, line=number, remedy=remedy) from error
 
 
 def read_rows(
     file: SourceFile, columns: Sequence[str], *, skip_blank: bool = False, limit: int | None = None
 ) -> Iterator[Row]:
-    """Yield the first `limit` rows with the cells of `columns`. Raises Halt (78) for bad input."""
-    if file.format is Format.JSONL:
+    """Yield the first `limit` rows with the cells of `columns`. Raises Halt (78) for bad input, OSError."""
+    if file.format is SourceFormat.JSONL:
         return _read_jsonl(file, columns, skip_blank, limit)
-    read = _read_txt if file.format is Format.TXT else _read_csv
-    return islice(read(file, columns, skip_blank), limit)
+    return islice(_read_records(file, columns, skip_blank), limit)
 
 
-def columns_of_text(file: SourceFile) -> list[str]:
-    """Return the columns; of JSON lines, those of the first 100. Raises Halt (78) for bad input."""
-    if file.format is Format.TXT:
+def columns_of(file: SourceFile) -> list[str]:
+    """Return the columns of a text format; of JSON lines, those of the first 100. Raises as `read_rows`."""
+    if file.format is SourceFormat.TXT:
         return ["text"]
-    if file.format is Format.JSONL:
-        return list(dict.fromkeys(key for _, item in islice(read_objects(file), 100) for key in item))
+    if file.format is SourceFormat.JSONL:
+        return list(dict.fromkeys(key for _, _, item in islice(read_objects(file), 100) for key in item))
     line, header = next(_records(file))
     if not header:
         raise input_error(file.path, "the line is blank; the header belongs here.", line=line)
@@ -134,32 +122,17 @@ def columns_of_text(file: SourceFile) -> list[str]:
     return header
 
 
-def _read_txt(file: SourceFile, columns: Sequence[str], skip_blank: bool) -> Iterator[Row]:
-    for column in columns:
-        if column != "text":
-            raise missing_column(file.path, column, ["text"], "Each line of a .txt file is one text.")
-    for number, line in lines(file, MAX_TEXT_BYTES):
-        # A carriage return without a line feed is part of the text.
-        bare = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
-        text = _decode(file.path, number, bare)
-        if not (skip_blank and not text.strip()):
-            yield number, (text,)
-
-
-def _read_csv(file: SourceFile, columns: Sequence[str], skip_blank: bool) -> Iterator[Row]:
-    header = columns_of_text(file)
+def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) -> Iterator[Row]:
+    header = columns_of(file)
     for column in columns:
         if not column or column not in header:
             raise missing_column(file.path, column, header)
-    indexes, width, blank = [header.index(column) for column in columns], len(header), 0
-    for line, record in islice(_records(file), 1, None):
+    indexes, width = [header.index(column) for column in columns], len(header)
+    records = _texts(file, skip_blank) if file.format is SourceFormat.TXT else islice(_records(file), 1, None)
+    if width == 1 and not skip_blank:
         # A blank line is a record with one empty field (RFC 4180), so a row only of a file with one column.
-        if not record and width == 1 and not skip_blank:
-            record = [""]
-        if not record:
-            blank = blank or line
-            continue
-        _refuse_blank(file, blank, skip_blank)
+        records = ((line, record or [""]) for line, record in records)
+    for line, record in _without_blanks(file, records, skip_blank):
         if len(record) != width:
             what = f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has {width}."
             remedy = "Correct it: a field with a delimiter, a quote or a line break in it needs double quotes."
@@ -167,142 +140,102 @@ def _read_csv(file: SourceFile, columns: Sequence[str], skip_blank: bool) -> Ite
         yield line, [record[index] for index in indexes]
 
 
-def _refuse_blank(file: SourceFile, blank: int, skip_blank: bool) -> None:
-    """Refuse a blank line before a row: it may stand for a row or for nothing. At the end of a file it is nothing."""
-    if blank and not skip_blank:
-        remedy = "Remove the blank line, or set skip_blank: true."
-        raise input_error(file.path, "the line is blank, and rows follow.", line=blank, remedy=remedy)
+def _texts(file: SourceFile, skip_blank: bool) -> Iterator[tuple[int, list[str]]]:
+    for number, line in _lines(file, MAX_TEXT_BYTES):
+        # A carriage return without a line feed is part of the text.
+        bare = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+        text = _decode(file.path, number, bare)
+        yield number, [] if skip_blank and not text.strip() else [text]
 
 
 def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
     """Yield first line and fields of each record, the header first; a blank line is a record without fields."""
     csv.field_size_limit(_MAX_RECORD_BYTES)
-    start, size_bytes = 1, 0
-
-    def decoded() -> Iterator[str]:
-        nonlocal size_bytes
-        for number, line in lines(file):
-            size_bytes += len(line)
-            if size_bytes > _MAX_RECORD_BYTES:
-                what = f"the row that starts here is longer than {_MAX_RECORD_BYTES:,} bytes, the most that is read."
-                raise input_error(file.path, what, line=start, remedy="Close the quote that is opened in it.")
-            yield _decode(file.path, number, line)
-
-    reader = csv.reader(decoded(), delimiter="\t" if file.format is Format.TSV else ",", strict=True)
+    decoded = (_decode(file.path, number, line) for number, line in _lines(file))
+    reader, start = csv.reader(decoded, delimiter="\t" if file.format is SourceFormat.TSV else ",", strict=True), 1
     try:
         for record in reader:
             yield start, record
-            start, size_bytes = reader.line_num + 1, 0
+            start = reader.line_num + 1
     except csv.Error as error:
         what = f"the row that starts here cannot be read: {error}."
         remedy = "Close each quote, double a quote inside quotes, and quote fields that hold line breaks."
         raise input_error(file.path, what, line=start, remedy=remedy) from error
 
 
+def _without_blanks(file: SourceFile, items: Iterable[tuple[int, _Item]], skip: bool) -> Iterator[tuple[int, _Item]]:
+    """Leave out blank lines. One before a row is refused unless it is to be skipped: it may stand for a row."""
+    blank = 0
+    for line, item in items:
+        if not item:
+            blank = blank or line
+            continue
+        if blank and not skip:
+            remedy = "Remove the blank line, or set skip_blank: true."
+            raise input_error(file.path, "the line is blank, and rows follow.", line=blank, remedy=remedy)
+        yield line, item
+
+
 def _read_jsonl(file: SourceFile, columns: Sequence[str], skip_blank: bool, limit: int | None) -> Iterator[Row]:
-    missing, known, rows = set(columns), dict[str, None](), 0
-    for number, item in read_objects(file, skip_blank):
-        if missing:
-            missing -= item.keys()
-            if len(known) < 1000:  # keys that are data must not fill the memory
-                known |= dict.fromkeys(item)
-        if rows != limit:
-            rows += 1
-            yield number, [item.get(column) for column in columns]
+    missing, item, rows = set(columns), dict[str, Any](), 0
+    for line, _, item in read_objects(file, skip_blank):
+        missing -= item.keys()
+        rows += 1
+        if limit is None or rows <= limit:
+            yield line, [item.get(column) for column in columns]
         # Past the limit, the rest is only searched for keys that the first rows happen to lack.
-        if rows == limit and not missing:
+        if limit is not None and rows >= limit and not missing:
             return
     if rows and missing:
-        raise missing_column(file.path, min(missing), known, "No line of the file has that key.")
+        raise missing_column(file.path, min(missing), item)
 
 
-def read_objects(file: SourceFile, skip_blank: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and object of each row of JSON lines. Raises Halt (78) for bad input."""
-    decoder = json.JSONDecoder(
-        object_pairs_hook=_object, parse_float=Number, parse_int=Number, parse_constant=_refuse_constant
-    )
-    blank = 0
-    for number, line in lines(file):
-        text = _decode(file.path, number, line).strip(" \t\r\n")
-        if not text:
-            blank = blank or number
-            continue
-        _refuse_blank(file, blank, skip_blank)
+def read_objects(file: SourceFile, skip_blank: bool = False) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield line number, JSON and object of each row of JSON lines. Raises Halt (78) for bad input."""
+    decoder = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=Number)
+    decoded = ((number, _decode(file.path, number, line).strip(" \t\r\n")) for number, line in _lines(file))
+    for number, text in _without_blanks(file, decoded, skip_blank):
         try:
             item, end = decoder.raw_decode(text)  # decode() takes half as long again, in search of white space
             if end != len(text):
                 raise ValueError(f"extra data: column {end + 1}")
-        except ValueError as error:
-            what = f"malformed JSON: {str(error).replace('line 1 ', '')}."
-            why = "Each line must be one whole JSON object."
-            remedy = "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line."
-            raise input_error(file.path, what, line=number, why=why, remedy=remedy) from error
-        except RecursionError as error:
-            raise input_error(file.path, "the JSON is nested too deeply.", line=number) from error
-        if not isinstance(item, dict):
-            remedy = 'Each line must be an object, such as {"text": "..."}.'
-            raise input_error(file.path, "the line is JSON, but not an object.", line=number, remedy=remedy)
-        yield number, item
+            if not isinstance(item, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            problem = "nested too deeply" if isinstance(error, RecursionError) else str(error).replace("line 1 ", "")
+            remedy = (
+                'Each line must be one whole JSON object, such as {"text": "..."}. '
+                "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line."
+            )
+            raise input_error(file.path, f"malformed JSON: {problem}.", line=number, remedy=remedy) from error
+        yield number, text, item
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    item = dict(pairs)
-    if len(item) != len(pairs):
-        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the object has the key {key!r} twice")
-    return item
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[Path, int, Sequence[Cell]], str]]:
+def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[Path, int, Sequence[Any]], str]]:
     """Return the columns of a request by column or template, and what makes the text of their cells.
 
     That takes path and line as well, and raises Halt (78) for a value that is not text.
     """
-    if request.column is not None:
-        return (request.column,), _only_text
-    parts = parse_template(request.template or "")
+    is_template = request.template is not None
+    parts = parse_template(request.template) if request.template is not None else [("", request.column), ("", None)]
     columns = tuple(dict.fromkeys(column for _, column in parts if column is not None))
-    pieces = [(literal, None if column is None else columns.index(column)) for literal, column in parts]
+    pieces = [(literal, columns.index(column)) for literal, column in parts if column is not None]
+    rest, _ = parts[-1]
 
-    def filled(path: Path, line: int, cells: Sequence[Cell]) -> str:
+    def text_of(path: Path, line: int, cells: Sequence[Any]) -> str:
         text = ""
         for literal, index in pieces:
-            cell = "" if index is None or cells[index] is None else cells[index]
-            if isinstance(cell, bool):
-                cell = "true" if cell else "false"
-            elif not isinstance(cell, str):
-                raise _not_text(path, line, cell)
+            cell = cells[index]
+            if type(cell) is not str:
+                if cell is None:
+                    cell = ""
+                elif is_template and isinstance(cell, bool):
+                    cell = "true" if cell else "false"
+                elif not (is_template and isinstance(cell, Number)):
+                    kind = {Number: "a number", bool: "a boolean", list: "an array", dict: "an object"}[type(cell)]
+                    remedy = "Name a column of text, or use sql to convert it."
+                    raise input_error(path, f"the column holds {kind}, not text.", line=line, remedy=remedy)
             text += literal + cell
-        return text
+        return text + rest
 
-    return columns, filled
-
-
-def _only_text(path: Path, line: int, cells: Sequence[Cell]) -> str:
-    cell = cells[0]
-    if type(cell) is str:
-        return cell
-    if cell is None:
-        return ""
-    raise _not_text(path, line, cell)
-
-
-def _not_text(path: Path, line: int, cell: Cell) -> Halt:
-    kind = {Number: "a number", bool: "a boolean", list: "an array", dict: "an object"}[type(cell)]
-    remedy = "Name a column of text, or use sql to convert it."
-    return input_error(path, f"the column holds {kind}, not text.", line=line, remedy=remedy)
-
-
-def json_text(cell: Cell) -> str:
-    """Return the cell as JSON, its numbers as the source writes them. Raises RecursionError."""
-    if isinstance(cell, Number):
-        return str(cell)
-    if isinstance(cell, list):
-        return "[" + ", ".join(map(json_text, cell)) + "]"
-    if isinstance(cell, dict):
-        return "{" + ", ".join(f"{json_text(key)}: {json_text(value)}" for key, value in cell.items()) + "}"
-    return json.dumps(cell, ensure_ascii=False)
+    return columns, text_of

@@ -1,20 +1,20 @@
 """Says which texts are wanted, finds the source files, fetches those elsewhere, and notices a file that has changed."""
 
 import glob
-import os
 import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from chunkvisor.config.choices import AS_PARQUET, COMPRESSIONS, FORMATS
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.disk import DISK_ERRNOS
+from chunkvisor.store.records import state_of
 
 # string.Formatter would split a column's name at ".", "[", "!" and ":".
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
@@ -62,19 +62,15 @@ def parse_template(template: str) -> list[tuple[str, str | None]]:
         elif len(token[0]) == 2:
             literal += token[0][0]
         else:
-            raise config_error(
-                f"The template has a stray {token[0]} at character {token.start() + 1}: {template!r}.",
-                remedy="Write {column} for a column, and {{ or }} for a literal brace.",
-            )
+            what = f"The template has a stray {token[0]} at character {token.start() + 1}: {template!r}."
+            raise config_error(what, remedy="Write {column} for a column, and {{ or }} for a literal brace.")
     if not parts:
-        raise config_error(
-            f"The template names no column, so every row would have the same text: {template!r}.",
-            remedy="Write {column} where a column's value belongs.",
-        )
+        what = f"The template names no column, so every row would have the same text: {template!r}."
+        raise config_error(what, remedy="Write {column} where a column's value belongs.")
     return [*parts, (literal + template[end:], None)]
 
 
-class Format(StrEnum):
+class SourceFormat(StrEnum):
     """How a file's rows are written."""
 
     CSV = "csv"
@@ -88,12 +84,14 @@ class Format(StrEnum):
 class SourceFile:
     """One file to read."""
 
+    place: str
+    """Path or address, for messages and records."""
     path: Path
-    format: Format
-    compression: str = ""
+    """Where it can be read, once it is fetched."""
+    format: SourceFormat
+    compression: str
     """gzip, zstd or nothing."""
-    address: str | None = None
-    """Of a file elsewhere, which is fetched before it is read."""
+    is_elsewhere: bool
 
 
 def resolve(sources: Iterable[str]) -> list[SourceFile]:
@@ -104,89 +102,53 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
     """
     found = list[SourceFile]()
     for source in sources:
-        files = list(map(_remote, _addresses(source)) if is_remote(source) else map(_local, _paths(source)))
-        if not files:
+        names = _addresses(source) if is_remote(source) else _paths(source)
+        if not names:
             remedy = "Correct the pattern, or check that the files exist."
             raise config_error(f"No file matches {source}.", remedy=remedy)
-        found += files
+        found += map(_source_file, names)
     return found
 
 
-def _paths(source: str) -> list[Path]:
-    pattern = Path(source)
-    if pattern.exists() or not glob.has_magic(source):
-        return [pattern]
-    fixed = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
-    # Path.glob takes `**` for a whole part alone.
-    below = [part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.parts[fixed:]]
-    root = Path(*pattern.parts[:fixed])
-    wants_hidden = any(part.startswith(".") for part in below)
-    found: dict[str, Path] = {}
-    # Path.glob does not follow linked folders below `**`, so a loop of links cannot trap it.
-    for match in sorted(root.glob("/".join(below)), key=lambda path: (len(path.parts), str(path))):
-        hidden = any(part.startswith(".") for part in match.relative_to(root).parts)
-        if not match.is_dir() and (wants_hidden or not hidden):
-            found.setdefault(os.path.realpath(match), match)
-    return sorted(found.values(), key=str)
+def _paths(source: str) -> list[str]:
+    if not glob.has_magic(source) or Path(source).exists():
+        return [source]
+    found = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob gives hidden files as well
+    return sorted(name for name in found if not Path(name).is_dir())
 
 
-def _local(path: Path) -> SourceFile:
-    mode = _stat(path).st_mode
-    if not stat.S_ISREG(mode):
-        what = "a folder, not a file" if stat.S_ISDIR(mode) else "not a regular file"
-        remedy = f"Name its files, e.g. {path}/*.csv" if stat.S_ISDIR(mode) else "Write it to a file first."
-        raise config_error(f"{path} is {what}.", remedy=remedy)
-    return _of_format(path)
-
-
-def _remote(address: str) -> SourceFile:
-    return _of_format(Path(address.split("?")[0]), address)
-
-
-def _stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except FileNotFoundError as error:
-        remedy = "Correct the path; in a config, a relative one starts at the config's folder."
-        raise config_error(f"There is no file {path}.", remedy=remedy) from error
-    except OSError as error:
-        raise config_error(f"{path} cannot be read: {error.strerror}.", remedy="Check its permissions.") from error
-
-
-def _of_format(path: Path, address: str | None = None) -> SourceFile:
-    """Tell the format by the suffixes. Raises Halt (78) for an unknown one."""
+def _source_file(place: str) -> SourceFile:
+    """Tell the format by the suffixes. Raises Halt (78) for an unknown one, and for what is not a file."""
+    elsewhere = is_remote(place)
+    path = Path(place.split("?")[0]) if elsewhere else Path(place)
+    if not elsewhere and not stat.S_ISREG(_states(path)[0]):
+        raise config_error(f"{path} is not a regular file.", remedy=f"Of a folder, name the files, e.g. {path}/*.csv")
     compression = COMPRESSIONS.get(path.suffix.lower(), "")
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)
-    if form is None or (form == Format.PARQUET and compression):
+    if form is None or (form == SourceFormat.PARQUET and compression):
         known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} behind."
-        has_rows = suffix in (".duckdb", ".db", ".sqlite", ".sqlite3", ".arrow", ".feather")
-        what = f"{address or path}: files of this kind are not read."
-        raise config_error(what, why=known, remedy=AS_PARQUET if has_rows else "Rename or convert it.")
-    return SourceFile(path, Format(form), compression, address)
+        remedy = f"Rename or convert it. {AS_PARQUET}"
+        raise config_error(f"{place}: files of this kind are not read.", why=known, remedy=remedy)
+    return SourceFile(place, path, SourceFormat(form), compression, elsewhere)
 
 
-Signature: TypeAlias = list[list[str | int]]
+def _states(path: Path) -> list[int]:
+    """Return mode, size_bytes, mtime_ns, ctime_ns, inode of a file. Raises Halt (78) if it cannot be had."""
+    try:
+        return [path.stat().st_mode, *state_of(path)]
+    except OSError as error:
+        remedy = "Correct the path, which in a config starts at the config's folder, or the file's permissions."
+        raise config_error(f"There is no file {path}: {error.strerror}.", remedy=remedy) from error
 
 
-def signature(files: Sequence[SourceFile]) -> Signature:
-    """Return [path, size_bytes, mtime_ns, ctime_ns, inode] of each file, or what stands for it elsewhere.
-
-    Two signatures are equal as long as no source was touched. Raises Halt for a missing file.
-    """
-    found = Signature()
-    for file in files:
-        if file.address is not None:
-            found.append(state_of(file.address))
-        else:
-            now = _stat(file.path)
-            found.append([str(file.path), now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino])
-    return found
+def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
+    """Return the state of each file by its place: equal as long as no source was touched. Raises Halt as `resolve`."""
+    return {file.place: remote_state(file.place) if file.is_elsewhere else _states(file.path)[1:] for file in files}
 
 
 # Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 """Between two tries; the libraries try a few times themselves before."""
 _BLOCK_BYTES = 16 << 20
@@ -198,12 +160,7 @@ Answer = TypeVar("Answer")
 
 def is_remote(source: str) -> bool:
     """Return whether it is an address, such as s3://bucket/key."""
-    return _SCHEME.match(source) is not None
-
-
-def shown(path: Path) -> str:
-    """Return the path, or the address that it was made of: of `s3://bucket`, a Path keeps one slash."""
-    return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])", r"\1://", str(path))
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source) is not None
 
 
 def _addresses(source: str) -> list[str]:
@@ -215,14 +172,13 @@ def _addresses(source: str) -> list[str]:
     return [str(files.unstrip_protocol(name)) for name in names]
 
 
-def state_of(address: str) -> list[str | int]:
-    """Return [address, size_bytes, tag, 0, 0], the same as long as the content is. Raises Halt as `resolve`."""
+def remote_state(address: str) -> list[str | int]:
+    """Return [size_bytes, tag], the same as long as the content is. Raises Halt as `resolve`."""
     files = _file_system(address)
     info = _persistently(address, lambda: files.info(files._strip_protocol(address)))
     if info.get("type") == "directory":
         raise config_error(f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv")
-    tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
-    return [address, int(info.get("size") or 0), tag, 0, 0]
+    return [int(info.get("size") or 0), next((str(info[key]) for key in _TAGS if info.get(key)), "")]
 
 
 def fetch(address: str, target: Path) -> None:
@@ -230,7 +186,7 @@ def fetch(address: str, target: Path) -> None:
 
     Raises Halt as `resolve`, and 75 if another number of bytes came than the size says; OSError for the disk.
     """
-    files, size_bytes = _file_system(address), state_of(address)[1]
+    files, size_bytes = _file_system(address), remote_state(address)[0]
     with open(target, "xb") as file:
 
         def read_on() -> None:
@@ -267,14 +223,11 @@ def _persistently(address: str, action: Callable[[], Answer], progress: Callable
             # An address that the server sent us on to may be signed, and messages are kept.
             why = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}")
             why = why.split("\n", 1)[0][:500]
-            if isinstance(error, FileNotFoundError):
-                raise config_error(f"There is no {address}.", why=why, remedy="Correct the address.") from error
+            stays = FileNotFoundError | PermissionError | ImportError | ValueError | NotImplementedError
             # botocore has errors for credentials that are missing, and is not imported here.
-            if isinstance(error, PermissionError) or re.search("Credential|ProfileNotFound", type(error).__name__):
-                remedy = "Say who you are in chunkvisor's environment: AWS_PROFILE, AWS_ACCESS_KEY_ID, HF_TOKEN, …"
-                raise config_error(f"{address} may not be used.", why=why, remedy=remedy) from error
-            if isinstance(error, IsADirectoryError | ImportError | ValueError | NotImplementedError):
-                raise config_error(f"{address} cannot be used.", why=why, remedy="Correct the address.") from error
+            if isinstance(error, stays) or re.search("Credential|ProfileNotFound", type(error).__name__):
+                remedy = "Correct the address, or say in chunkvisor's environment who you are: AWS_PROFILE, HF_TOKEN, …"
+                raise config_error(f"{address} cannot be read.", why=why, remedy=remedy) from error
             failed, before = failed + 1 if progress() == before else 1, progress()
             if failed > len(_PAUSES_S):
                 what, remedy = f"{address} cannot be reached, in {failed} tries.", "Run again; what is done is kept."

@@ -3,7 +3,7 @@
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
-from chunkvisor.sources.resolve import Format, Signature, resolve, shown, signature
+from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
-from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_sealed, stamp_as, stamp_file, write_sealed
+from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_as, stamp_file, write_record
 from chunkvisor.store.reuse import ENCODED, Reuse
 from chunkvisor_worker.contract.files import FileIn
 
@@ -40,115 +40,95 @@ class TableFiles:
     first_row = FileIn("first_row.bin")
     """First row of each text."""
     index = FileIn("index.bin")
-    """Hash and first row of each text, in the order of the hashes; see `dedupe`. It may be missing."""
+    """Hash and first row of each text, in the order of the hashes; see `dedupe`."""
     rows = FileIn("rows.parquet")
     """If columns are carried along or rows are left out: what is to be known of each row, see `sql`."""
     places = FileIn("places.bin")
     """If rows are left out: number of each row in its file."""
     record = FileIn("table.json")
-    """Sealed JSON: counts, sources and the stamps of the others."""
+    """Sealed JSON: `TableRecord`."""
 
     def holds_index(self) -> bool:
-        """Return whether there is an index, as the record has it. Raises OSError."""
+        """Return whether there is an index, as the record has it: `clean` leaves no more. Raises OSError."""
         try:
-            record = read_sealed(self.record)
-            return record is not None and Stamp(**record["stamps"][self.index.name]).holds(self.index)
-        except (DamagedError, KeyError, TypeError):
+            record = read_record(TableRecord, self.record)
+        except DamagedError:
             return False
-
-    @property
-    def arrays(self) -> tuple[Path, ...]:
-        """The files that every table has."""
-        return self.texts, self.offsets, self.row_text, self.first_row
-
-    @property
-    def there(self) -> tuple[Path, ...]:
-        """The files that some tables have, and this one has."""
-        return tuple(path for path in (self.rows, self.places, self.index) if path.exists())
+        return record is not None and record.stamps[self.index.name].holds(self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
     """Where the rows of one source file stand in the table."""
 
-    path: Path
+    place: str
+    """Path or address."""
     first_row: int
     rows: int
 
 
-def write_record(folder: Path, files: Sequence[TableSource], **values: Any) -> None:
-    """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRecord:
+    """What the record says of a table."""
 
-    `values` are rows, distinct, empty, signature and skip_blank of the table.
-    """
-    paths = TableFiles(folder)
-    stamps = {path.name: stamp_file(path) for path in (*paths.arrays, *paths.there)}
-    record = values | {
-        "digest": digest_of([stamps[path.name].digest for path in (paths.texts, paths.offsets, paths.row_text)]),
-        "files": [[shown(file.path), file.first_row, file.rows] for file in files],
-        "stamps": {name: asdict(stamp) for name, stamp in stamps.items()},
-    }
-    write_sealed(paths.record, record)
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTable:
-    """A table on disk, open for reading. Methods raise IndexError outside the table, DamagedError on a short read."""
-
-    folder: Path
     rows: int
     distinct: int
     empty: int
     """Rows whose text is empty."""
-    digest: str
-    """sha256 of the texts, their lengths and the rows that have them: equal for equal content, whatever the files."""
-    signature: Signature
+    signature: dict[str, Any]
     """State of all source files when they were read, see `resolve.signature`."""
     skip_blank: bool
     files: tuple[TableSource, ...]
     """Those that were read, in the order of their rows."""
-    carried: str | None
-    """sha256 of rows.parquet, if there is one."""
-    leaves_out: bool
-    """Whether rows of the sources are left out."""
+    digest: str = ""
+    """sha256 of the texts, their lengths and the rows that have them: equal for equal content, whatever the files."""
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+    """Of the other files, by name."""
+
+
+def seal_table(folder: Path, record: TableRecord) -> None:
+    """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
+    paths = TableFiles(folder)
+    named = (paths.texts, paths.offsets, paths.row_text, paths.first_row, paths.index, paths.rows, paths.places)
+    stamps = {path.name: stamp_file(path) for path in named if path.exists()}
+    digest = digest_of([stamps[path.name].digest for path in named[:3]])
+    write_record(paths.record, replace(record, digest=digest, stamps=stamps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedTable(TableRecord):
+    """A table on disk, open for reading. Methods raise IndexError outside the table, DamagedError on a short read."""
+
+    folder: Path
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
-        """Open the table in the folder. Raises DamagedError if anything of it is missing or altered.
+        """Open the table in the folder. Raises DamagedError if anything of it is missing or altered, OSError.
 
         Files are read only if they were touched since they were stamped, such as by a copy of the folder; then they
         are stamped anew.
         """
-        paths = TableFiles(folder)
-        try:
-            record = read_sealed(paths.record)
-            if record is None:
-                raise DamagedError(f"{folder} holds no table")
-            stamps = {name: Stamp(**stamp) for name, stamp in record["stamps"].items()}
-            names = ("rows", "distinct", "empty", "digest", "signature", "skip_blank")
-            table = cls(
-                folder,
-                **{name: record[name] for name in names},
-                files=tuple(TableSource(Path(path), first, rows) for path, first, rows in record["files"]),
-                carried=stamps[paths.rows.name].digest if paths.rows.name in stamps else None,
-                leaves_out=paths.places.name in stamps,
-            )
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise DamagedError(f"{paths.record}: {error}") from error
-        index = stamps.pop(paths.index.name, None)
-        if index is not None and index.holds(paths.index):
-            stamps[paths.index.name] = index
-        for name, stamp in stamps.items():
+        path = TableFiles(folder).record
+        record = read_record(TableRecord, path)
+        if record is None:
+            raise DamagedError(f"{folder} holds no table")
+        for name, stamp in record.stamps.items():
             if not stamp.holds(folder / name):
                 raise DamagedError(f"{folder / name} is missing or altered")
-        if not all(stamp.untouched(folder / name) for name, stamp in stamps.items()):
-            fresh = {name: asdict(stamp_as(folder / name, stamp.digest)) for name, stamp in stamps.items()}
-            write_sealed(paths.record, record | {"stamps": fresh})
-        return table
+        if not all(stamp.untouched(folder / name) for name, stamp in record.stamps.items()):
+            fresh = {name: stamp_as(folder / name, stamp.digest) for name, stamp in record.stamps.items()}
+            record = replace(record, stamps=fresh)
+            write_record(path, record)
+        return cls(folder=folder, **_values(record))
+
+    @property
+    def carried(self) -> str | None:
+        """sha256 of rows.parquet, if there is one."""
+        stamp = self.stamps.get(TableFiles(self.folder).rows.name)
+        return stamp.digest if stamp is not None else None
 
     def texts(self, start: int, stop: int) -> list[str]:
         """Read the distinct texts start..stop, by number."""
-        _check_range(start, stop, self.distinct)
         return self.texts_of(np.arange(start, stop))
 
     def texts_of(self, numbers: Numbers) -> list[str]:
@@ -172,7 +152,6 @@ class StagedTable:
 
     def row_text(self, start: int, stop: int) -> Numbers:
         """Read the numbers of the texts of rows start..stop; shape (stop - start,)."""
-        _check_range(start, stop, self.rows)
         return self.texts_of_rows(np.arange(start, stop))
 
     def texts_of_rows(self, rows: Numbers) -> Numbers:
@@ -181,47 +160,40 @@ class StagedTable:
 
     def first_row(self, start: int, stop: int) -> Numbers:
         """Read the first rows of the distinct texts start..stop; shape (stop - start,)."""
-        _check_range(start, stop, self.distinct)
         return self.first_rows_of(np.arange(start, stop))
 
     def first_rows_of(self, texts: Numbers) -> Numbers:
         """Read the first rows of the distinct texts of those numbers, in that order; shape (len(texts),)."""
         return _pick(TableFiles(self.folder).first_row, texts, self.distinct)
 
-    def locate(self, row: int) -> tuple[Path, int]:
-        """Return the source file of a row, and the row's number in it, from 0."""
-        _check_range(row, row + 1, self.rows)
-        # The last file that begins at or before the row: files without rows begin where the next one does.
-        file = self.files[bisect_right(self.files, row, key=lambda source: source.first_row) - 1]
-        if self.leaves_out:
-            return file.path, int(_pick(TableFiles(self.folder).places, np.array([row]), self.rows)[0])
-        return file.path, row - file.first_row
-
     def place_of(self, row: int, *, with_line: bool = True) -> str:
         """Say where a row stands, for messages: `file:line`, for which the file is read up to there, or the row.
 
         There is no line if the format has none, or the file is not the one that was read.
         """
-        path, number = self.locate(row)
+        # The last file that begins at or before the row: files without rows begin where the next one does.
+        source = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
+        number, places = row - source.first_row, TableFiles(self.folder).places
+        if places.name in self.stamps:
+            number = int(_pick(places, np.array([row]), self.rows)[0])
         try:
-            if with_line:
-                (file,) = resolve([str(path)])
-                if file.format is not Format.PARQUET and signature([file])[0] in self.signature:
+            if with_line and not is_remote(source.place):
+                (file,) = resolve([source.place])
+                if file.format is not SourceFormat.PARQUET and signature([file]).items() <= self.signature.items():
                     rows = read_rows(file, (), skip_blank=self.skip_blank)
-                    return f"{path}:{next(itertools.islice(rows, number, None))[0]}"
+                    return f"{source.place}:{next(itertools.islice(rows, number, None))[0]}"
         except (Halt, OSError, StopIteration):
             pass
-        return f"{shown(path)}, row {number}"
+        return f"{source.place}, row {number}"
 
 
-def _check_range(start: int, stop: int, length: int) -> None:
-    if not 0 <= start <= stop <= length:
-        raise IndexError(f"{start}..{stop} is outside 0..{length}")
+def _values(record: TableRecord) -> dict[str, Any]:
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _pick(path: Path, numbers: Numbers, length: int) -> Numbers:
-    if len(numbers):
-        _check_range(int(numbers.min()), int(numbers.max()) + 1, length)
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < length:
+        raise IndexError(f"{numbers.min()} to {numbers.max()} is outside 0..{length}")
     try:
         return pick_rows(path, "<i8", 0, 1, numbers)[:, 0].astype(np.int64, copy=False)
     except ValueError as error:
@@ -241,21 +213,21 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
     """Count the rows of each of the texts, by its number. Raises DamagedError, OSError."""
     if table.rows == table.distinct:
         return dict.fromkeys(texts, 1)
-    wanted = np.unique(np.asarray(texts, dtype=np.int64))
-    counts = np.zeros(len(wanted), dtype=np.int64)
-    for start in range(0, table.rows, _ROWS_AT_ONCE) if len(wanted) else ():
+    counts = dict.fromkeys(texts, 0)
+    for start in range(0, table.rows, _ROWS_AT_ONCE) if counts else ():
         found = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
-        hits = found[np.isin(found, wanted)]
-        counts += np.bincount(np.searchsorted(wanted, hits), minlength=len(wanted))
-    return dict(zip(wanted.tolist(), counts.tolist(), strict=True))
+        hits, rows = np.unique(found[np.isin(found, list(counts))], return_counts=True)
+        for text, count in zip(hits.tolist(), rows.tolist(), strict=True):
+            counts[text] += count
+    return counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreshTable(StagedTable):
     """A staged table in which `distinct` and the numbers of texts are of those that are encoded."""
 
-    full: StagedTable = field(kw_only=True)
-    reuse: Reuse = field(kw_only=True)
+    full: StagedTable
+    reuse: Reuse
 
     def texts(self, start: int, stop: int) -> list[str]:
         """See StagedTable."""
@@ -281,5 +253,4 @@ def fresh_of(table: StagedTable, reuse: Reuse | None) -> StagedTable:
     """Return the table as chunks see it."""
     if reuse is None:
         return table
-    values = {each.name: getattr(table, each.name) for each in fields(table)}
-    return FreshTable(**values | {"distinct": reuse.encoded}, full=table, reuse=reuse)
+    return FreshTable(**_values(table) | {"distinct": reuse.encoded}, full=table, reuse=reuse)

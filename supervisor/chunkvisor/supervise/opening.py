@@ -26,7 +26,6 @@ from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.heart.run import Run
 from chunkvisor.reuse import Planner
 from chunkvisor.sources.child import stage_table
-from chunkvisor.sources.resolve import shown
 from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.identity import (
@@ -228,7 +227,7 @@ def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRec
     if table.empty:
         words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
         opening.run.emit(Note(f"{layout.name}: {words}"))
-    files = tuple(shown(file.path) for file in table.files)
+    files = tuple(file.place for file in table.files)
     return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkvisor.sources import dedupe
-from chunkvisor.sources.dedupe import Spool, WhereWriter, drop_repeats, matches, number_texts
+from chunkvisor.sources.dedupe import Spool, WhereWriter, matches
 from chunkvisor.sources.table import TableFiles, fresh_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, read_reuse, write_plan
@@ -27,22 +27,18 @@ def staged(folder: Path, texts: list[bytes]) -> tuple[int, TableFiles]:
     spooled = Spool(files, folder)
     for text in texts:
         spooled.add(text)
-    spooled.flush()
-    distinct = number_texts(files, folder, spooled.rows)
-    drop_repeats(files, folder, spooled.batches)
-    return distinct, files
+    return spooled.finish(), files
 
 
 @settings(deadline=None, max_examples=40)
-@given(TEXTS, TEXTS, st.integers(1, 90), st.integers(1, 40), st.integers(1, 6))
-def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, stretch: int, block: int) -> None:
+@given(TEXTS, TEXTS, st.integers(1, 90), st.integers(1, 6))
+def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, block: int) -> None:
     """Texts are numbered by first rows and kept once, each row knows its own; tables find what they share, once."""
     numbers: dict[bytes, int] = {}
     ids = [numbers.setdefault(text, len(numbers)) for text in texts]
     with (
         tempfile.TemporaryDirectory() as name,
         mock.patch.object(dedupe, "_BATCH_ROWS", batch_rows),
-        mock.patch.object(dedupe, "_STRETCH_ROWS", stretch),
         mock.patch.object(dedupe, "_BLOCK", block),
     ):
         (folder, other) = Path(name, "here"), Path(name, "there")
@@ -61,18 +57,14 @@ def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, str
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.data(), st.integers(1, 9), st.integers(1, 4))
-def test_where(rows: list[int], data: st.DataObject, stretch: int, block: int) -> None:
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.data())
+def test_where(rows: list[int], data: st.DataObject) -> None:
     """Each text is where the first place says that has it, or is one of those to be encoded, numbered in order."""
     row_text = first_come_first_numbered(rows)
     firsts = np.unique(row_text, return_index=True)[1]
     claims = st.dictionaries(st.integers(0, len(firsts) - 1), st.integers(0, 99))
-    places = data.draw(st.lists(claims, max_size=3))
-    with (
-        tempfile.TemporaryDirectory() as name,
-        mock.patch.object(dedupe, "_STRETCH_ROWS", stretch),
-        mock.patch.object(dedupe, "_BLOCK", block),
-    ):
+    places = data.draw(st.lists(claims, min_size=1, max_size=3).filter(any))
+    with tempfile.TemporaryDirectory() as name:
         layout = Layout(Path(name)).output("out")
         table = make_table(Path(name, "table"), row_text)
         layout.reuse.mkdir(parents=True)
