@@ -187,17 +187,10 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     assert not desk.state.exists()
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_missing_column_lists_the_columns(desk: Desk, suffix: str) -> None:
+def test_missing_column_lists_the_columns(desk: Desk) -> None:
     """A call that does not say which text is meant ends with the names of the columns."""
-    path = desk.folder / f"rows.{suffix}"
-    if suffix == "parquet":
-        import duckdb
-
-        with duckdb.connect() as connection:
-            connection.execute(f"COPY (SELECT 'x' AS title, 'y' AS body) TO '{path}' (FORMAT parquet)")
-    else:
-        path.write_text("title,body\nx,y\n")
+    path = desk.folder / "rows.csv"
+    path.write_text("title,body\nx,y\n")
     ended = desk.encode(source=path.name)
     assert ended.returncode == 78
     assert "The columns are: 'title', 'body'." in ended.stderr

@@ -136,8 +136,13 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
     return None
 
 
+def main(arguments: list[str]) -> int:
+    """See `answer_parent`; 0 means a whole table."""
+    return answer_parent(arguments, IngestRequest, stage, _in_words)
+
+
 if __name__ == "__main__":
-    code = answer_parent(sys.argv[1:], IngestRequest, stage, _in_words)
+    code = main(sys.argv[1:])
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     # Without Python's teardown, in which DuckDB's bindings complain about their own leaks.
