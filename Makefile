@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs check-containers build clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs check-containers check-package clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -117,8 +117,12 @@ check-containers: ## check the Dockerfile, the Job and the task of examples/cont
 	@$(MAKE) --silent $(CONTAINERS)/.ready || echo "not all of them can be installed here: those are left out"
 	$(CONTAINERS)/bin/python tools/checkcontainers.py
 
-build: $(READY) ## build the wheel into dist/
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+check-package: $(READY) ## build wheel and sdist into dist/, check both, and install the wheel with each extra in a fresh environment
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group package
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/checkpackage.py dist
 
 clean: ## remove everything that these verbs made, .venv included
 	rm -rf $(VENV) $(DOCS) $(PEERS) $(CONTAINERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
