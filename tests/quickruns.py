@@ -11,8 +11,8 @@ from unittest import mock
 import duckdb
 import yaml
 
-import chunkvisor.heart.joins
 import chunkvisor.heart.loop
+import chunkvisor.heart.store
 import chunkvisor.judge
 import chunkvisor.supervise.means
 import chunkvisor.supervise.session
@@ -44,7 +44,7 @@ def be_quick() -> None:
         (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
         (chunkvisor.judge, "BACKOFF_S", 0.01),
         (chunkvisor.heart.loop, "_PAUSE_S", 0.02),
-        (chunkvisor.heart.joins, "PAUSE_S", 0.05),
+        (chunkvisor.heart.store, "PAUSE_S", 0.05),
         (chunkvisor.supervise.means, "_FIRST_WAIT_S", 0.05),
         (duckdb, "connect", _reconnect()),
     ):

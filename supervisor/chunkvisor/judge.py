@@ -1,6 +1,5 @@
 """Judges attempts: whether a living worker still makes progress, and what became of one that has ended. Pure."""
 
-import re
 import signal
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
@@ -10,19 +9,20 @@ from chunkvisor.config.model import Config
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.rule import BEFORE_WORK, CONFIG, DISK, ON_TEXTS, OomFigures, read_oom
-from chunkvisor_worker.contract.rules import OF_GPUS, RULES
+from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 60.0
 """Pause before the second try; it doubles with each further one, up to the second number."""
+
+ONE_ROW = Limits(rows=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What the config allows."""
 
-    attempts: int = 3
-    """Tries of a chunk for one cause."""
+    attempts: int = 3  # tries of a chunk for one cause
     min_batch_size: int = 1
     wait_timeout_s: float = 600
 
@@ -30,15 +30,11 @@ class Budget:
 class Company(Enum):
     """Who else holds memory of the attempt's device."""
 
-    UNTOLD = "untold"
-    """It was not looked at, or it is no GPU."""
+    UNTOLD = "untold"  # it was not looked at, or it is not a GPU
     ALONE = "alone"
-    CAME = "came"
-    """Others, who were not there when the run began and hold what was missing."""
-    OURS = "ours"
-    """Another worker of this run."""
-    BLIND = "blind"
-    """There is nothing to look with: NVML is broken."""
+    CAME = "came"  # others, who were not there when the run began and hold what was missing
+    OURS = "ours"  # another worker of this run
+    BLIND = "blind"  # there is nothing to look with: NVML is broken
 
 
 def backoff_s(tries: int) -> float:
@@ -51,19 +47,25 @@ def pause_s(waited_s: float, limit_s: float) -> float:
     return min(BACKOFF_MAX_S, 1 + waited_s / 10, max(0.1, limit_s - waited_s))
 
 
-_STARTING = frozenset(
-    {Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT, Phase.WEIGHTS_COPY}
-)
+# --- a living worker
+
+_WORKING = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
+
+_GAP_S = 1.0
+"""Longer than any pause of the loop is late on a machine that is only busy."""
+
+
+def gap(meant_s: float, took_s: float) -> float:
+    """Say how long the loop stood still, by a pause that was to be so long and took so long; 0 = it was only late."""
+    return took_s - meant_s if took_s - meant_s > _GAP_S else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Limits of the config, in seconds."""
 
-    startup_s: float = 600
-    """Until the first batch begins, the wait at the gate not counted."""
-    stall_s: float = 300
-    """Without progress after that; also without a sign of life while it tokenises."""
+    startup_s: float = 600  # until the first batch begins, the wait at the gate not counted
+    stall_s: float = 300  # without progress after that
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -71,29 +73,13 @@ class Patience:
         return cls(config.recovery.startup_timeout, config.recovery.stall_timeout)
 
 
-_GAP_S = 1.0
-"""Longer than any pause of the loop is late on a machine that is only busy."""
-
-
-def gap(meant_s: float, took_s: float) -> float:
-    """How long the loop stood still, from a pause that was to be so long and took so long; 0 = it was only late."""
-    return took_s - meant_s if took_s - meant_s > _GAP_S else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """A worker's signs of life, timed by the supervisor's own clock: the worker's may lie or stand still."""
+    """A worker's signs of life, timed by the parent's own clock: the worker's may lie or stand still."""
 
-    started_s: float
-    """When the start-up time began to count."""
-    changed_s: float
-    """When the last new beat was seen."""
+    started_s: float  # when the start-up time began to count
+    changed_s: float  # when the last new beat was seen
     beat: Beat | None = None
-
-    @classmethod
-    def begin(cls, now_s: float) -> "Pulse":
-        """The pulse of a worker started just now."""
-        return cls(now_s, now_s)
 
     def seen(self, beat: Beat | None, now_s: float) -> "Pulse":
         """The pulse after the beat file was read; None, or the beat seen before, is no sign of life."""
@@ -106,37 +92,29 @@ class Pulse:
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
 
     def forgive(self, gap_s: float) -> "Pulse":
-        """The pulse after a time in which nobody could look, since the machine or its container stood still."""
+        """The pulse after a time in which the machine or its container stood still."""
         return replace(self, started_s=self.started_s + gap_s, changed_s=self.changed_s + gap_s)
-
-    @property
-    def freed(self) -> bool:
-        """Whether it has given its device back."""
-        return self.beat is not None and self.beat.freed
 
     @property
     def phase(self) -> Phase:
         """The phase last heard of."""
         return self.beat.phase if self.beat else Phase.START
 
-    def overdue(self, now_s: float, patience: Patience, *, at_gate: bool) -> str:
-        """Why the worker is to be ended, in words; empty while there is no reason."""
+    def overdue(self, now_s: float, patience: Patience) -> str:
+        """Why the worker, which does not wait at the gate, is to be ended; empty while there is no reason."""
         silent_s, age_s = now_s - self.changed_s, now_s - self.started_s
-        if at_gate:
-            return ""
-        if self.phase in _STARTING or self.phase is Phase.READY:
-            if age_s > patience.startup_s:
-                return f"no batch begun {age_s:.0f} s after its start (phase {self.phase}, startup_timeout)"
-            return ""
-        if silent_s > patience.stall_s:
-            return f"no progress for {silent_s:.0f} s in phase {self.phase} (stall_timeout)"
+        if self.phase in _WORKING:
+            too_long = silent_s > patience.stall_s
+            return f"no progress for {silent_s:.0f} s in phase {self.phase} (stall_timeout)" if too_long else ""
+        if age_s > patience.startup_s:
+            return f"no batch begun {age_s:.0f} s after its start (phase {self.phase}, startup_timeout)"
         return ""
 
 
-ONE_ROW = Limits(rows=1)
+# --- one that has ended
 
+# The GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory.
 _WEIGHTS_DID_NOT_FIT = frozenset(rule.name for rule in RULES if rule.exit_code_alone is not None)
-"""Rules by which the GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory."""
 
 _CAUSES = {rule.name: rule.cause.rstrip(".") for rule in RULES}
 
@@ -146,7 +124,7 @@ _ON_THE_DEVICE = frozenset(
         *(Outcome.CRASHED, Outcome.HUNG, Outcome.HOST_OOM, Outcome.SETUP, Outcome.INTERRUPTED),
     }
 )
-"""Outcomes that can leave something behind on a GPU, or come from it, where the worker had one."""
+"""Outcomes that can leave something behind on a GPU, or come from it, if the worker had one."""
 
 
 def without_cause(reason: str, rule: str) -> str:
@@ -160,44 +138,21 @@ class Verdict:
     """What became of an attempt, and what that means for the next."""
 
     outcome: Outcome
-    reason: str
-    """One sentence for the person."""
+    reason: str  # one sentence for the person
     remedy: str = ""
-    rule: str = ""
-    """Which row of the taxonomy, where one matched; docs/reference/failures.md has an entry for each."""
-    exit_code: int | None = None
-    """With which code the run ends if this fault ends it; None = the policy's own for the outcome."""
-    smaller_batch_helps: bool = True
-    """Of an out-of-memory fault; False where what ran out has nothing to do with batches."""
+    rule: str = ""  # which row of the taxonomy, if one matched; docs/reference/failures.md has an entry for each
+    exit_code: int | None = None  # the run's, if this fault ends it; None = the policy's own for the outcome
+    smaller_batch_helps: bool = True  # False if the memory that ran out has nothing to do with batches
     row_can_cause: bool = False
-    bad_rows: tuple[int, ...] = ()
-    """Positions, in the attempt, of rows with bad vectors, where all others are good."""
-    asked_for: bool = False
-    """An interruption that the supervisor itself brought about."""
+    bad_rows: tuple[int, ...] = ()  # positions, in the attempt, of rows with bad vectors, if all others are good
+    asked_for: bool = False  # an interruption that the parent itself brought about
     limits: Limits = ONE_ROW
     batch_rows: int = 0
     batch_tokens: int = 0
     phase: Phase | None = None
-    rows_done: int = 0
-    """Texts that had their vectors before it happened."""
-    figures: OomFigures | None = None
-    """Of the GPU's memory, where torch's message of running out of it has them."""
-    on_cpu: bool = False
-    """The worker was given no GPU."""
-    raised_at: str = ""
-    """File and line of the last frame outside of packages and of our own worker; empty where there is none."""
-
-    @property
-    def gpu_error_on_cpu(self) -> bool:
-        """Whether it looks like a fault of a GPU, and there was none."""
-        return self.on_cpu and self.rule in OF_GPUS
-
-    @property
-    def why(self) -> str:
-        """The reason, for the end of a run; without what a rule says of a GPU that there is not."""
-        if not self.gpu_error_on_cpu:
-            return self.reason
-        return f"in a run on the CPU, an error of a GPU: {without_cause(self.reason, self.rule) or self.reason}"
+    rows_done: int = 0  # texts that had their vectors before it happened
+    figures: OomFigures | None = None  # of the GPU's memory, if torch's message of running out of it has them
+    on_cpu: bool = False  # the worker was given no GPU
 
     @property
     def others_hold_memory(self) -> bool:
@@ -207,44 +162,21 @@ class Verdict:
 
     @property
     def see(self) -> str:
-        """The handbook's entry about it: its rule, or what became of the attempt where no rule knew it."""
+        """The handbook's entry about it: its rule, or what became of the attempt if no rule knew it."""
         return self.rule or str(self.outcome)
-
-    @property
-    def other_dimension(self) -> bool:
-        """Whether all its vectors have another dimension than those before."""
-        return self.outcome is Outcome.BAD_OUTPUT and self.row_can_cause and not self.rule and not self.bad_rows
 
     @property
     def before_first_batch(self) -> bool:
         """Whether no batch had begun, so that no text can be the cause.
 
-        Tokenising touches texts: a tokenizer that dies may do so over one of them.
+        Tokenizing touches texts: a tokenizer that dies may do so over one of them.
         """
         return self.phase in BEFORE_WORK and self.phase is not Phase.TOKENIZE
-
-    @property
-    def past_its_start(self) -> bool:
-        """Whether it had got to its first batch."""
-        return self.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE)
 
     @property
     def weights_did_not_fit(self) -> bool:
         """Whether the GPU had no room for the model, whoever held it."""
         return self.rule in _WEIGHTS_DID_NOT_FIT
-
-    @property
-    def fitted_before(self) -> bool:
-        """Whether as many rows as the failed batch had were done before it: longer ones, since those come first."""
-        return self.rows_done >= self.batch_rows > 0
-
-    @property
-    def refused_by_encoder(self) -> bool:
-        """Whether the encoder itself would not do it, by an exception of its own or by what it gave: no device's doing.
-
-        A crash, a hang or an error of CUDA can always be.
-        """
-        return self.outcome is Outcome.BAD_OUTPUT or self.rule == "unknown-on-texts"
 
     @property
     def can_touch_gpu(self) -> bool:
@@ -258,49 +190,39 @@ class Verdict:
 
 
 class EndedBy(StrEnum):
-    """What the supervisor itself had to do with the end of a worker."""
+    """What the parent itself had to do with the end of a worker."""
 
     ITSELF = "itself"
-    STOP = "stop"
-    """The run was asked to stop."""
-    HANG = "hang"
-    """It made no progress."""
+    STOP = "stop"  # the run was asked to stop
+    HANG = "hang"  # it made no progress
+
+
+STATUS_LOST = 1 << 16
+"""Return code of a worker whose exit status is not known, its parent having died first; no process can have it."""
+
+NODE_LOST = STATUS_LOST + 1
+"""Return code of a worker whose machine, or the way to it, was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known of an ended attempt."""
 
-    returncode: int | None
-    """As subprocess gives it: negative for a signal; STATUS_LOST or NODE_LOST. None = found at a resume."""
+    returncode: int | None  # as subprocess gives it; STATUS_LOST or NODE_LOST; None = found at a resume
     ended_by: EndedBy = EndedBy.ITSELF
-    ended_why: str = ""
-    """In words, where the supervisor ended it, or its machine was lost."""
-    result: Result | None = None
-    """Only if it answers the attempt's own spec."""
-    vectors_problem: str | None = None
-    """What is wrong with the vectors that the result speaks of; None = they are verified."""
-    bad_rows: tuple[int, ...] = ()
-    """Positions of the rows that are wrong, where nothing else is."""
-    other_dimension: bool = False
-    """Whether what is wrong is that they have not the dimension of those before: one text's doing, or all of theirs."""
+    ended_why: str = ""  # in words, if the parent ended it, or its machine was lost
+    result: Result | None = None  # only if it answers the attempt's own spec
+    vectors_problem: str | None = None  # of the vectors that the result speaks of; None = they are verified
+    bad_rows: tuple[int, ...] = ()  # positions of the rows that are wrong, if nothing else is
+    other_dimension: bool = False  # they have not the dimension of those before: one text's doing, or all of theirs
     fault: Fault | None = None
     beat: Beat | None = None
     log_tail: str = ""
-    oom_kills: int = 0
-    """Rise of the cgroup's oom_kill counter while the attempt lived."""
+    oom_kills: int = 0  # rise of the cgroup's oom_kill counter while the attempt lived
     disk_free_bytes: int | None = None
-    limits: Limits = ONE_ROW
-    """Batch limits that the attempt ran under."""
-    on_cpu: bool = False
-    """The worker was given no GPU."""
+    limits: Limits = ONE_ROW  # batch limits that the attempt ran under
+    on_cpu: bool = False  # the worker was given no GPU
 
-
-STATUS_LOST = 1 << 16
-"""Return code of a worker whose exit status nobody knows, its parent having died first; no process can have it."""
-
-NODE_LOST = STATUS_LOST + 1
-"""Return code of a worker whose machine, or the way to it, was lost."""
 
 _LEAVES_A_RECORD = frozenset({Outcome.SETUP, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT, Outcome.HUB})
 """Outcomes that end a run or hold it up, and never keep a worker from writing its record; a full disk may."""
@@ -311,69 +233,105 @@ _OTHER_DIMENSION = (
 )
 
 NEARLY_FULL_BYTES = 16 << 20
-"""Less free space than this beside a SIGBUS means that a mapped write met a full disk."""
+"""With less free space than this, a SIGBUS means that a mapped write met a full disk."""
 
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict; total: every evidence has one."""
+    beat, fault = evidence.beat, evidence.fault
+    base = Verdict(
+        Outcome.COMMITTED,
+        "done",
+        limits=evidence.limits,
+        batch_rows=(fault and fault.batch_rows) or (beat.batch_rows if beat else 0),
+        batch_tokens=(fault and fault.batch_tokens) or (beat.batch_tokens if beat else 0),
+        phase=fault.phase if fault else beat.phase if beat else None,
+        rows_done=(fault.rows_done if fault else 0) or (beat.rows_done if beat else 0),
+        on_cpu=evidence.on_cpu,
+    )
+    verdict = _judge(evidence, base, at_texts=beat is not None and beat.phase in ON_TEXTS)
+    return replace(verdict, row_can_cause=verdict.row_can_cause and not verdict.before_first_batch)
+
+
+def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
     code = evidence.returncode
-    phase = evidence.beat.phase if evidence.beat is not None else None
-    at_texts = phase in ON_TEXTS
     if evidence.result is not None and evidence.vectors_problem is None:
         # torch can crash at interpreter exit with the work done (pytorch#84756): the result beats the status.
-        return _verdict(evidence, Outcome.COMMITTED, "done")
+        return base
     # Before any cause: what the parent has ended says nothing of texts or devices, whatever it left.
     if evidence.ended_by is EndedBy.STOP:
-        return _verdict(evidence, Outcome.INTERRUPTED, "stopped with the run", asked_for=True)
+        return replace(base, outcome=Outcome.INTERRUPTED, reason="stopped with the run", asked_for=True)
     if evidence.ended_by is EndedBy.HANG:
-        stack = _stack_head(evidence.log_tail)
-        reason = f"the run ended it: {evidence.ended_why}{stack}"
-        return _verdict(evidence, Outcome.HUNG, reason, row_can_cause=at_texts)
+        reason = f"the run ended it: {evidence.ended_why}{_stack_head(evidence.log_tail)}"
+        return replace(base, outcome=Outcome.HUNG, reason=reason, row_can_cause=at_texts)
     if code == NODE_LOST:
-        return _verdict(evidence, Outcome.LOST, evidence.ended_why or "its machine was lost")
+        return replace(base, outcome=Outcome.LOST, reason=evidence.ended_why or "its machine was lost")
     if evidence.result is not None:
-        reason = f"its vectors {evidence.vectors_problem}"
-        # Else the file as a whole is wrong (count, type, digest): that is no text's doing.
-        of_texts = bool(evidence.bad_rows) or evidence.other_dimension
-        remedy, code_if_ended = ("", None) if not evidence.other_dimension else (_OTHER_DIMENSION, CONFIG)
-        return _verdict(
-            evidence, Outcome.BAD_OUTPUT, reason, remedy=remedy, exit_code=code_if_ended, row_can_cause=of_texts
+        other = evidence.other_dimension
+        return replace(
+            base,
+            outcome=Outcome.BAD_OUTPUT,
+            reason=f"its vectors {evidence.vectors_problem}",
+            remedy=_OTHER_DIMENSION if other else "",
+            exit_code=CONFIG if other else None,
+            # Else the file as a whole is wrong (count, type, digest): that is no text's doing.
+            row_can_cause=bool(evidence.bad_rows) or other,
+            bad_rows=evidence.bad_rows,
         )
     # Its own record knows the exception and the phase; a log and an exit code are guesses next to it.
     if evidence.fault is not None:
         # A drill on the CPU plays the faults of a GPU: they are seen as a GPU's.
-        return _diagnosed(evidence, diagnose(evidence.fault, on_cpu=evidence.on_cpu and not evidence.fault.provoked))
-    # Found at a resume, without a record: it was under way when the earlier run died, and is no one's fault.
-    if code is None:
-        return _verdict(evidence, Outcome.INTERRUPTED, "left behind by an earlier run", asked_for=True)
+        return _diagnosed(base, diagnose(evidence.fault, on_cpu=evidence.on_cpu and not evidence.fault.provoked))
+    return _without_record(evidence, base, code, at_texts=at_texts)
+
+
+def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_texts: bool) -> Verdict:
+    """Judge one that died too hard to write a record."""
+    if code is None:  # found at a resume: it was under way when the earlier run died
+        return replace(base, outcome=Outcome.INTERRUPTED, reason="left behind by an earlier run", asked_for=True)
     if code == WorkerExit.ORPHANED or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         reason = f"was asked to stop, not by the run ({describe_exit(code)})"
-        return _verdict(evidence, Outcome.INTERRUPTED, reason, row_can_cause=at_texts)
+        return replace(base, outcome=Outcome.INTERRUPTED, reason=reason, row_can_cause=at_texts)
     if code == -signal.SIGKILL and evidence.oom_kills > 0:
         reason = "was killed by the kernel because the machine, or its memory limit, ran out of memory"
-        return _verdict(
-            evidence,
-            Outcome.HOST_OOM,
-            reason,
-            remedy="give it more memory, or smaller batches and chunks",
-            row_can_cause=True,
-        )
+        remedy = "give it more memory, or smaller batches and chunks"
+        return replace(base, outcome=Outcome.HOST_OOM, reason=reason, remedy=remedy, row_can_cause=True)
     free_bytes = evidence.disk_free_bytes
     if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
-        return _verdict(evidence, Outcome.DISK_FULL, "a write met a full disk (SIGBUS)", remedy="free some space")
-    # No record: it died too hard to write one, and its last words may still be in the log.
-    diagnosis = diagnose_log(evidence.log_tail, code, phase=phase, on_cpu=evidence.on_cpu)
+        reason = "a write met a full disk (SIGBUS)"
+        return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="free some space")
+    # Its last words may still be in the log.
+    diagnosis = diagnose_log(evidence.log_tail, code, phase=base.phase, on_cpu=evidence.on_cpu)
     if diagnosis is not None:
-        return _diagnosed(evidence, diagnosis)
+        return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:
-        return _verdict(evidence, Outcome.BAD_OUTPUT, "ended with exit code 0 but left no result")
+        return replace(base, outcome=Outcome.BAD_OUTPUT, reason="ended with exit code 0 but left no result")
     outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
     if at_texts and outcome in _LEAVES_A_RECORD:
         outcome = Outcome.CRASHED  # such a worker has written why: whoever ended this one did not ask it
     means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
-    ends_with = DISK if outcome is Outcome.DISK_FULL else None  # its record did not fit there
-    reason = f"ended with {describe_exit(code)}{means} and left no record"
-    return _verdict(evidence, outcome, reason, exit_code=ends_with, row_can_cause=code < 0 or at_texts)
+    return replace(
+        base,
+        outcome=outcome,
+        reason=f"ended with {describe_exit(code)}{means} and left no record",
+        exit_code=DISK if outcome is Outcome.DISK_FULL else None,  # its record did not fit there
+        row_can_cause=code < 0 or at_texts,
+    )
+
+
+def _diagnosed(base: Verdict, diagnosis: Diagnosis) -> Verdict:
+    rule = diagnosis.rule
+    return replace(
+        base,
+        outcome=rule.outcome,
+        reason=f"{rule.cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else rule.cause,
+        remedy=rule.remedy,
+        rule=rule.name,
+        exit_code=rule.exit_code,
+        smaller_batch_helps=rule.smaller_batch_helps,
+        row_can_cause=rule.row_can_cause,
+        figures=read_oom(diagnosis.cause.message) if diagnosis.cause is not None else None,
+    )
 
 
 def describe_exit(code: int) -> str:
@@ -389,73 +347,9 @@ def describe_exit(code: int) -> str:
 
 
 def _stack_head(log_tail: str) -> str:
-    """Where a hung worker was, from the stack that faulthandler wrote when SIGABRT came."""
+    """Say where a hung worker was, by the stack that faulthandler wrote when SIGABRT came."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    lines = [line.strip() for line in stack.splitlines()[:3]]
+    frames = [line.strip() for line in stack.splitlines()[:3] if found and line.strip().startswith("File ")]
     # The worker's own frames say nothing about the place, unless there is no other.
-    frames = [line for line in lines if line.startswith("File ")]
     frames = [line for line in frames if "/chunkvisor_worker/" not in line] or frames[:1]
-    return "; it was at " + ", called from ".join(frames) if found and frames else ""
-
-
-_FRAME = re.compile(r'^ *(File "([^"\n]+)", line \d+, in [^\n]+)', re.MULTILINE)
-_NOT_THEIRS = re.compile(r"/(?:site-packages|dist-packages|chunkvisor_worker|python3\.\d+)/|^<")
-
-
-def _raised_at(traceback: str) -> str:
-    """The last frame of a traceback that is neither a package's nor our worker's: where a person looks first."""
-    theirs = [found[1] for found in _FRAME.finditer(traceback) if not _NOT_THEIRS.search(found[2])]
-    return theirs[-1] if theirs else ""
-
-
-def _diagnosed(evidence: Evidence, diagnosis: Diagnosis) -> Verdict:
-    rule = diagnosis.rule
-    return _verdict(
-        evidence,
-        rule.outcome,
-        f"{rule.cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else rule.cause,
-        remedy=rule.remedy,
-        rule=rule.name,
-        exit_code=rule.exit_code,
-        smaller_batch_helps=rule.smaller_batch_helps,
-        row_can_cause=rule.row_can_cause,
-        figures=read_oom(diagnosis.cause.message) if diagnosis.cause is not None else None,
-    )
-
-
-def _verdict(
-    evidence: Evidence,
-    outcome: Outcome,
-    reason: str,
-    *,
-    remedy: str = "",
-    rule: str = "",
-    exit_code: int | None = None,
-    smaller_batch_helps: bool = True,
-    row_can_cause: bool = False,
-    asked_for: bool = False,
-    figures: OomFigures | None = None,
-) -> Verdict:
-    beat, fault = evidence.beat, evidence.fault
-    phase = fault.phase if fault else beat.phase if beat else None
-    if phase in BEFORE_WORK and phase is not Phase.TOKENIZE:
-        row_can_cause = False
-    return Verdict(
-        outcome,
-        reason,
-        remedy,
-        rule,
-        exit_code,
-        smaller_batch_helps,
-        row_can_cause,
-        evidence.bad_rows if outcome is Outcome.BAD_OUTPUT else (),
-        asked_for,
-        evidence.limits,
-        (fault and fault.batch_rows) or (beat.batch_rows if beat else 0),
-        (fault and fault.batch_tokens) or (beat.batch_tokens if beat else 0),
-        phase,
-        (fault.rows_done if fault else 0) or (beat.rows_done if beat else 0),
-        figures,
-        evidence.on_cpu,
-        _raised_at(fault.traceback) if fault else "",
-    )
+    return "; it was at " + ", called from ".join(frames) if frames else ""

@@ -64,18 +64,6 @@ def test_starts_that_fail_for_a_while_are_waited_out(workplace: Workplace) -> No
     np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))
 
 
-def test_a_first_chunk_of_the_wrong_dimension_ends_the_run(workplace: Workplace) -> None:
-    """All other texts cannot be at fault: the run ends soon, as the config's matter, and says how to begin anew."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("drifted:make")
-
-    ended = workplace.run()
-
-    assert ended.returncode == 78, ended.stderr
-    assert "begin anew with --from-scratch." in ended.stderr
-    assert sum(workplace.status()["attempts"].values()) <= 25
-
-
 @pytest.mark.parametrize("removed", [False, True], ids=["moved", "removed"])
 @pytest.mark.parametrize("when", ["reading", "encoding"])
 def test_a_workdir_that_is_moved_or_removed_ends_the_run(workplace: Workplace, when: str, removed: bool) -> None:

@@ -15,16 +15,16 @@ from chunkvisor.heart.work import Backlog
 from .life import simulate
 from .watchdog import Broken
 
-_ended, _fail, _history = Scheduler._ended, Scheduler._fail, Scheduler._history
+_ended, _fail, _history = Scheduler.ended, Scheduler._fail, Scheduler._history
 _retry, _split = Scheduler._retry, Scheduler._split
-_wait = Memory.wait
+_note = Memory.note
 
 
-def _go_before_verdict(self: Any, end: Any, now_s: float) -> None:
+def _go_before_verdict(self: Any, end: Any) -> None:
     worker = self.workers[end.worker]
     worker.gate = GateState.PASSED if worker.gate is GateState.OPEN else worker.gate
-    self._open_gates(worker.device, now_s)
-    _ended(self, end, now_s)
+    self._open_gates(worker.device, self._clock())
+    _ended(self, end)
 
 
 def _learn_whatever_comes(self: Any, kind: str, lesson: Any) -> Any:
@@ -54,14 +54,14 @@ def _trust_templates(self: Any, step: Any, work: Any, *rest: Any) -> None:
         device.fresh = False
 
 
-def _wait_by_the_sum(self: Any, outcome: Any, where: Any, now_s: float) -> None:
-    _wait(self, outcome, where, now_s)
-    self._waits[outcome, where] -= 5
+def _wait_by_the_sum(self: Any, what: Any, where: Any = None, *rest: Any, **named: Any) -> None:
+    _note(self, what, where, *rest, **named)
+    self._streaks[what, where].first_s -= 5
 
 
-def _suspect_no_device(self: Any, work: Any, end: Any, verdict: Any, worker: Any, now_s: float) -> None:
+def _suspect_no_device(self: Any, work: Any, end: Any, verdict: Any, worker: Any) -> None:
     doubted = worker.device.doubt if worker is not None else False
-    _fail(self, work, end, verdict, worker, now_s)
+    _fail(self, work, end, verdict, worker)
     if worker is not None:
         worker.device.doubt = doubted
 
@@ -79,13 +79,13 @@ def _forget_lost(_self: Any, _output: int, _chunk: int) -> None:
     return None
 
 
-def _store_late(self: Any, end: Any, now_s: float) -> None:
+def _store_late(self: Any, end: Any) -> None:
     """Decide as if what was salvaged did not count before the disk has answered."""
     with (
         mock.patch.object(Memory, "stored", _store_nothing),
         mock.patch.object(Scheduler, "_history", _without_salvage),
     ):
-        _ended(self, end, now_s)
+        _ended(self, end)
 
 
 def _store_nothing(_self: Any, _output: int, _now_s: float) -> None:
@@ -98,16 +98,16 @@ def _without_salvage(self: Any, work: Any, end: Any, *rest: Any) -> Any:
 
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "go before the verdict": (Scheduler, "_ended", _go_before_verdict),
+    "go before the verdict": (Scheduler, "ended", _go_before_verdict),
     "a wider lesson replaces a narrower": (Memory, "learn", _learn_whatever_comes),
     "every attempt is taken for proven": (Scheduler, "_history", _always_proven),
     "a text alone is taken for a proof": (Scheduler, "_history", _alone_is_proof),
     "a text is blamed at the first look": (Scheduler, "_history", _one_look),
     "canaries that fail are not counted": (Scheduler, "_history", _no_canary_fails),
     "a broken GPU gets warm workers for ever": (Scheduler, "_retry", _trust_templates),
-    "wait_timeout is summed over workers": (Memory, "wait", _wait_by_the_sum),
+    "wait_timeout is summed over workers": (Memory, "note", _wait_by_the_sum),
     "no device is suspected": (Scheduler, "_fail", _suspect_no_device),
-    "what was salvaged counts only once it is stored": (Scheduler, "_ended", _store_late),
+    "what was salvaged counts only once it is stored": (Scheduler, "ended", _store_late),
     "nobody is asked to leave, nor ended in time": (Scheduler, "_drain", _keep_no_grace),
     "splits count as fruitless": (Scheduler, "_split", _count_splits),
     "what is lost is not computed again": (Backlog, "lost", _forget_lost),

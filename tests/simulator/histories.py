@@ -792,25 +792,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """
         join 0 look none       | start 1 on 0: 0..4
         ready 1                | go 1: 32
-        oom 1 2x10             | start 2 on 0: 0..4 own first
-        """,
-    ),
-    (
-        "the shortest text, chosen to show if the memory suffices, is bad itself: the device is not blamed",
-        {"chunks": 2, "size": 4, "min_batch": 2},
-        """
-        join 0 look none       | start 1 on 0: 0..4
-        ready 1                | go 1: 32
-        ok 1                   | keep 1, start 2 on 0: 4..8
-        ready 2                | go 2: 32
-        oom 2 2x10             | start 3 on 0: 4..8 own first
-        ready 3                | go 3: 32
-        fault 3 1x10           |
-        wait 0.5               | start 4 on 0: 4..8 canary 0
-        ready 4                | go 4: 32
-        oom 4 2x10 canary      | start 5 on 0: 4..8 own first
-        ready 5                | go 5: 32
-        fault 5 1x10           | start 6 on 0: 4..6 canary 0
+        oom 1 2x10             | start 2 on 0: 0..2 own first
         """,
     ),
     (
@@ -1007,10 +989,10 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """
         join 0 look none       | start 1 on 0: 0..2
         ready 1                | go 1: 1
-        oom 1 1x90             | start 2 on 0: 0..2 own first
-        wait 0.5               |
+        oom 1 1x90             |
+        wait 0.5               | start 2 on 0: 0..2 own first
         ready 2                | go 2: 1
-        oom 2 1x90 done 1      | keep 2, start 3 on 0: 0..1 canary 1
+        oom 2 1x90 done 1      | keep 2, quarantine 0, join 0
         """,
     ),
     (
@@ -1066,8 +1048,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ok 6                   | keep 6, start 7 on 1: 12..14
         killed 5 1x10 canary   | drop 0 69
         ready 7                | go 7: 32
-        ready 8                |
-        ok 8                   |
         """,
     ),
     (
@@ -1299,7 +1279,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         disk 3                 | wait for 0
         ok 2                   | keep 2, start 4 on 1: 0..8
         wait 4                 |
-        disk 5                 |
         ready 4                | go 4: 32
         ok 4                   | keep 4, start 5 on 1: 16..24
         """,

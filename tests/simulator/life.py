@@ -9,13 +9,14 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart import messages, policy
+from chunkvisor.heart import policy
 from chunkvisor.heart.memory import Lesson
-from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, Scheduler
+from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, Scheduler
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -187,7 +188,7 @@ class Life:
 
 
 class _Run:
-    """One run of the parent; also the scheduler's `View`."""
+    """One run of the parent; also the scheduler's hands."""
 
     def __init__(self, life: Life) -> None:
         self.life, self.world, self.chance = life, life.world, life.chance
@@ -199,7 +200,7 @@ class _Run:
         self.ended: dict[int, tuple[Process, Verdict]] = {}
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
-        self.todo = deque[messages.Command]()
+        self.todo = deque[partial[None]]()
         self.joining = set[int]()
         self.join_due: dict[int, float] = {}
         self.join_since: dict[int, float] = {}
@@ -218,20 +219,21 @@ class _Run:
         self.clustered = bool(self.world.nodes)
         self.began_s = life.now_s
         self.watchdog.begin()
-        self.scheduler = Scheduler(self.outputs, life.world.settings, self.disk.lessons.get, self, lambda: life.now_s)
+        hands, outputs = cast("Any", self), cast("Any", self.outputs)
+        self.scheduler = Scheduler(outputs, life.world.settings, self.disk.lessons.get, hands, lambda: life.now_s)
 
-    # --- View
+    # --- what the scheduler asks: see Loop
 
     def holding(self, device: int) -> bool:
-        """See View."""
+        """See Loop."""
         return False
 
     def has_room(self, device: int) -> bool:
-        """See View."""
+        """See Loop."""
         return True
 
     def left_s(self, worker: int) -> float | None:
-        """See View: as a rate so far would tell it, rightly or not."""
+        """See Loop: as a rate so far would tell it, rightly or not."""
         process = self.processes.get(worker)
         return process.left_s(self.life.now_s) if process is not None else None
 
@@ -256,7 +258,7 @@ class _Run:
             self.turns += 1
             busy = self._happen()
             self._engine_waits()
-            self._tell(messages.Tick())
+            self._tell(self.scheduler.tick)
             self._begin_joins()
             self.watchdog.after_turn(self)
             self.ended.clear()
@@ -289,7 +291,7 @@ class _Run:
             left_s = max(0.0, self.over_s - life.now_s)
             if grace_s and self.over_s != NEVER:
                 self.join_stop_s = min(self.join_stop_s, self.over_s - min(RESERVE * left_s, RESERVE_S))
-            self._tell(messages.StopBy((self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf))
+            self._tell(self.scheduler.stop, (self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf)
         while events and events[0][0] <= life.now_s:
             _, _, act, subject, plan = heapq.heappop(events)
             if isinstance(subject, Process) and subject.plan != plan:
@@ -303,16 +305,17 @@ class _Run:
         plan = subject.plan if isinstance(subject, Process) else 0
         heapq.heappush(self.events, (self.life.now_s + delay_s, self.sequence, act, subject, plan))
 
-    def _tell(self, event: messages.Event) -> None:
-        self._hear(event)
+    def _tell(self, what: Callable[..., None], *args: Any, **named: Any) -> None:
+        self._hear(what, *args, **named)
         if self.todo:
             self._obey()
 
-    def _hear(self, event: messages.Event) -> list[messages.Command]:
+    def _hear(self, what: Callable[..., None], *args: Any, **named: Any) -> list[partial[None]]:
         self.life.steps += 1
-        if self.life.history is not None and not isinstance(event, messages.Tick):
-            self.life.note(f"> {terse(event)}")
-        said = self.scheduler.handle(event)
+        if self.life.history is not None and what != self.scheduler.tick:
+            self.life.note(f"> {terse(partial(what, *args, **named))}")
+        what(*args, **named)
+        said = self.scheduler.take()
         self.todo.extend(said)
         return said
 
@@ -324,24 +327,6 @@ class _Run:
             life.deaths.pop()
             raise _Died
 
-    def _act(self, command: messages.Command) -> messages.Event | None:
-        if self.life.history is not None:
-            self.life.note(f"    < {terse(command)}")
-        match command:
-            case messages.StartWorker():
-                return self._start(command)
-            case messages.OpenGate():
-                self._go(command)
-            case messages.End():
-                self._end(command)
-            case messages.Look():
-                self._at(0.5, self._looked, self.devices[command.device])
-            case messages.StoreVectors():
-                return self._store(command)
-            case messages.Tell():
-                self._told(command.news)
-        return None
-
     # --- devices
 
     def _join_device(self, gpu: Gpu) -> None:
@@ -349,7 +334,7 @@ class _Run:
         self.numbered += 1
         self.devices[device.number] = device
         opinion = None if not gpu.watched and device.number % 2 else self._opinion(gpu)
-        self._tell(messages.DeviceSeen(device.number, gpu.node, gpu.kind, opinion))
+        self._tell(self.scheduler.seen, device.number, gpu.node, gpu.kind, opinion, gone=False)
 
     def _opinion(self, gpu: Gpu) -> Opinion:
         if not gpu.watched:
@@ -361,38 +346,56 @@ class _Run:
     def _looked(self, device: Device) -> None:
         if not device.left:
             device.opinion = self._opinion(device.gpu)
-            self._tell(messages.DeviceSeen(device.number, opinion=device.opinion))
+            self._tell(self.scheduler.seen, device.number, "", "", device.opinion, gone=False)
 
-    def _told(self, news: messages.News) -> None:
-        match news:
-            case messages.Dropped(place=str() as node, code=code):
-                self.last_halt = code
-                self.aside.add(node)
-                self._leave(node)
-            case messages.Dropped(place=int() as number, code=code):
-                self.devices[number].left = True
-                self.last_halt = code
-            case messages.RunHalts(why="bad rows"):
-                self.watchdog.too_many(news)
-                raise _Ended(ExitCode.CONFIG, news)
-            case messages.RunHalts(code=code):
-                raise _Ended(code, news)
-            case messages.RunWaits(device=device, delay_s=delay_s):
-                until_s = self.life.now_s + delay_s
-                if device is None:
-                    self.paused_until_s = max(self.paused_until_s, until_s)
-                elif device in self.devices:
-                    paused = self.devices[device]
-                    paused.paused_until_s = max(paused.paused_until_s, until_s)
-            case messages.Failed(step=policy.GiveUp(), verdict=Verdict() as judged):
-                self.set_aside.append(judged.outcome)
-            case messages.Learnt(kind=kind, rows=rows, tokens=tokens, lasting=True):
-                self.disk.save_lesson(kind, Lesson(rows, tokens))
+    def look(self, device: int) -> None:
+        """See Loop."""
+        self._at(0.5, self._looked, self.devices[device])
+
+    def drop(self, ending: Ending) -> None:
+        """See Loop."""
+        self.last_halt = ending.code
+        if isinstance(ending.place, str):
+            self.aside.add(ending.place)
+            self._leave(ending.place)
+        elif ending.place is not None:
+            self.devices[ending.place].left = True
+
+    def halt(self, ending: Ending) -> None:
+        """See Loop."""
+        if ending.why == "bad rows":
+            self.watchdog.too_many(ending)
+        raise _Ended(ending.code, ending)
+
+    def waits(self, device: int | None, delay_s: float, _waited_s: float, _verdict: Verdict) -> None:
+        """See Loop."""
+        until_s = self.life.now_s + delay_s
+        if device is None:
+            self.paused_until_s = max(self.paused_until_s, until_s)
+        elif device in self.devices:
+            paused = self.devices[device]
+            paused.paused_until_s = max(paused.paused_until_s, until_s)
+
+    def failed(self, _worker: int, _work: Work, verdict: Verdict, step: policy.Step | None, _under_way: Any) -> None:
+        """See Loop."""
+        if isinstance(step, policy.GiveUp):
+            self.set_aside.append(verdict.outcome)
+
+    def refused(self, _worker: int) -> None:
+        """See Loop."""
+
+    def taken_apart(self, *_: Any) -> None:
+        """See Loop."""
+
+    def learnt(self, kind: str, lesson: Lesson, *, lasting: bool) -> None:
+        """See Loop."""
+        if lasting:
+            self.disk.save_lesson(kind, lesson)
 
     def _gone_devices(self, node: str) -> None:
         for device in self.devices.values():
             if device.gpu.node == node:
-                self._tell(messages.DeviceSeen(device.number, gone=True))
+                self._tell(self.scheduler.seen, device.number, "", "", None, gone=True)
 
     def _leave(self, node: str) -> None:
         for device in self.devices.values():
@@ -440,28 +443,29 @@ class _Run:
 
     # --- workers
 
-    def _start(self, start: messages.StartWorker) -> messages.AttemptEnded | None:
-        device = self.devices[start.device]
-        warm = self.world.warm and not start.work.fresh
-        process = Process(start.worker, start.work, device, start.limits, self.life.now_s, warm, start.canary)
+    def start(self, worker: int, number: int, work: Work, limits: Limits, canary: int | None) -> None:
+        """See Loop."""
+        device = self.devices[number]
+        warm = self.world.warm and not work.fresh
+        process = Process(worker, work, device, limits, self.life.now_s, warm, canary)
         device.started_turn = self.turns
         self.watchdog.starts(self, process)
         # What cannot even be started while the disk is full costs nothing, and ends with the wait.
         self.life.attempts += not within(self.world.disk_full, self.life.now_s)
         if self.life.attempts > self.life.attempts_max:
             raise Broken("ends", f"{self.life.attempts} attempts, and there is no end")
+        failure = None
         if within(self.world.disk_full, self.life.now_s):
-            return messages.AttemptEnded(
-                start.worker, Verdict(Outcome.DISK_FULL, "no worker could be started: disk full")
-            )
-        if within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
-            return messages.AttemptEnded(
-                start.worker, Verdict(Outcome.HOST_OOM, "no worker could be started", batch_rows=1)
-            )
-        self.processes[start.worker] = process
+            failure = Verdict(Outcome.DISK_FULL, "no worker could be started: disk full")
+        elif within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
+            failure = Verdict(Outcome.HOST_OOM, "no worker could be started", batch_rows=1)
+        if failure is not None:
+            self._maybe_die()
+            self._hear(self.scheduler.ended, AttemptEnded(worker, failure))
+            return
+        self.processes[worker] = process
         device.processes.append(process)
         self._prepare(process)
-        return None
 
     def _prepare(self, process: Process) -> None:
         took_s = self.chance.uniform(0.3, 3.0)
@@ -482,16 +486,17 @@ class _Run:
     def _ready(self, process: Process) -> None:
         process.told_ready = True
         process.phase = Phase.READY
-        self._tell(messages.Called(process.number))
+        self._tell(self.scheduler.called, process.number, freed=False)
 
     def _refuse(self, process: Process) -> None:
         self._forget(process)
-        self._tell(messages.AttemptEnded(process.number, None))
+        self._tell(self.scheduler.ended, AttemptEnded(process.number, None))
 
-    def _go(self, go: messages.OpenGate) -> None:
-        process = self.processes[go.worker]
+    def go(self, worker: int, limits: Limits) -> None:
+        """See Loop."""
+        process = self.processes[worker]
         self.watchdog.goes(self, process)
-        process.gone, process.limits, process.go_step = True, go.limits, self.life.steps
+        process.gone, process.limits, process.go_step = True, limits, self.life.steps
         process.gone_s = self.life.now_s
         gpu, now_s = process.device.gpu, self.life.now_s
         process.phase = Phase.CUDA_INIT
@@ -577,7 +582,7 @@ class _Run:
     def _frees(self, process: Process) -> None:
         process.told_freed = True
         process.phase = Phase.WRITE
-        self._tell(messages.Called(process.number, freed=True))
+        self._tell(self.scheduler.called, process.number, freed=True)
 
     def _writes(self, process: Process) -> None:
         result = process.result
@@ -609,14 +614,10 @@ class _Run:
         """The loop's own business: patience is over."""
         self._end_now(process, hang=True)
 
-    def _end(self, end: messages.End) -> None:
-        process = self.processes.get(end.worker)
-        if process is None or process.ending:
-            return
-        if end.gently:
-            self._leave_soon(process)
-        else:
-            self._end_now(process, hang=False)
+    def end(self, worker: int, _why: str) -> None:
+        """See Loop."""
+        if worker in self.processes:
+            self._end_now(self.processes[worker], hang=False)
 
     def _end_now(self, process: Process, *, hang: bool) -> None:
         if process.ending:
@@ -633,8 +634,11 @@ class _Run:
             process.result = verdict(Failure.STOPPED)
         self._at(0.3, self._failed, process)
 
-    def _leave_soon(self, process: Process) -> None:
-        """It ends after the batch under way, unless it fails or is done before."""
+    def leave(self, worker: int, _why: str) -> None:
+        """See Loop: it ends after the batch under way, unless it fails or is done before."""
+        process = self.processes.get(worker)
+        if process is None or process.ending:
+            return
         self.watchdog.leaves(self, process)
         if process.result is None or not process.batch_ends_s:
             return  # it hangs, or fails before its first batch: the end of the time ends it
@@ -664,9 +668,8 @@ class _Run:
         began_s = None if process.warm else process.started_s
         self._salvage(process, judged)
         company, saved, under_way = self._company(process, judged), process.saved, process.under_way
-        said = self._hear(
-            messages.AttemptEnded(process.number, judged, company, began_s, saved, under_way, process.proven)
-        )
+        end = AttemptEnded(process.number, judged, company, began_s, saved, under_way, process.proven)
+        said = self._hear(self.scheduler.ended, end)
         self.watchdog.answered(process, judged, said, self.life.steps)
         self._obey()
 
@@ -702,12 +705,12 @@ class _Run:
     def _obey(self) -> None:
         todo = self.todo
         while todo:
-            instruction = todo.popleft()
+            act = todo.popleft()
+            if self.life.history is not None:
+                self.life.note(f"    < {terse(act)}")
             self._maybe_die()
-            answer = self._act(instruction)
+            act()
             self._maybe_die()
-            if answer is not None:
-                self._hear(answer)
 
     def _forget(self, process: Process) -> None:
         process.plan += 1
@@ -716,24 +719,24 @@ class _Run:
 
     # --- the disk
 
-    def _disk_full(self, what: str) -> Verdict | None:
-        if within(self.world.disk_full, self.life.now_s):
-            return Verdict(Outcome.DISK_FULL, f"{what} could not be stored")
-        return None
+    def keep(self, worker: int, work: Work) -> None:
+        """See Loop."""
+        self.watchdog.keeps(self, worker, work)
+        self._store(work, lambda: self.outputs[work.output].keep(work.chunk, work.texts))
 
-    def _store(self, store: messages.StoreVectors) -> messages.Stored:
-        work, output = store.work, self.outputs[store.work.output]
-        if store.bad is not None:
-            self.watchdog.quarantines(work)
+    def quarantine(self, work: Work, _verdict: Verdict) -> None:
+        """See Loop."""
+        self.watchdog.quarantines(work)
+        self._store(work, lambda: self.outputs[work.output].quarantine(work.chunk, work.texts[0]))
+
+    def _store(self, work: Work, write: Callable[[], None]) -> None:
+        problem = None
+        if within(self.world.disk_full, self.life.now_s):
+            problem = Verdict(Outcome.DISK_FULL, "it could not be stored")
         else:
-            self.watchdog.keeps(self, store)
-        if (full := self._disk_full("it")) is not None:
-            return messages.Stored(work, full)
-        if store.bad is not None:
-            output.quarantine(work.chunk, work.texts[0])
-        else:
-            output.keep(work.chunk, work.texts)
-        return messages.Stored(work)
+            write()
+        self._maybe_die()
+        self._hear(self.scheduler.stored, work, problem)
 
     # --- joins: the loop's own background work
 
@@ -772,7 +775,7 @@ class _Run:
             self.damaged_turn = self.turns
             if self.damaged[number] > 3:
                 raise _Ended(ExitCode.DISK, "damaged again and again")
-            self._tell(messages.Lost(number, chunk))
+            self._tell(self.scheduler.lost, number, chunk)
         else:
             output.published = True
 

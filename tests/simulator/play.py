@@ -2,15 +2,20 @@
 
 A line reads `what happens | what is said`. After each line a turn of the loop passes, unless it ends with `&`; workers
 start, and vectors are stored, at once, and outputs are joined as the loop joins them. What is only reported of attempts
-(`Failed`, `TakenApart`) is left out of what is said.
+(`failed`, `taken_apart`) is left out of what is said.
 """
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 from chunkvisor.devices.health import Health, Opinion
-from chunkvisor.heart import messages, policy
-from chunkvisor.heart.scheduler import Scheduler, Settings
+from chunkvisor.heart import policy
+from chunkvisor.heart.memory import Lesson
+from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler, Settings
+from chunkvisor.heart.work import Work
 from chunkvisor.judge import Budget, Company, Verdict
 from chunkvisor.words import BadRows
 from chunkvisor_worker.contract.exits import Outcome
@@ -35,7 +40,7 @@ LONGEST = 10
 
 
 class Play:
-    """A scheduler, a clock and a disk."""
+    """A scheduler, a clock and a disk; it is the scheduler's hands."""
 
     def __init__(
         self,
@@ -44,24 +49,22 @@ class Play:
         size: int = 8,
         outputs: int = 1,
         rows: int = 32,
-        per_device: int = 1,
-        standby: int = 0,
-        attempts: int = 3,
-        wait_timeout: float = 60,
-        max_bad_rows: int = 100,
-        fail: bool = False,
-        min_batch: int = 1,
         done: int = 0,
         templates: bool = False,
+        **given: Any,
     ) -> None:
-        """With `templates`, workers are forked from one where their work lets them be, and it is said which are not."""
+        """With `templates`, workers are forked from one where their work lets them be, and it is said which are not.
+
+        `given` are per_device, standby, max_bad_rows, fail, and what the budget has.
+        """
         self._templates = templates
         bounds = [(first, first + size) for first in range(0, chunks * size, size)]
         self.outputs = [Output(f"out{number}", Limits(rows), bounds) for number in range(outputs)]
         for chunk in range(done):
             self.outputs[0].keep(chunk, range(*bounds[chunk]))
-        budget = Budget(attempts, min_batch, wait_timeout)
-        settings = Settings(per_device, standby, budget, BadRows(fail=fail, limit=max_bad_rows))
+        budget = Budget(given.get("attempts", 3), given.get("min_batch", 1), given.get("wait_timeout", 60))
+        bad_rows = BadRows(fail=given.get("fail", False), limit=given.get("max_bad_rows", 100))
+        settings = Settings(given.get("per_device", 1), given.get("standby", 0), budget, bad_rows)
         self.now_s = 0.0
         self.disk_full = self.host_oom = self.halted = self.stopping = False
         self.limits: dict[int, Limits] = {}
@@ -73,57 +76,51 @@ class Play:
         self.devices: dict[str, list[int]] = {}
         """Of each machine."""
         self._longest = LONGEST
-        self.scheduler = Scheduler(self.outputs, settings, lambda _: None, self, lambda: self.now_s)
-
-    def holding(self, _device: int) -> bool:
-        """See View."""
-        return False
-
-    def has_room(self, _device: int) -> bool:
-        """See View."""
-        return True
-
-    def left_s(self, worker: int) -> float | None:
-        """See View: as a line `left WORKER SECONDS` said, less the time since."""
-        return self.left[worker] - self.now_s if worker in self.left else None
+        self._said: list[str] = []
+        hands, progress = cast("Any", self), cast("Any", self.outputs)
+        self.scheduler = Scheduler(progress, settings, lambda _: None, hands, lambda: self.now_s)
 
     def line(self, line: str) -> list[str]:
         """What is said to the line, in words."""
         verb, *rest = line.removesuffix("&").split()
-        said: list[str] = []
-        for event in self._events(verb, rest):
-            self._tell(event, said)
+        self._said = []
+        for happens in self._happens(verb, rest):
+            self._tell(happens)
         if not line.endswith("&"):
-            self._tell(messages.Tick(), said)
-        self._join(said)
-        return said
+            self._tell(self.scheduler.tick)
+        self._join()
+        return self._said
 
-    def _tell(self, event: messages.Event, said: list[str]) -> None:
-        todo = [] if self.halted else self.scheduler.handle(event)
+    def _tell(self, happens: Callable[[], None]) -> None:
+        if self.halted:
+            return
+        happens()
+        todo = self.scheduler.take()
         while todo and not self.halted:
-            command = todo.pop(0)
-            if (words := self._words(command)) is not None:
-                said.append(words)
-            if (answer := self._answer(command)) is not None:
-                todo += self.scheduler.handle(answer)
-                self._join(said)
+            todo.pop(0)()
+            todo += self.scheduler.take()
+            self._join()
 
-    def _join(self, said: list[str]) -> None:
+    def _join(self) -> None:
         """The loop joins what is complete by itself."""
         for number, output in enumerate(self.outputs):
             joinable = output.complete and output.bad_count < output.texts and not self.stopping
             if joinable and number not in self.joined:
                 self.joined.add(number)
-                said.append(f"join {number}")
+                self._said.append(f"join {number}")
 
-    def _events(self, verb: str, rest: list[str]) -> list[messages.Event]:
+    # --- what happens
+
+    def _happens(self, verb: str, rest: list[str]) -> list[Callable[[], None]]:
+        scheduler = self.scheduler
         match verb, rest:
             case "join", [device, *marks]:
                 marked = dict(zip(marks[::2], marks[1::2], strict=True))
                 look, node = marked.get("look", "good"), marked.get("node", "")
                 self.devices.setdefault(node, []).append(int(device))
                 opinion = None if look == "none" else Opinion(Health(look))
-                return [messages.DeviceSeen(int(device), node, marked.get("kind", "a"), opinion)]
+                kind = marked.get("kind", "a")
+                return [lambda: scheduler.seen(int(device), node, kind, opinion, gone=False)]
             case "wait", [seconds]:
                 self.now_s += float(seconds)
             case "disk", [("full" | "free") as state]:
@@ -131,55 +128,51 @@ class Play:
             case "host", [state]:
                 self.host_oom = state == "full"
             case "looked", [device, health]:
-                return [messages.DeviceSeen(int(device), opinion=Opinion(Health(health), "so it looks"))]
+                shown = Opinion(Health(health), "so it looks")
+                return [lambda: scheduler.seen(int(device), "", "", shown, gone=False)]
             case "leaves", [node]:
-                return [messages.DeviceSeen(each, gone=True) for each in self.devices.pop(node, [])]
-            case "damaged", [output, chunk]:
-                self.joined.discard(int(output))
-                self.outputs[int(output)].discard(int(chunk))
-                return [messages.Lost(int(output), int(chunk))]
-            case "part-damaged", [output, chunk]:
+                return [partial(scheduler.seen, each, node, "", None, gone=True) for each in self.devices.pop(node, [])]
+            case (("damaged" | "part-damaged"), [output, chunk]):
                 self.joined.discard(int(output))
                 progress = self.outputs[int(output)]
-                progress.lose_part(int(chunk), progress.parts[int(chunk)][0])
-                return [messages.Lost(int(output), int(chunk))]
-            case "drain", []:
-                return [messages.StopBy()]
-            case "drain", [seconds]:
-                return [messages.StopBy(self.now_s + float(seconds))]
+                if verb == "damaged":
+                    progress.discard(int(chunk))
+                else:
+                    progress.lose_part(int(chunk), progress.parts[int(chunk)][0])
+                return [lambda: scheduler.lost(int(output), int(chunk))]
+            case "drain", seconds:
+                return [lambda: scheduler.stop(self.now_s + float(seconds[0]) if seconds else None)]
             case "left", [worker, seconds]:
                 self.left[int(worker)] = self.now_s + float(seconds)
             case "stop", []:
                 self.stopping = True
-                return [messages.StopBy(-math.inf)]
+                return [lambda: scheduler.stop(-math.inf)]
+            case (("ready" | "freed"), [worker]):
+                return [lambda: scheduler.called(int(worker), freed=verb == "freed")]
             case _:
-                return self._of_worker(verb, int(rest[0]), rest[1:])
+                end = self._end_of(verb, int(rest[0]), rest[1:])
+                freed = [lambda: scheduler.called(end.worker, freed=True)] if verb in ("ok", "nan") else []
+                return [*freed, lambda: scheduler.ended(end)]
         return []
 
-    def _of_worker(self, verb: str, worker: int, rest: list[str]) -> list[messages.Event]:
+    def _end_of(self, verb: str, worker: int, rest: list[str]) -> AttemptEnded:
         limits = self.limits.get(worker, Limits(1))
         known = self.scheduler.workers.get(worker)
         texts = list(known.work.texts) if known is not None else []
         canary = self.canaries.get(worker)
         good_canary = canary is not None and canary >= 0
         match verb:
-            case "ready":
-                return [messages.Called(worker)]
-            case "freed":
-                return [messages.Called(worker, freed=True)]
             case "refused":
-                return [messages.AttemptEnded(worker, None)]
+                return AttemptEnded(worker, None)
             case "ok":
-                done = messages.AttemptEnded(worker, verdict(Failure.NONE), proven=True)
-                return [messages.Called(worker, freed=True), done]
+                return AttemptEnded(worker, verdict(Failure.NONE), proven=True)
             case "nan":
                 bad = tuple(map(int, rest[0].split(",")))
                 judged = verdict(Failure.NAN, limits=limits, bad_rows=bad)
-                proven = good_canary or len(bad) < len(texts)
-                return [messages.Called(worker, freed=True), messages.AttemptEnded(worker, judged, proven=proven)]
+                return AttemptEnded(worker, judged, proven=good_canary or len(bad) < len(texts))
             case "leaves-with":  # its first texts are encoded
                 saved = frozenset(texts[: int(rest[0])])
-                return [messages.AttemptEnded(worker, verdict(Failure.STOPPED), done=saved, proven=True)]
+                return AttemptEnded(worker, verdict(Failure.STOPPED), done=saved, proven=True)
         company = Company(rest.pop()) if rest and rest[-1] in COMPANIES else Company.UNTOLD
         # A canary fails only where the line says so; "done 3,4" are texts whose vectors are written.
         canary_failed = "canary" in rest
@@ -195,69 +188,94 @@ class Play:
         self._longest = longest or LONGEST
         judged = verdict(FAILURES[verb], phase, limits, rows, rows * longest, rows_done=before)
         proven = bool(before or saved) or (good_canary and not canary_failed)
-        began_s = self.began_s.get(worker)
-        return [messages.AttemptEnded(worker, judged, company, began_s, done=saved, proven=proven)]
+        return AttemptEnded(worker, judged, company, self.began_s.get(worker), done=saved, proven=proven)
 
-    def _answer(self, command: messages.Command) -> messages.Event | None:
-        match command:
-            case messages.StartWorker(worker=worker, work=work):
-                self.canaries[worker] = command.canary
-                if self.host_oom:
-                    return messages.AttemptEnded(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1))
-                if work.fresh or not self._templates:
-                    self.began_s[worker] = self.now_s
-                return messages.AttemptEnded(worker, FULL) if self.disk_full else None
-            case messages.OpenGate(worker=worker, limits=limits):
-                self.limits[worker] = limits
-            case messages.StoreVectors(work=work) if self.disk_full:
-                return messages.Stored(work, FULL)
-            case messages.StoreVectors(work=work, bad=bad):
-                if bad is not None:
-                    self.outputs[work.output].quarantine(work.chunk, work.texts[0])
-                else:
-                    self.outputs[work.output].keep(work.chunk, work.texts)
-                return messages.Stored(work)
-            case messages.Tell(news=messages.RunHalts()):
-                self.halted = True
-        return None
+    # --- the hands: see Loop
 
-    def _words(self, command: messages.Command) -> str | None:
-        match command:
-            case messages.StartWorker(worker=worker, device=device, work=work, canary=canary):
-                mark = " fresh" if self._templates and work.fresh else ""
-                if canary is not None:
-                    mark += f" canary {canary}" if canary >= 0 else " own first" if canary == -1 else f" own {-canary}"
-                where = f"{work.output}/" if work.output else ""
-                return f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}"
-            case messages.OpenGate(worker=worker, limits=limits):
-                rows = limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
-                return f"go {worker}: {min(limits.rows, rows)}"
-            case messages.End(worker=worker, gently=gently):
-                return f"leave {worker}" if gently else f"end {worker}"
-            case messages.Look(device=device):
-                return f"look {device}"
-            case messages.StoreVectors(worker=worker, bad=None):
-                return f"keep {worker}"
-            case messages.StoreVectors(work=work):
-                return f"quarantine {work.texts[0]}"
-            case messages.Tell(news=news):
-                return self._of_news(news)
-        return None
+    def holding(self, _device: int) -> bool:
+        """See Loop."""
+        return False
 
-    def _of_news(self, news: messages.News) -> str | None:
-        match news:
-            case messages.Failed(verdict=None, worker=worker):
-                return f"refuse {worker}"
-            case messages.Failed(step=policy.GiveUp(), work=work):
-                return f"set aside {work.chunk}"
-            case messages.Learnt(kind=kind, rows=rows, tokens=tokens):
-                return f"learn {kind} {rows if tokens is None else tokens // self._longest}"
-            case messages.RunWaits(device=device):
-                return "wait for all" if device is None else f"wait for {device}"
-            case messages.Dropped(place=place, code=code):
-                return f"drop {place} {int(code)}"
-            case messages.RunHalts(code=code, why="bad rows"):
-                return f"halt {int(code)} bad rows"
-            case messages.RunHalts(code=code):
-                return f"halt {int(code)}"
-        return None
+    def has_room(self, _device: int) -> bool:
+        """See Loop."""
+        return True
+
+    def left_s(self, worker: int) -> float | None:
+        """See Loop: as a line `left WORKER SECONDS` said, less the time since."""
+        return self.left[worker] - self.now_s if worker in self.left else None
+
+    def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:
+        """See Loop."""
+        mark = " fresh" if self._templates and work.fresh else ""
+        if canary is not None:
+            mark += f" canary {canary}" if canary >= 0 else " own first" if canary == -1 else f" own {-canary}"
+        where = f"{work.output}/" if work.output else ""
+        self._said.append(f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}")
+        self.canaries[worker] = canary
+        if not self.host_oom and (work.fresh or not self._templates):
+            self.began_s[worker] = self.now_s
+        if self.host_oom:
+            self.scheduler.ended(AttemptEnded(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1)))
+        elif self.disk_full:
+            self.scheduler.ended(AttemptEnded(worker, FULL))
+
+    def go(self, worker: int, limits: Limits) -> None:
+        """See Loop."""
+        self.limits[worker] = limits
+        rows = limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
+        self._said.append(f"go {worker}: {min(limits.rows, rows)}")
+
+    def end(self, worker: int, _why: str) -> None:
+        """See Loop."""
+        self._said.append(f"end {worker}")
+
+    def leave(self, worker: int, _why: str) -> None:
+        """See Loop."""
+        self._said.append(f"leave {worker}")
+
+    def look(self, device: int) -> None:
+        """See Loop."""
+        self._said.append(f"look {device}")
+
+    def keep(self, worker: int, work: Work) -> None:
+        """See Loop."""
+        self._said.append(f"keep {worker}")
+        if not self.disk_full:
+            self.outputs[work.output].keep(work.chunk, work.texts)
+        self.scheduler.stored(work, FULL if self.disk_full else None)
+
+    def quarantine(self, work: Work, _verdict: Verdict) -> None:
+        """See Loop."""
+        self._said.append(f"quarantine {work.texts[0]}")
+        if not self.disk_full:
+            self.outputs[work.output].quarantine(work.chunk, work.texts[0])
+        self.scheduler.stored(work, FULL if self.disk_full else None)
+
+    def refused(self, worker: int) -> None:
+        """See Loop."""
+        self._said.append(f"refuse {worker}")
+
+    def failed(self, _worker: int, work: Work, _verdict: Verdict, step: policy.Step | None, *_: Any) -> None:
+        """See Loop."""
+        if isinstance(step, policy.GiveUp):
+            self._said.append(f"set aside {work.chunk}")
+
+    def taken_apart(self, *_: Any) -> None:
+        """See Loop."""
+
+    def waits(self, device: int | None, *_: Any) -> None:
+        """See Loop."""
+        self._said.append("wait for all" if device is None else f"wait for {device}")
+
+    def learnt(self, kind: str, lesson: Lesson, **_: Any) -> None:
+        """See Loop."""
+        self._said.append(f"learn {kind} {lesson.rows if lesson.tokens is None else lesson.tokens // self._longest}")
+
+    def drop(self, ending: Ending) -> None:
+        """See Loop."""
+        self._said.append(f"drop {ending.place} {int(ending.code)}")
+
+    def halt(self, ending: Ending) -> None:
+        """See Loop."""
+        self._said.append(f"halt {int(ending.code)}{' bad rows' * (ending.why == 'bad rows')}")
+        self.halted = True

@@ -1,6 +1,7 @@
 """Events and commands in few words, for histories that people read."""
 
 from dataclasses import fields
+from functools import partial
 
 from chunkvisor.devices.health import Opinion
 from chunkvisor.heart.work import Work
@@ -25,6 +26,9 @@ def terse(thing: object) -> str:
             return f"{thing.rows}/{thing.tokens}"
         case Opinion():
             return str(thing.health.value)
+        case partial():
+            given = [*map(terse, thing.args), *(f"{name} {terse(each)}" for name, each in thing.keywords.items())]
+            return f"{thing.func.__name__}({', '.join(given)})"
         case frozenset():
             return f"{{{','.join(map(str, sorted(thing)))}}}"
         case tuple():

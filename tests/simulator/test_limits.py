@@ -10,7 +10,7 @@ from chunkvisor import judge
 from chunkvisor.config import values
 from chunkvisor.config.model import Config, RecoveryConfig
 from chunkvisor.devices import gpu, stations
-from chunkvisor.heart import joins, policy, scheduler, slot
+from chunkvisor.heart import policy, scheduler, slot, store
 
 from .histories import HISTORIES
 
@@ -72,7 +72,7 @@ LIMITS = {
         str(policy.LIMITS["canary"]),
         ("E2: a GPU on which every worker fails", "a machine on which every worker fails", "two canaries fail"),
     ),
-    "damaged chunks of an output": Limit(str(joins.MAX_DAMAGED), ()),
+    "damaged chunks of an output": Limit(str(store.MAX_DAMAGED), ()),
     "memory of an ended worker": Limit(_s(stations._SETTLE_S), ("what a worker has held settles",)),
     "nvidia-smi": Limit(_s(gpu._SMI_TIMEOUT_S), ()),
     "torch": Limit(_s(gpu._TORCH_TIMEOUT_S), ()),

@@ -1,11 +1,12 @@
 """What has to hold in every life: safety at each instruction, liveness at each turn and at the end."""
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart import messages
+from chunkvisor.heart.scheduler import Ending
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -151,31 +152,30 @@ class Watchdog:
             if min(counts) > MOST_IN_VAIN:
                 raise Broken("a device on which all fails is left out", f"device {number}: {counts}")
 
-    def answered(self, process: "Process", judged: Verdict, said: list[messages.Command], step: int) -> None:
+    def answered(self, process: "Process", judged: Verdict, said: list[partial[None]], step: int) -> None:
         """The scheduler has answered to its end."""
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
-            if any(isinstance(each, messages.Tell) and isinstance(each.news, messages.RunWaits) for each in said):
+            if any(each.func.__name__ == "waits" for each in said):
                 return
             rows, tokens = process.batch
             if rows > self._world.settings.budget.min_batch_size:
                 self._known.append((process.device.gpu.kind, step, rows, tokens // rows))
 
-    def keeps(self, run: "_Run", store: messages.StoreVectors) -> None:
+    def keeps(self, run: "_Run", worker: int, work: Work) -> None:
         """Vectors are to be taken over."""
-        work = store.work
         output = self._disk.outputs[work.output]
-        process, judged = run.ended.get(store.worker, (None, None))
+        process, judged = run.ended.get(worker, (None, None))
         if process is None or judged is None:
-            raise Broken("what is kept was just verified", f"{store}")
+            raise Broken("what is kept was just verified", f"{work}")
         own = frozenset(process.work.texts)
         bad = frozenset(process.work.texts[0] + row for row in judged.bad_rows)
         good = own if judged.outcome is Outcome.COMMITTED else process.saved or (own - bad if bad else frozenset())
         if work.output != process.work.output or not frozenset(work.texts) <= own:
-            raise Broken("what is kept are the worker's own texts", f"{store}")
+            raise Broken("what is kept are the worker's own texts", f"{work}")
         if frozenset(work.texts) != good or not good:
-            raise Broken("no bad vector is kept", f"{store} {good}")
+            raise Broken("no bad vector is kept", f"{work} {good}")
         if any(output.state[text] != MISSING for text in work.texts):
-            raise Broken("nothing is stored twice", f"{store}")
+            raise Broken("nothing is stored twice", f"{work}")
 
     def quarantines(self, work: Work) -> None:
         """A text is to get no vector."""
@@ -193,7 +193,7 @@ class Watchdog:
         if not output.complete:
             raise Broken("what is joined is complete", output.name)
 
-    def too_many(self, halt: messages.News) -> None:
+    def too_many(self, halt: Ending) -> None:
         """The run is to end by its bad rows."""
         bad = sum(map(len, self._world.poison))
         rows = self._world.settings.bad_rows

@@ -25,7 +25,10 @@ _OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace
 
 @pytest.mark.parametrize(
     ("message", "first"),
-    [(_TAKEN, "Other processes hold 22.5 GiB of the GPU's 23.7 GiB"), (_OWN, "Use a GPU with more memory")],
+    [
+        (_TAKEN, "Other processes hold 22.5 GiB of the GPU's 23.7 GiB"),
+        (_OWN, "Use a GPU with more memory"),
+    ],
     ids=["others-hold-it", "all-ours"],
 )
 def test_who_holds_the_memory_of_a_gpu_is_said_first(message: str, first: str) -> None:
@@ -67,30 +70,17 @@ def test_a_kill_that_ends_the_run_is_told_with_where_to_look() -> None:
     assert "If the run has ended with it\n  What is killed writes no log." in explain(verdict.see)
 
 
-_NVML = Fault(
-    Phase.FORWARD,
-    (
-        Cause(
-            "builtins.RuntimeError", (), 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1154'
-        ),
-    ),
-    "Traceback (most recent call last):\n"
-    '  File "/opt/chunkvisor_worker/job.py", line 79, in run_and_exit\n    _work()\n'
-    '  File "/home/ann/enc.py", line 4, in encode\n    torch.empty(9)\n'
-    '  File "/venv/lib/python3.12/site-packages/torch/a.py", line 7, in empty\n',
-)
-
-
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
-    """A GPU's error in a run on the CPU is told with the encoder's own line, and nobody is sent to reboot."""
-    verdict = judge(Evidence(20, fault=_NVML, on_cpu=on_cpu))
+    """A GPU's error in a run on the CPU sends no one to reboot, but to the encoder's code."""
+    message = 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1154'
+    fault = Fault(Phase.FORWARD, (Cause("builtins.RuntimeError", (), message),), "")
+    verdict = judge(Evidence(20, fault=fault, on_cpu=on_cpu))
     assert verdict.outcome is Outcome.GPU_OOM
     halt = end_in_words("first", ExitCode.MACHINE, verdict, ("out", 6, 1500))
     assert ("reboot" in halt.remedy) == (not on_cpu)
-    assert ('Look at its code: File "/home/ann/enc.py", line 4, in encode.' in halt.remedy) == on_cpu
+    assert ("look at its code" in halt.remedy) == on_cpu
     assert ("the device" in halt.remedy) == (not on_cpu)
-    assert halt.why.startswith("in a run on the CPU, an error of a GPU: RuntimeError: NVML_SUCCESS") == on_cpu
     assert "0 of 1,500" in halt.what
 
 

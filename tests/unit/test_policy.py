@@ -9,7 +9,7 @@ from chunkvisor.errors import ExitCode
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import (
     LIMITS,
-    Commit,
+    OWN,
     GiveUp,
     History,
     How,
@@ -44,7 +44,7 @@ def suspect(outcome: Outcome = Outcome.CRASHED, **details: Any) -> Verdict:
 RETRIED = (Outcome.CRASHED, Outcome.HUNG, Outcome.BAD_OUTPUT, Outcome.GPU_OOM, Outcome.HOST_OOM)
 WAITED = ((Outcome.GPU_BUSY, ExitCode.TRY_AGAIN), (Outcome.HUB, ExitCode.TRY_AGAIN), (Outcome.DISK_FULL, ExitCode.DISK))
 IN_BATCH: dict[str, Any] = {"limits": Limits(32, 512), "batch_rows": 32}
-DOUBTED: dict[str, Any] = {"canary": True, "good": True}
+DOUBTED: dict[str, Any] = {"canary": 7, "good": True}
 PROVEN: dict[str, Any] = {**DOUBTED, "proven": True}
 LOADING: dict[str, Any] = {"phase": Phase.MODEL_LOAD}
 ON_DEVICE: dict[str, Any] = {"phase": Phase.CUDA_INIT}
@@ -52,7 +52,6 @@ CANARY = Retry(0.5, charge=False, note="canary")
 START = Retry(0.5, charge=False, note="start")
 
 TABLE: dict[str, tuple[Verdict, History, Step]] = {
-    "committed": (of(Outcome.COMMITTED), History(), Commit()),
     **{f"{o}, first": (of(o), History(), Retry(0.5)) for o in RETRIED},
     **{f"{o}, second": (of(o), History(tries=1), Retry(1.0)) for o in RETRIED},
     **{f"{o}, third": (of(o), History(tries=2), GiveUp()) for o in RETRIED},
@@ -61,13 +60,8 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "second chunk given up in a row": (of(Outcome.CRASHED), History(tries=2, given_up=1), GiveUp()),
     "own canary, begun with before any was good": (
         of(Outcome.DEVICE_FAULT, row_can_cause=True),
-        History(texts=1, canary=True, own=True, good=True, canaries=1),
+        History(texts=1, canary=OWN, good=True, canaries=1),
         Retry(1.0, charge=False, note="canary"),
-    ),
-    "own canary, of an output, on a device that works": (
-        of(Outcome.DEVICE_FAULT, row_can_cause=True),
-        History(texts=1, canary=True, own=True, sound=True, canaries=2),
-        Stop(ExitCode.TRY_AGAIN, Scope.DEVICE, "first"),
     ),
     "twentieth in a row": (of(Outcome.CRASHED), History(fruitless=19), Stop(ExitCode.TRY_AGAIN)),
     "nineteenth in a row": (of(Outcome.CRASHED), History(fruitless=18), Retry(0.5)),
@@ -91,15 +85,15 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(canaries=1, **DOUBTED),
         Stop(ExitCode.CONFIG, Scope.DEVICE, "canary"),
     ),
-    "two shortest failed": (suspect(), History(canary=True, canaries=1), Retry(1.0, charge=False, note="canary")),
+    "two shortest failed": (suspect(), History(canary=OWN, canaries=1), Retry(1.0, charge=False, note="canary")),
     "three shortest failed": (
         suspect(),
-        History(canary=True, canaries=2),
+        History(canary=OWN, canaries=2),
         Stop(ExitCode.MACHINE, Scope.DEVICE, "first"),
     ),
     "three shortest refused": (
         suspect(Outcome.BAD_OUTPUT),
-        History(canary=True, canaries=2),
+        History(canary=OWN, canaries=2),
         Stop(ExitCode.CONFIG, Scope.DEVICE, "first"),
     ),
     "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
@@ -136,15 +130,10 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(starts=2, worked=True, failing_s=600),
         Stop(ExitCode.MACHINE, Scope.DEVICE),
     ),
-    "a batch of one lacks memory": (suspect(Outcome.GPU_OOM), History(), Retry(charge=False, note="memory")),
-    "the shortest lacks memory too": (
+    "too large alone": (suspect(Outcome.GPU_OOM), History(texts=1, tries=1, too_large=18, **PROVEN), Quarantine()),
+    "the twentieth too large alone": (
         suspect(Outcome.GPU_OOM),
-        History(own=True, **DOUBTED),
-        Retry(charge=False, note="lacking"),
-    ),
-    "the shortest lacks memory, a known one does not": (
-        suspect(Outcome.GPU_OOM),
-        History(lacking=True, **PROVEN),
+        History(texts=1, tries=1, too_large=19, **PROVEN),
         GiveUp(),
     ),
     "host memory, alone": (suspect(Outcome.HOST_OOM), History(texts=1, tries=3, **PROVEN), Retry(32.0)),
@@ -214,25 +203,21 @@ def test_a_model_larger_than_its_gpu_by_the_figures_of_its_message() -> None:
     assert decide(verdict, History(), BUDGET) == Stop(ExitCode.MACHINE, Scope.DEVICE, "too large")
 
 
-def test_every_verdict_has_a_step() -> None:
-    """Whatever comes, in whatever phase and after whatever came before."""
-    phases, flags = (None, *Phase), (False, True)
-    for outcome, phase, row, good in itertools.product(Outcome, phases, flags, flags):
-        for texts, tries in itertools.product((1, 8), (0, 9)):
-            verdict = of(outcome, phase=phase, row_can_cause=row)
-            decide(verdict, History(texts=texts, tries=tries, canary=good, proven=good, good=good), BUDGET)
-
-
-def test_no_uncharged_retry_without_a_count() -> None:
-    """What charges nobody is counted at the place, makes batches smaller, was asked for, or gets a canary."""
-    for outcome, phase, canary in itertools.product(Outcome, (None, *Phase), (False, True)):
+@pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.COMMITTED])
+def test_every_failure_has_a_step(outcome: Outcome) -> None:
+    """In whatever phase and after whatever came before; what charges nothing is counted in another way."""
+    for phase, row, good, texts, tries in itertools.product((None, *Phase), (0, 1), (0, 1), (1, 8), (0, 9)):
+        verdict, proven = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
+        canary = 7 if good else None
+        history = History(texts=texts, tries=tries, canary=canary, proven=proven, good=proven)
+        decide(verdict, history, BUDGET)
         step = decide(suspect(outcome, phase=phase), History(texts=1, canary=canary), BUDGET)
         if isinstance(step, Retry) and not (step.charge or step.note) and step.lesson is None:
-            assert not canary
+            assert canary is None
 
 
 def test_pauses_double_up_to_a_minute() -> None:
     """Half a second, one, two, and so on."""
     assert [backoff_s(tries) for tries in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert backoff_s(100) == BACKOFF_MAX_S
-    assert set(LIMITS) == {"canary", "first", "given up", "fruitless", "lost", "dimension"}
+    assert set(LIMITS) == {"canary", "first", "given up", "fruitless", "lost", "too large"}

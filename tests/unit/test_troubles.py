@@ -30,10 +30,15 @@ NOTHING = "in the last 40 s nothing was encoded, and "
     ("events", "why", "log", "see"),
     [
         ([GO], "", "", ""),
-        ([GO, KEPT, HUNG], NOTHING + "1 attempt failed: hung: no progress for 5 s", "/w/5/2/worker.log", "hung"),
+        (
+            [GO, KEPT, HUNG],
+            NOTHING + "1 attempt failed, the last so: hung: no",
+            "/w/5/2/worker.log",
+            "hung",
+        ),
         ([GO, KEPT, HUNG, Draining("SIGTERM"), KEPT], NOTHING + "1 attempt", "/w/5/2/worker.log", "hung"),
-        ([GO, KEPT, HUNG, CRASHED, HUNG], NOTHING + "3 attempts failed, 2 of them so: hung", "/w/5/2", "hung"),
-        ([GO, KEPT, CRASHED], NOTHING + "1 attempt failed: crashed", "/w/5/3", "segmentation-fault"),
+        ([GO, KEPT, HUNG, CRASHED, HUNG], NOTHING + "3 attempts failed, the last so: hung", "/w/5/2", "hung"),
+        ([GO, KEPT, CRASHED], NOTHING + "1 attempt failed, the last so: crashed", "/w/5/3", "segmentation-fault"),
         ([GO, BAD, KEPT], "without a vector so far: t row 10 (a.jsonl:11)", "", ""),
         ([GO, *[BAD] * 11, KEPT], "t row 10 (a.jsonl:11) and 1 more", "", ""),
         ([OPENED, GO, BAD, KEPT], "t row 10 (a.jsonl:11); 3 rows in earlier runs", "", ""),

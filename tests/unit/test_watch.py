@@ -29,26 +29,20 @@ def pulse(phase: Phase | None, *, changed_s: float = 0, started_s: float = 0) ->
 )
 def test_overdue(worker: Pulse, now_s: float, words: str) -> None:
     """Before the first batch the start-up time counts, afterwards the time since the last sign of progress."""
-    why = worker.overdue(now_s, PATIENCE, at_gate=False)
+    why = worker.overdue(now_s, PATIENCE)
     assert bool(why) == bool(words)
     assert words in why
 
 
 def test_reason_names_the_phase() -> None:
     """The words say how long, in which phase, and which key of the config is the limit."""
-    why = pulse(Phase.FORWARD).overdue(42.0, PATIENCE, at_gate=False)
+    why = pulse(Phase.FORWARD).overdue(42.0, PATIENCE)
     assert why == "no progress for 42 s in phase forward (stall_timeout)"
-
-
-@pytest.mark.parametrize("phase", [None, *Phase])
-def test_wait_at_the_gate_is_never_overdue(phase: Phase | None) -> None:
-    """A worker that is ready may wait for its device as long as it takes."""
-    assert not pulse(phase).overdue(1e9, PATIENCE, at_gate=True)
 
 
 def test_same_beat_is_no_sign_of_life() -> None:
     """Only another sequence number counts, also a lower one; a missing or damaged beat changes nothing."""
-    first = Pulse.begin(0).seen(Beat(5, 2, Phase.FORWARD), 1)
+    first = Pulse(0, 0).seen(Beat(5, 2, Phase.FORWARD), 1)
     assert first.changed_s == 1
     assert first.seen(Beat(5, 2, Phase.FORWARD, rows_done=9), 7) == first
     assert first.seen(None, 7) == first
@@ -58,15 +52,15 @@ def test_same_beat_is_no_sign_of_life() -> None:
 
 def test_wait_at_the_gate_does_not_count_as_start_up() -> None:
     """The start-up time goes on where it stopped when the worker became ready."""
-    ready = Pulse.begin(0).seen(Beat(1, 2, Phase.READY), 60)
+    ready = Pulse(0, 0).seen(Beat(1, 2, Phase.READY), 60)
     let_go = ready.let_go(1060, 1000)
-    assert not let_go.overdue(1099, PATIENCE, at_gate=False)
-    assert "startup_timeout" in let_go.overdue(1101, PATIENCE, at_gate=False)
+    assert not let_go.overdue(1099, PATIENCE)
+    assert "startup_timeout" in let_go.overdue(1101, PATIENCE)
 
 
 def test_phase_before_the_first_beat() -> None:
     """A worker of which nothing was heard is starting."""
-    assert Pulse.begin(3).phase is Phase.START
+    assert Pulse(3, 3).phase is Phase.START
 
 
 def test_standing_still_is_forgiven() -> None:
@@ -75,8 +69,8 @@ def test_standing_still_is_forgiven() -> None:
     assert gap(0.25, 1.2) == 0.0
     worker = pulse(Phase.FORWARD, changed_s=10)
     patience = Patience(startup_s=20, stall_s=4)
-    assert worker.overdue(17, patience, at_gate=False)
-    assert not worker.forgive(6.5).overdue(17, patience, at_gate=False)
+    assert worker.overdue(17, patience)
+    assert not worker.forgive(6.5).overdue(17, patience)
     starting = pulse(Phase.MODEL_LOAD, started_s=0)
-    assert starting.overdue(25, patience, at_gate=False)
-    assert not starting.forgive(6.5).overdue(25, patience, at_gate=False)
+    assert starting.overdue(25, patience)
+    assert not starting.forgive(6.5).overdue(25, patience)

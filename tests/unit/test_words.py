@@ -7,10 +7,10 @@ import pytest
 
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import AttemptFailed, ChunkSplit, Event, OutputOpened, RunStarted, Waiting, WorkPlanned
+from chunkvisor.heart.loop import what_follows
 from chunkvisor.heart.memory import Lesson
-from chunkvisor.heart.policy import Commit, GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
+from chunkvisor.heart.policy import GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
 from chunkvisor.heart.run import WaitTeller
-from chunkvisor.heart.telling import what_follows
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.units import which_rows, wrapped
@@ -33,7 +33,6 @@ from chunkvisor_worker.contract.files import AttemptFiles
         (Stop(ExitCode.MACHINE), "retrying would not help"),
         (Quarantine(), ""),
         (GiveUp(), ""),
-        (Commit(), ""),
     ],
 )
 def test_what_follows(step: Step, words: str) -> None:

@@ -184,14 +184,15 @@ def try_texts(
     draft = Spec("trial", "trial", "trial", 0, 1, 0, 0, "", device, model, encode, import_path=path, limits=limits)
     spec = write_attempt(files, draft, texts)
     kills_before, ended_why, returncode = oom_kills(), "", None
-    pulse = Pulse.begin(time.monotonic())
+    began_s = time.monotonic()
+    pulse = Pulse(began_s, began_s)
 
     def look() -> None:
         nonlocal pulse
         on_wait()
         now_s = time.monotonic()
         pulse = pulse.seen(read_beat(files.beat), now_s)
-        if why := pulse.overdue(now_s, conditions.patience, at_gate=False):
+        if why := pulse.overdue(now_s, conditions.patience):
             raise TimeoutError(why)
 
     ours, theirs = socket.socketpair()  # the worker ends when this process does

@@ -6,20 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.devices.health import company_of, in_company
-from chunkvisor.devices.stations import Stations
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Emit, LateCrash
-from chunkvisor.heart.memory import Lesson
-from chunkvisor.heart.messages import AttemptEnded
 from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.policy import History, Retry, decide
+from chunkvisor.heart.scheduler import AttemptEnded
 from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Keeper, check_space
 from chunkvisor.heart.work import Work
-from chunkvisor.judge import STATUS_LOST, Budget, judge
+from chunkvisor.judge import STATUS_LOST, judge
 from chunkvisor.store.attempt import Salvage, gather, look
 from chunkvisor.store.disk import with_room
-from chunkvisor.store.records import LessonFile
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Spec
@@ -67,63 +63,41 @@ def conclude(slot: Slot, returncode: int, output: OutputRun, siblings: Collectio
     )
 
 
-def adopt_all(
-    outputs: Sequence[OutputRun], stations: Stations, store: Keeper, lessons: LessonFile, budget: Budget
-) -> None:
-    """Judge what an earlier run left, as if it had ended just now: keep what is good, remove the rest.
-
-    What out-of-memory faults teach holds if all devices are of one kind. Raises Halt, OSError.
-    """
-    kinds = {station.device.model for station in stations.alive}
+def adopt_all(outputs: Sequence[OutputRun], store: Keeper) -> None:
+    """Keep what is good of what an earlier run left unjudged, and remove the rest. Raises Halt, OSError."""
     for number, output in enumerate(outputs):
         check_space(output)
-        for lesson in _adopt(number, output, store, budget):
-            for kind in kinds if len(kinds) == 1 else ():
-                rows, tokens = lessons.get(kind) or lesson
-                known = [each for each in (tokens, lesson.tokens) if each is not None]
-                lessons.save(kind, min(rows, lesson.rows), min(known, default=None))
+        for chunk, files in list(output.ledger.attempt_folders()):
+            # What was judged is for a person to read.
+            if not files.verdict.exists() and not _adopted(Work(number, chunk, ()), output, files, store):
+                remove_folder(files.folder)
+        output.ledger.taken_apart()  # folders of chunks that are committed are removed
         output.saved_before = output.ledger.saved()
 
 
-def _adopt(number: int, output: OutputRun, store: Keeper, budget: Budget) -> list[Lesson]:
-    ledger, lessons = output.ledger, list[Lesson]()
-    for chunk, files in list(ledger.attempt_folders()):
-        # It was judged: what is left of it is for a person to read.
-        if files.verdict.exists():
-            continue
-        spec = read_message(Spec, files.spec)
-        if spec is not None and _is_wanted(spec, output, chunk) and _of_this_model(files, output):
-            is_blank = output.blank_test(spec)
-            verdict = judge(gather(files, spec, ledger.facts, is_blank, returncode=None, limits=spec.limits))
-            work = Work(number, chunk, tuple(_texts_of(spec)))
-            if verdict.outcome is Outcome.COMMITTED:
-                store.keep(work, spec, files, None)
-                continue
-            if done := look(files, spec, ledger.facts, is_blank).done:
-                store.keep(work.of([spec.start + row for row in done]), spec, files, verdict)
-            step = decide(verdict, History(), budget)
-            if isinstance(step, Retry) and step.lesson is not None:
-                lessons.append(step.lesson)
-        remove_folder(files.folder)
-    ledger.taken_apart()  # folders of chunks that are committed are removed
-    return lessons
-
-
-def _is_wanted(spec: Spec, output: OutputRun, chunk: int) -> bool:
-    """Say whether the attempt is at texts of this chunk that still have no vectors."""
-    ledger = output.ledger
-    if (spec.fingerprint, spec.output, spec.chunk) != (ledger.fingerprint, output.name, chunk):
+def _adopted(work: Work, output: OutputRun, files: AttemptFiles, store: Keeper) -> bool:
+    """Take over what is good of the attempt; True if that was all of it."""
+    ledger, spec = output.ledger, read_message(Spec, files.spec)
+    wanted = ledger.fingerprint, output.name, work.chunk
+    if spec is None or (spec.fingerprint, spec.output, spec.chunk) != wanted or work.chunk >= ledger.plan.count:
         return False
-    return chunk < ledger.plan.count and set(output.missing(chunk)).issuperset(_texts_of(spec))
-
-
-def _of_this_model(files: AttemptFiles, output: OutputRun) -> bool:
-    """Say whether the model's folder was not touched since the attempt began: so its worker loaded what is there."""
-    return output.model is None or output.model.settled_since(files.spec.stat().st_mtime_ns)
-
-
-def _texts_of(spec: Spec) -> list[int]:
-    return sorted(set(range(spec.start, spec.stop)).difference(spec.start + row for row in spec.skip))
+    texts = sorted(set(range(spec.start, spec.stop)).difference(spec.start + row for row in spec.skip))
+    if not set(output.missing(work.chunk)).issuperset(texts):
+        return False
+    # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
+    if output.model is not None and not output.model.settled_since(files.spec.stat().st_mtime_ns):
+        return False
+    is_blank = output.blank_test(spec)
+    verdict = judge(gather(files, spec, ledger.facts, is_blank, returncode=None, limits=spec.limits))
+    if verdict.outcome is Outcome.COMMITTED:
+        store.keep(work.of(texts), spec, files, None)
+    elif done := look(files, spec, ledger.facts, is_blank).done:
+        part = work.of([spec.start + row for row in done])
+        store.keep(part, spec, files, verdict)
+    else:
+        return False
+    store.compose(work.output, work.chunk)
+    return verdict.outcome is Outcome.COMMITTED
 
 
 def forget_unsure(output: OutputRun) -> None:

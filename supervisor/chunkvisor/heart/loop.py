@@ -1,4 +1,4 @@
-"""The loop: reports to the scheduler what happens, and does what it says.
+"""The loop: reports to the scheduler what happens, does what it says, and tells people and the journal.
 
 It decides nothing. What happens is gathered once a turn; calls of workers are also answered before anything that takes
 milliseconds, so that no device waits until another attempt's texts are written.
@@ -12,39 +12,57 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from chunkvisor import words
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.devices.health import Opinion
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Demand, Engine
 from chunkvisor.engine.process import keep_log_end
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import AttemptStarted, Draining, Go, Warned, WorkerEnded, WorkerLeaving
-from chunkvisor.heart import messages
+from chunkvisor.events.event import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptRefused,
+    AttemptStarted,
+    ChunkSetAside,
+    ChunkSplit,
+    Draining,
+    Go,
+    LimitsLowered,
+    PartFailed,
+    Warned,
+    WorkerEnded,
+    WorkerLeaving,
+)
+from chunkvisor.heart import policy
 from chunkvisor.heart.conclude import adopt_all, conclude, forget_unsure
-from chunkvisor.heart.joins import Joins
+from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.run import Run
-from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, GateState, Scheduler, Settings
+from chunkvisor.heart.run import Run, WaitTeller
+from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, GateState, Scheduler, Settings
 from chunkvisor.heart.slot import Slot
-from chunkvisor.heart.store import Keeper
-from chunkvisor.heart.telling import Teller, names_of
+from chunkvisor.heart.store import Joins, Keeper
+from chunkvisor.heart.work import Work
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Verdict, gap
-from chunkvisor.store.attempt import write_attempt
+from chunkvisor.store.attempt import drop_bulk, last_log, write_attempt
 from chunkvisor.store.disk import of_start, with_room, workdir_gone
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import LessonFile
-from chunkvisor.units import human_time
-from chunkvisor.words import GivenUp
+from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
+from chunkvisor_worker.contract.messages import Limits
+from chunkvisor_worker.contract.wire import write_message
 
 _PAUSE_S = 0.25
 """The loop looks around so often, even if no worker calls."""
 
 
 class Loop:
-    """Runs the pending chunks of all outputs on all devices; it is the scheduler's `LoopView`."""
+    """Runs the pending chunks of all outputs on all devices; it is the scheduler's hands."""
 
     def __init__(
         self,
@@ -66,30 +84,25 @@ class Loop:
         self._stations.learn_need(need_bytes)
         self._store = Keeper(outputs, run.emit)
         self._joins = Joins(outputs, self._store, run.signals, settings.budget.wait_timeout_s, run.emit)
-        self._teller = Teller(outputs, self._stations, self._store, lessons, settings, run.emit)
+        self._waits = WaitTeller(run.emit, settings.budget.wait_timeout_s)
         self._scheduler = Scheduler(outputs, settings, lessons.get, self, time.monotonic)
-        self._slots: dict[int, Slot] = {}
-        """Running workers, by number."""
-        self._news: list[messages.Event] = []
-        """What has become of devices since the last turn."""
-        self._todo: deque[messages.Command] = deque()
-        self._looked_s = time.monotonic()
-        """When a worker was looked at last."""
-        self._round_s = -math.inf
-        """When all of them were."""
-        self._drains: tuple[str, float | None] | None = None
-        """(why, until when) the run ends before its work is done, as was reported last."""
+        self._given_up: list[words.GivenUp] = []
+        self._slots: dict[int, Slot] = {}  # running workers, by number
+        self._ended: dict[int, Slot] = {}  # those that have ended in this turn
+        self._news: list[partial[None]] = []  # what has become of devices since the last turn
+        self._looked_s = time.monotonic()  # when a worker was looked at last
+        self._round_s = -math.inf  # when all of them were
+        self._drains: tuple[str, float | None] | None = None  # (why, until when) the run ends, as reported last
         self._joins_until_s = math.inf
-        """Until when outputs may be joined."""
 
-    def run(self) -> list[GivenUp]:
+    def run(self) -> list[words.GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
 
         Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left behind.
         """
         try:
             self._engine.open(self._stations)
-            adopt_all(self._outputs, self._stations, self._store, self._lessons, self._settings.budget)
+            adopt_all(self._outputs, self._store)
             if self._pending():
                 self._engine.prepare(Demand(self._pending, self._settings.per_device + self._settings.standby))
             self._turn(frozenset())
@@ -101,7 +114,7 @@ class Loop:
                 with contextlib.suppress(OSError):
                     forget_unsure(output)
             self._joins.close()
-        return self._teller.given_up
+        return self._given_up
 
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
@@ -110,24 +123,9 @@ class Loop:
         joining = self._joins.working or (self._joins.waiting and not self._signals.draining)
         return self._scheduler.finished and not joining
 
-    # --- what the scheduler asks
-
-    def holding(self, device: int) -> bool:
-        """See LoopView."""
-        return self._engine.holding(self._stations[device])
-
-    def has_room(self, device: int) -> bool:
-        """See LoopView."""
-        return self._engine.has_room(self._stations[device], [slot.worker for slot in self._slots.values()])
-
-    def left_s(self, worker: int) -> float | None:
-        """See LoopView."""
-        slot = self._slots.get(worker)
-        return slot.left_s(time.monotonic()) if slot is not None else None
-
     def _seen(self, station: Station, opinion: Opinion | None, gone: bool) -> None:
         node, kind = station.site.node, station.device.model
-        self._news.append(messages.DeviceSeen(station.number, node, kind, opinion, gone))
+        self._news.append(partial(self._scheduler.seen, station.number, node, kind, opinion, gone=gone))
 
     # --- turns
 
@@ -137,8 +135,9 @@ class Loop:
         self._engine.attend()
         self._stations.attend(self._pids)
         news, self._news = self._news, []
-        for event in news:
-            self._tell(event)
+        for happened in news:
+            happened()
+            self._obey()
         now_s = time.monotonic()
         self._forgive(now_s)
         if all_of_them := now_s - self._round_s >= _PAUSE_S:
@@ -150,11 +149,15 @@ class Loop:
                 self._attend(slot, now_s)
         if now_s >= self._joins_until_s or self._signals.stopping:
             self._joins.stop()
-        for event in self._joins.attend():
-            self._tell(event)
+        for output, chunk in self._joins.attend():
+            self._scheduler.lost(output, chunk)
         self._tick()
-        self._tell(messages.Tick())
-        self._teller.forget()
+        self._scheduler.tick()
+        self._obey()
+        for slot in self._ended.values():  # of a failed attempt, record and log are what is left to read
+            if slot.files.verdict.exists():
+                drop_bulk(slot.files)
+        self._ended.clear()
 
     def _heed_signals(self) -> None:
         signals = self._signals
@@ -166,9 +169,10 @@ class Loop:
                 self._joins_until_s = signals.until_s - min(RESERVE * left_s, RESERVE_S)
                 how = f"finishing what can be done within {human_time(left_s)}, and saving the rest as it is"
             self._emit(Draining(signals.why, how))
-            self._tell(messages.StopBy(signals.until_s))
+            self._scheduler.stop(signals.until_s)
         if signals.stopping:
-            self._tell(messages.StopBy(-math.inf))
+            self._scheduler.stop(-math.inf)
+        self._obey()
 
     def _sleep(self) -> frozenset[int]:
         watched = (fd for slot in self._slots.values() for fd in slot.worker.watched())
@@ -186,23 +190,20 @@ class Loop:
         for slot in self._slots.values() if gap_s else ():
             slot.pulse = slot.pulse.forgive(gap_s)
 
-    def _tell(self, event: messages.Event) -> None:
-        """Report it to the scheduler, and do what it says, to the end."""
-        self._todo.extend(self._scheduler.handle(event))
-        while self._todo:
-            command = self._todo.popleft()
-            if isinstance(command, messages.StartWorker | messages.StoreVectors):
-                self._answer_calls()
-            for answer in self._carry_out(command):
-                self._todo.extend(self._scheduler.handle(answer))
+    def _obey(self) -> None:
+        """Do what the scheduler says, to the end."""
+        todo = deque(self._scheduler.take())
+        while todo:
+            todo.popleft()()
+            todo.extend(self._scheduler.take())
 
     def _answer_calls(self) -> None:
         """Give devices that were given back meanwhile to the next worker."""
         now_s = time.monotonic()
         for slot in self._slots.values():
             if (gate := slot.heard(now_s)) is not None:
-                for command in self._scheduler.handle(messages.Called(slot.number, freed=gate is GateState.PASSED)):
-                    self._carry_out(command)  # `go`, or a look at the device: nothing that is answered at once
+                self._scheduler.called(slot.number, freed=gate is GateState.PASSED)
+                self._obey()  # `go`, or a look at the device: nothing that takes long
 
     def _pids(self) -> dict[int, frozenset[int]]:
         """Name the workers that have each device, or have just given it back."""
@@ -212,71 +213,6 @@ class Loop:
                 found[slot.station.number] = found.get(slot.station.number, frozenset()) | {slot.worker.pid}
         return found
 
-    # --- commands
-
-    def _carry_out(self, command: messages.Command) -> Sequence[messages.Event]:
-        """Do it; returns what came of it, if that is known at once. Raises Halt; OSError."""
-        match command:
-            case messages.StartWorker():
-                return self._start(command)
-            case messages.StoreVectors(work=work, bad=bad):
-                if bad is not None:
-                    return self._store.quarantine(work, bad)
-                slot = self._teller.ended(command.worker)
-                return self._store.keep(work, slot.spec, slot.files, slot.without_result)
-            case messages.OpenGate(limits=limits):
-                slot = self._slots[command.worker]
-                slot.go(limits)
-                self._store.first_go_s = self._store.first_go_s or slot.go_s
-                self._emit(Go(*names_of(slot), limits.rows, limits.tokens, limits.padding, limits.measured))
-            case messages.End() if command.worker in self._slots:
-                slot = self._slots[command.worker]
-                if command.gently:
-                    slot.leave(command.why)
-                    self._emit(WorkerLeaving(*names_of(slot)))
-                else:
-                    slot.end(EndedBy.STOP, command.why, time.monotonic())
-            case messages.Look():
-                self._stations.ask(command.device)
-            case messages.Tell():
-                self._teller.tell(command.news)
-        return ()
-
-    def _start(self, start: messages.StartWorker) -> Sequence[messages.Event]:
-        work, station, output = start.work, self._stations[start.device], self._outputs[start.work.output]
-        first, last = work.texts[0], work.texts[-1] + 1
-        wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
-        try:
-            number, files = output.ledger.new_attempt(work.chunk)
-            canary, canary_row = _canary_of(start, output)
-            job, site = output.job, station.site
-            draft = replace(
-                job,
-                chunk=work.chunk,
-                attempt=number,
-                start=first,
-                device=station.device.kind,
-                # Another machine may have the model elsewhere, and other cores.
-                model=job.model if site.model_path is None else replace(job.model, path=site.model_path),
-                threads=site.threads or job.threads,
-                skip=tuple(text - first for text in range(first, last) if text not in wanted),
-                limits=start.limits,
-                canary=canary,
-                canary_row=canary_row,
-            )
-            spec = write_attempt(files, draft, output.texts_of(work.texts))
-            worker = self._engine.start(station, files, spec, fresh=work.fresh, blocking_launches=work.blocking)
-        except OSError as error:
-            workdir = output.ledger.layout.workdir
-            if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(workdir))):
-                raise gone from error
-            return [messages.AttemptEnded(start.worker, _not_started(error, workdir))]
-        slot = Slot(start.worker, work, station, number, files, spec, worker, start.limits)
-        self._slots[start.worker] = slot
-        kind = StartKind.WARM if worker.warm else StartKind.FRESH
-        self._emit(AttemptStarted(*names_of(slot), worker.pid, station.number, str(kind)))
-        return ()
-
     # --- workers
 
     def _attend(self, slot: Slot, now_s: float) -> None:
@@ -285,7 +221,8 @@ class Loop:
             self._conclude(slot, returncode, now_s)
             return
         if (gate := slot.heard(now_s)) is not None:
-            self._tell(messages.Called(slot.number, freed=gate is GateState.PASSED))
+            self._scheduler.called(slot.number, freed=gate is GateState.PASSED)
+            self._obey()
         slot.attend(now_s, self._patience)
         if slot.stuck(now_s):
             halt = Halt(
@@ -300,12 +237,14 @@ class Loop:
     def _conclude(self, slot: Slot, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
         del self._slots[slot.number]
-        self._teller.add(slot)
+        self._ended[slot.number] = slot
         keep_log_end(slot.files.log)
-        slot.freed(now_s)
-        self._emit(WorkerEnded(slot.spec.output, slot.work.chunk, slot.attempt, returncode, **slot.figures(now_s)))
-        if slot.unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
-            self._tell(messages.AttemptEnded(slot.number, None))
+        self._emit(WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
+        # The end of a warm worker that never had the device is its template's doing, not a text's.
+        unused = slot.worker.warm and not slot.had_device and slot.ended_by is EndedBy.ITSELF
+        if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
+            self._scheduler.ended(AttemptEnded(slot.number, None))
+            self._obey()
             if returncode == WorkerExit.TAINTED_TEMPLATE:
                 self._engine.mistrust(slot.worker)
             return
@@ -316,7 +255,8 @@ class Loop:
             slot.ended_by, slot.ended_why = EndedBy.STOP, slot.leave_why
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
-            self._tell(messages.Called(slot.number, freed=True))
+            self._scheduler.called(slot.number, freed=True)
+            self._obey()
         self._answer_calls()  # all of its vectors are read now
         others = (each for each in self._slots.values() if each.gate is GateState.OPEN and each.station is slot.station)
         siblings = frozenset(each.worker.pid for each in others)
@@ -326,7 +266,8 @@ class Loop:
             self._stations.learn_need(verdict.figures.ours_bytes + verdict.figures.wanted_bytes)
         if slot.had_device:
             slot.station.worker_ended(now_s)
-        self._tell(ended)
+        self._scheduler.ended(ended)
+        self._obey()
 
     def _end_all(self) -> None:
         """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel."""
@@ -343,16 +284,213 @@ class Loop:
                 with contextlib.suppress(Halt):
                     self._engine.attend()
 
+    # --- what the scheduler asks
 
-def _canary_of(start: messages.StartWorker, output: OutputRun) -> tuple[str | None, int | None]:
-    """Find the text that is encoded first: one that is known to be good, or the position of the shortest."""
-    if start.canary is None:
-        return None, None
-    if start.canary > messages.OWN:
-        return next(output.texts_of([start.canary])), None
-    # Blank ones count as long: some models have no vector for them.
-    sizes = ((not words.strip(), len(words), at) for at, words in enumerate(output.texts_of(start.work.texts)))
-    return None, heapq.nsmallest(messages.OWN - start.canary + 1, sizes)[-1][2]
+    def holding(self, device: int) -> bool:
+        """Say whether nothing is to be started there yet."""
+        return self._engine.holding(self._stations[device])
+
+    def has_room(self, device: int) -> bool:
+        """Say whether its machine has memory for one worker more."""
+        return self._engine.has_room(self._stations[device], [slot.worker for slot in self._slots.values()])
+
+    def left_s(self, worker: int) -> float | None:
+        """Say in how many seconds the worker has its last vector; None = it has done no batch yet."""
+        slot = self._slots.get(worker)
+        return slot.left_s(time.monotonic()) if slot is not None else None
+
+    # --- what the scheduler wants done. Raises Halt; OSError
+
+    def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:
+        """Start a worker; `canary` is the text that makes its first batch, or OWN and less; None = as they come."""
+        self._answer_calls()
+        station, output = self._stations[device], self._outputs[work.output]
+        first, last = work.texts[0], work.texts[-1] + 1
+        wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
+        try:
+            number, files = output.ledger.new_attempt(work.chunk)
+            good = next(output.texts_of([canary])) if canary is not None and canary > policy.OWN else None
+            job, site = output.job, station.site
+            draft = replace(
+                job,
+                chunk=work.chunk,
+                attempt=number,
+                start=first,
+                device=station.device.kind,
+                # Another machine may have the model elsewhere, and other cores.
+                model=job.model if site.model_path is None else replace(job.model, path=site.model_path),
+                threads=site.threads or job.threads,
+                skip=tuple(text - first for text in range(first, last) if text not in wanted),
+                limits=limits,
+                canary=good,
+                canary_row=_shortest(canary, work, output) if canary is not None and good is None else None,
+            )
+            spec = write_attempt(files, draft, output.texts_of(work.texts))
+            process = self._engine.start(station, files, spec, fresh=work.fresh, blocking_launches=work.blocking)
+        except OSError as error:
+            workdir = output.ledger.layout.workdir
+            if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(workdir))):
+                raise gone from error
+            self._scheduler.ended(AttemptEnded(worker, _not_started(error, workdir)))
+            return
+        slot = Slot(worker, work, station, files, spec, process, limits)
+        self._slots[worker] = slot
+        kind = StartKind.WARM if process.warm else StartKind.FRESH
+        self._emit(AttemptStarted(*slot.names, process.pid, station.number, str(kind)))
+
+    def go(self, worker: int, limits: Limits) -> None:
+        """Let the worker have its device."""
+        slot = self._slots[worker]
+        slot.go(limits)
+        self._store.first_go_s = self._store.first_go_s or slot.go_s
+        self._emit(Go(*slot.names, limits.rows, limits.tokens, limits.padding, limits.measured))
+
+    def end(self, worker: int, why: str) -> None:
+        """End the worker."""
+        if worker in self._slots:
+            self._slots[worker].end(EndedBy.STOP, why, time.monotonic())
+
+    def leave(self, worker: int, why: str) -> None:
+        """Ask the worker to end after the batch under way."""
+        if worker in self._slots:
+            slot = self._slots[worker]
+            slot.leave_why = why
+            slot.worker.leave()
+            self._emit(WorkerLeaving(*slot.names))
+
+    def look(self, device: int) -> None:
+        """Look at the device; the scheduler hears what that shows."""
+        self._stations.ask(device)
+
+    def keep(self, worker: int, work: Work) -> None:
+        """Store the vectors of these texts, which the worker has left."""
+        self._answer_calls()
+        slot = self._ended[worker]
+        failed = slot.verdict
+        if failed is not None and failed.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
+            failed = None  # it has left a result
+        self._stored(work, self._store.keep(work, slot.spec, slot.files, failed))
+
+    def quarantine(self, work: Work, verdict: Verdict) -> None:
+        """Note that the text gets no vector."""
+        self._answer_calls()
+        self._stored(work, self._store.quarantine(work, verdict))
+
+    def _stored(self, work: Work, problem: Verdict | None) -> None:
+        self._scheduler.stored(work, problem)
+        if problem is None and not self._store.compose(work.output, work.chunk):
+            self._scheduler.lost(work.output, work.chunk)
+
+    # --- what the scheduler tells
+
+    def refused(self, worker: int) -> None:
+        """Tell that a template would not begin the worker."""
+        remove_folder(self._ended[worker].files.folder)
+        self._emit(AttemptRefused(*self._ended[worker].names))
+
+    def failed(
+        self, worker: int, work: Work, verdict: Verdict, step: policy.Step | None, under_way: tuple[int, ...]
+    ) -> None:
+        """Tell that an attempt has failed, and what follows; no step: nothing has to, as all its texts are done."""
+        slot, files = self._ended.get(worker), self._files_of(worker, work)
+        if verdict.asked_for:
+            remove_folder(files.folder)
+        elif slot is not None:  # else the disk would not take vectors that were good: there is no attempt
+            with contextlib.suppress(OSError):  # on a full disk the journal may still have it
+                write_message(files.verdict, verdict, durable=False)
+        output, chunk, attempt = slot.names if slot is not None else (self._outputs[work.output].name, work.chunk, 0)
+        kind = AttemptInterrupted if verdict.asked_for else PartFailed if work.part else AttemptFailed
+        failed = kind(
+            output,
+            chunk,
+            attempt,
+            verdict.outcome,
+            verdict.reason,
+            start=work.texts[0],
+            stop=work.texts[-1] + 1,
+            rule=verdict.rule,
+            phase=str(verdict.phase or ""),
+            log=str(last_log(files) or ""),
+            then=what_follows(step, verdict) if step is not None else "",
+            rows=self._store.which_rows(work, under_way),
+        )
+        self._emit(failed)
+        if isinstance(step, policy.GiveUp):
+            self._given_up.append(words.GivenUp(output, chunk, verdict, files))
+            self._emit(ChunkSetAside(output, chunk, verdict.reason))
+        # Who held the memory all through the wait stays: the next batch does not wait for them again.
+        in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(step, policy.Wait)
+        if in_vain and verdict.figures is not None and slot is not None:
+            slot.station.get_used_to(verdict.figures.others_bytes)
+
+    def taken_apart(self, work: Work, pieces: Sequence[Work], how: policy.How) -> None:
+        """Tell that the texts are tried in these pieces."""
+        output = self._outputs[work.output]
+        left = sorted(text for piece in pieces for text in piece.texts)
+        alone = {policy.How.BAD: left, policy.How.SUSPECTS: list(pieces[0].texts)}.get(how, [])
+        rows = self._store.which_rows(work, alone or left)
+        size = output.ledger.plan.size(work.chunk)
+        self._emit(ChunkSplit(output.name, work.chunk, len(left), len(pieces), size, len(alone), rows))
+
+    def waits(self, device: int | None, delay_s: float, waited_s: float, verdict: Verdict) -> None:
+        """Tell that the run waits, for one device or (None) for all."""
+        self._waits.tell(delay_s, waited_s, verdict.reason, verdict.outcome, device)
+
+    def learnt(self, kind: str, lesson: Lesson, *, lasting: bool) -> None:
+        """Tell that batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
+        if lasting:
+            self._lessons.save(kind, *lesson)
+        # With one kind of GPU, its name would only be noise.
+        several = len({station.device.model for station in self._stations.alive}) > 1
+        self._emit(LimitsLowered(lesson.rows, lesson.tokens, f" on {kind}" if several else ""))
+
+    def drop(self, ending: Ending) -> None:
+        """Do without a device or a machine."""
+        halt = self._in_words(ending, dropped=True)
+        if isinstance(ending.place, str):
+            self._stations.drop_node(ending.place, halt)
+        elif ending.place is not None:
+            self._stations.leave(ending.place, halt)
+
+    def halt(self, ending: Ending) -> None:
+        """End the run."""
+        halt = self._in_words(ending, dropped=False)
+        if ending.place is not None:
+            halt = self._stations.with_others(halt)
+        if halt.log is None and ending.worker in self._ended:
+            halt.log = last_log(self._ended[ending.worker].files)
+        raise halt
+
+    def _in_words(self, ending: Ending, *, dropped: bool) -> Halt:
+        work, verdict = ending.work, ending.verdict
+        output = self._outputs[work.output if work is not None else 0]
+        if ending.why == "all bad":
+            return words.all_bad(output.name, next(reversed(output.ledger.bad_texts()), None))
+        assert verdict is not None, ending
+        if ending.why == "bad rows" and work is not None:
+            count = output.rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
+            log, (_, where) = last_log(self._files_of(ending.worker, work)), self._store.place_of(work)
+            return words.too_bad(output.name, where, count, verdict, log, self._settings.bad_rows)
+        device = str(self._stations[ending.place]) if isinstance(ending.place, int) else "this machine"
+        at = output.name, work.chunk if work is not None else 0, output.texts
+        halt = words.end_in_words(
+            ending.why, ending.code, verdict, at, device, dropped=dropped, waited_s=ending.waited_s
+        )
+        if halt.code is ExitCode.DISK:
+            halt.why = self._store.with_need(halt.why)
+        return halt
+
+    def _files_of(self, worker: int, work: Work) -> AttemptFiles:
+        """Find those of the ended worker; without one, the folder of the chunk's attempts."""
+        if worker in self._ended:
+            return self._ended[worker].files
+        return AttemptFiles(self._outputs[work.output].ledger.layout.attempts_of(work.chunk))
+
+
+def _shortest(canary: int, work: Work, output: OutputRun) -> int:
+    """Find the position of the shortest text, or one of the next; blank ones count as long: they may have no vector."""
+    sizes = ((not text.strip(), len(text), at) for at, text in enumerate(output.texts_of(work.texts)))
+    return heapq.nsmallest(policy.OWN - canary + 1, sizes)[-1][2]
 
 
 def _not_started(error: OSError, workdir: Path) -> Verdict:
@@ -362,3 +500,28 @@ def _not_started(error: OSError, workdir: Path) -> Verdict:
         reason = with_room(reason, workdir)
     # A batch of one row, so that the policy does not take it for a matter of batches.
     return Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
+
+
+def what_follows(step: policy.Step, verdict: Verdict) -> str:
+    """Say what the run does next, in a few words; empty if the next event says it better."""
+    match step:
+        case policy.Retry(lesson=lesson) if lesson is not None:
+            most = counted(lesson.rows, "row") if lesson.tokens is None else counted(lesson.tokens, "token")
+            return f"retrying with batches of at most {most}"
+        case policy.Retry(delay_s=delay_s):
+            soon = f" in {human_time(delay_s)}" if delay_s >= 1 else ""
+            if step.charge and verdict.outcome is Outcome.DEVICE_FAULT:
+                return f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
+            return f"{'starting another worker' if step.note == 'start' else 'retrying'}{soon}"
+        case policy.Split(how=policy.How.SUSPECTS):
+            return "trying the texts of that batch one by one"
+        case policy.Split(how=policy.How.BAD):
+            bad = len(verdict.bad_rows)
+            return f"keeping the others, and trying {f'the {bad:,} bad texts' if bad > 1 else 'the bad text'} alone"
+        case policy.Split():
+            return "trying it in two halves"
+        case policy.Wait():
+            return "waiting, then retrying"
+        case policy.Stop():
+            return "retrying would not help"
+    return ""

@@ -1,9 +1,8 @@
 """All that a run remembers of attempts: what repeats, what is waited for, and which batches did not fit. Pure."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chunkvisor.heart.work import DevicePlace
@@ -12,24 +11,26 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
 from chunkvisor_worker.contract.rule import LOAD
 
-STARTS = frozenset(
-    {
-        *(Outcome.SETUP, Outcome.DEVICE_FAULT, Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HUNG),
-        *(Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT),
-    }
-)
-"""What, before the first batch, is a start that failed: no text can be the cause."""
+Where = int | str | tuple[int, int] | None
+"""A device, a machine, a chunk of an output, or (None) the run."""
 
-Where = int | str | None
-"""A device, a machine, or (None) all of them."""
+_WAITS = (Outcome.GPU_BUSY, Outcome.GPU_OOM, Outcome.HUB, Outcome.DISK_FULL)
 
 
 class Lesson(NamedTuple):
     """What fits in a batch, at most."""
 
     rows: int
-    tokens: int | None
-    """Padded; None where tokens are not known."""
+    tokens: int | None  # padded; None = not known
+
+
+@dataclass(slots=True)
+class _Streak:
+    """How often in a row something happened, the first time and the last."""
+
+    count: int
+    first_s: float
+    last_s: float
 
 
 class Memory:
@@ -39,58 +40,40 @@ class Memory:
         """Begin with what earlier runs have learnt of each kind of device."""
         self._recall = recall
         self._lessons: dict[str, Lesson | None] = {}
-        self._counts: Counter[tuple[str, Where]] = Counter()
-        self._first_s: dict[tuple[str, Where], float] = {}
-        self._last_s: dict[tuple[str, Where], float] = {}
-        self._waits: dict[tuple[Outcome, Where], float] = {}
-        """Since when each cause is waited for."""
-        self.success_s = -math.inf
-        """When something was stored last."""
-        self.worked: set[int] = set()
-        """Outputs of which this run has stored vectors."""
-        self.sound: set[Where] = set()
-        """Devices and machines on which a worker has done all it was to do."""
-        self.fits: set[tuple[int, int]] = set()
-        """(output, chunk) of which this run has any vector."""
+        self._streaks: dict[tuple[str, Where], _Streak] = {}
+        self.success_s = -math.inf  # when something was stored last
+        self.worked: set[int] = set()  # outputs of which this run has stored vectors
+        self.sound: set[Where] = set()  # devices and machines on which a worker has done all it was to do
+        self.given_up: set[tuple[int, int]] = set()  # chunks, since something was stored
         self.host_ooms = 0
 
-    # --- what repeats: (what, where) -> how often in a row
+    # --- what repeats
 
-    def count(self, what: str, where: Where = None) -> int:
-        """Say how often it happened in a row."""
-        return self._counts[what, where]
+    def count(self, what: str, where: Where = None, began_s: float = math.inf) -> int:
+        """Say how often it happened in a row before an attempt that began then."""
+        streak = self._streaks.get((what, where))
+        # An attempt that was on its way already when it happened last tells nothing more.
+        return streak.count - (began_s < streak.last_s) if streak else 0
 
     def lasts_s(self, what: str, where: Where, now_s: float) -> float:
         """Say how long ago it happened for the first time in this row."""
-        return now_s - self._first_s.get((what, where), now_s)
+        streak = self._streaks.get((what, where))
+        return now_s - streak.first_s if streak else 0.0
 
     def note(self, what: str, where: Where = None, began_s: float = math.inf, now_s: float = 0.0) -> None:
-        """Count it once more, unless the attempt was on its way already when it happened last: that tells no more."""
-        if self.confirms(what, where, began_s):
-            self._counts[what, where] += 1
-            self._first_s.setdefault((what, where), now_s)
-            self._last_s[what, where] = now_s
-
-    def confirms(self, what: str, where: Where, began_s: float) -> bool:
-        """Say whether an attempt that began then tells anything new."""
-        return began_s >= self._last_s.get((what, where), -math.inf)
+        """Count it once more, unless the attempt was on its way already when it happened last."""
+        streak = self._streaks.setdefault((what, where), _Streak(0, now_s, -math.inf))
+        if began_s >= streak.last_s:
+            streak.count, streak.last_s = streak.count + 1, now_s
 
     def forget(self, what: str, where: Where = None) -> None:
         """Begin to count anew: it did not happen the next time."""
-        self._counts.pop((what, where), None)
-        self._first_s.pop((what, where), None)
-        self._last_s.pop((what, where), None)
-
-    # --- what is waited for
+        self._streaks.pop((what, where), None)
 
     def waited_s(self, outcome: Outcome, where: Where, now_s: float) -> tuple[float, float]:
-        """Say how long the spell lasts while nothing has succeeded anywhere, and in all."""
-        since_s = self._waits.get((outcome, where), now_s)
-        return now_s - max(since_s, self.success_s), now_s - since_s
-
-    def wait(self, outcome: Outcome, where: Where, now_s: float) -> None:
-        """Begin a spell, or go on with it."""
-        self._waits.setdefault((outcome, where), now_s)
+        """Say how long it is waited for while nothing has succeeded anywhere, and in all."""
+        spell_s = self.lasts_s(outcome, where, now_s)
+        return min(spell_s, now_s - self.success_s), spell_s
 
     # --- what succeeds
 
@@ -100,32 +83,29 @@ class Memory:
         self.forget("start", place.node)
         # What is waited for may show in a batch as well: that is the same wait, not a way through it.
         if outcome is not Outcome.GPU_BUSY:
-            self._waits.pop((Outcome.GPU_BUSY, place.device), None)
+            self.forget(Outcome.GPU_BUSY, place.device)
 
     def encoded(self, place: DevicePlace) -> None:
         """Note that a worker did its work there."""
         self.started(place, Outcome.COMMITTED)
-        self.forget("canary", place.device)
         self.sound |= {place.device, place.node}
-        self._free(place.device)
+        for what in ("canary", *_WAITS):
+            self.forget(what, place.device)
 
     def stored(self, output: int, now_s: float) -> None:
         """Note that something is done for good."""
         self.success_s = now_s
         self.worked.add(output)
-        self.forget("given up")
-        self.forget("fruitless")
-        self._free(None)
-
-    def _free(self, where: Where) -> None:
-        self._waits = {cause: since_s for cause, since_s in self._waits.items() if cause[1] != where}
+        self.given_up.clear()
+        for what in ("fruitless", *_WAITS):
+            self.forget(what)
 
     # --- what did not fit
 
     def learn(self, kind: str, lesson: Lesson) -> Lesson | None:
-        """Have batches on devices of this kind be no larger; None where they were not anyway."""
+        """Have batches on devices of this kind be no larger; None if they were not anyway."""
         old = self._of(kind)
-        new = lesson if old is None else Lesson(min(old.rows, lesson.rows), _least(old.tokens, lesson.tokens))
+        new = lesson if old is None else Lesson(min(old.rows, lesson.rows), least(old.tokens, lesson.tokens))
         self._lessons[kind] = new
         return new if new != old else None
 
@@ -134,7 +114,7 @@ class Memory:
         lesson = self._of(kind)
         if lesson is None:
             return limits
-        return replace(limits, rows=min(limits.rows, lesson.rows), tokens=_least(limits.tokens, lesson.tokens))
+        return replace(limits, rows=min(limits.rows, lesson.rows), tokens=least(limits.tokens, lesson.tokens))
 
     def _of(self, kind: str) -> Lesson | None:
         if kind not in self._lessons:
@@ -144,8 +124,8 @@ class Memory:
         return self._lessons[kind]
 
 
-def cause_of(verdict: Verdict, place: DevicePlace | None) -> Where:
-    """Say who waits: a device for its own memory, one of a cluster for its machine's disk, or all for the world."""
+def cause_of(verdict: Verdict, place: DevicePlace | None) -> int | None:
+    """Say who waits: a device for its own memory, one of a cluster for its machine's disk, or (None) all."""
     own = verdict.outcome in (Outcome.GPU_BUSY, Outcome.GPU_OOM)
     own = own or (verdict.outcome is Outcome.DISK_FULL and place is not None and bool(place.node))
     return place.device if own and place is not None else None
@@ -157,5 +137,6 @@ def start_of(verdict: Verdict, place: DevicePlace) -> Where:
     return place.node if of_model else place.device
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return min(one, other) if one is not None and other is not None else one if other is None else other
+def least(one: int | None, other: int | None) -> int | None:
+    """Give the smaller of two limits, where None is none."""
+    return min((each for each in (one, other) if each is not None), default=None)

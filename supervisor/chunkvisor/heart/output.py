@@ -1,4 +1,4 @@
-"""One output while a run works on it; to the scheduler it is the output's `OutputProgress`."""
+"""One output while a run works on it: what is done of it, and its texts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,6 @@ from chunkvisor.assemble.forms import Form
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
-from chunkvisor.store.identity import BadText
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.messages import Limits, Spec
@@ -22,40 +21,29 @@ class OutputRun:
     """One output that is not complete yet."""
 
     ledger: Ledger
-    table: StagedTable
-    """Only the texts that are to be encoded: numbered as in the ledger."""
-    job: Spec
-    """What the specs of all its attempts have in common."""
-    limits: Limits
-    """Batch limits of the config, before any lesson."""
+    table: StagedTable  # only the texts that are to be encoded, numbered as in the ledger
+    job: Spec  # what the specs of all its attempts have in common
+    limits: Limits  # batch limits of the config, before any lesson
+    # Joins and publishes; gets a function to call now and then, returns the details of the closing event.
     finish: Callable[[Callable[[], None]], dict[str, Any]]
-    """Joins and publishes; gets a function to call now and then, returns the details of the closing event."""
-    form: Form = field(default_factory=Form)
-    """Of its final file."""
-    model: LocalModel | None = None
-    """The folder from which its workers load, which must not change meanwhile."""
+    form: Form = field(default_factory=Form)  # of its final file
+    model: LocalModel | None = None  # the folder from which its workers load, which must not change meanwhile
     rows: int = 0
-    taken: int = 0
-    """Texts whose vectors are taken over from elsewhere."""
-    awaits: frozenset[str] = frozenset()
-    """Outputs from whose final files it takes vectors."""
-    awaited: tuple["OutputRun", ...] = ()
-    """Those of them that are not complete yet: it is joined after these."""
+    taken: int = 0  # texts whose vectors are taken over from elsewhere
+    awaits: frozenset[str] = frozenset()  # outputs from whose final files it takes vectors
+    awaited: tuple["OutputRun", ...] = ()  # those of them that are not complete yet: it is joined after these
     joined: bool = False
-    committed_here: int = 0
-    """Chunks committed by this run."""
-    texts_here: int = 0
-    """Texts in them that this run has encoded."""
+    committed_here: int = 0  # chunks committed by this run
+    texts_here: int = 0  # texts in them that this run has encoded
+    # By chunk that was not committed: texts of it that were done before this run began to work.
     saved_before: dict[int, int] = field(default_factory=dict)
-    """By chunk that was not committed: texts of it that were done before this run began to work."""
-    _rows: dict[int, int] = field(default_factory=dict)
-    """Rows of bad texts, by number of the text."""
+    _rows: dict[int, int] = field(default_factory=dict)  # of bad texts, by number of the text
     _canary: int | None = None
     _taken: list[str] | None = None
 
     @property
     def name(self) -> str:
-        """Name the output, as the config has it."""
+        """As the config has it."""
         return self.ledger.layout.name
 
     @property
@@ -70,30 +58,25 @@ class OutputRun:
 
     @property
     def texts(self) -> int:
-        """See OutputProgress."""
+        """Count the distinct texts."""
         return self.ledger.plan.distinct + self.taken
 
     @property
     def bad_count(self) -> int:
-        """See OutputProgress."""
+        """Count the texts in quarantine."""
         return self.ledger.bad_count
 
     def bad_rows(self) -> int:
-        """See OutputProgress."""
+        """Count the rows without a vector: more than texts, if a text stands in several rows."""
         bad = [text.text for text in self.ledger.bad_texts()]
         self._rows.update(rows_of(self.table, [text for text in bad if text not in self._rows]))
         return sum(self._rows[text] for text in bad)
 
     def rows_of(self, text: int) -> int:
-        """See OutputProgress."""
+        """Count the rows that have the text."""
         if text not in self._rows:
             self._rows.update(rows_of(self.table, [text]))
         return self._rows[text]
-
-    @property
-    def last_bad(self) -> BadText | None:
-        """Name the last of the texts in quarantine."""
-        return next(reversed(self.ledger.bad_texts()), None)
 
     def check_model(self) -> None:
         """Raise Halt (78) if the model's folder has changed: what its workers have loaded since is not known."""
@@ -101,11 +84,11 @@ class OutputRun:
             self.model.check()
 
     def bounds(self, chunk: int) -> tuple[int, int]:
-        """See OutputProgress."""
+        """Give the first text of the chunk, and one past its last."""
         return self.ledger.plan.bounds(chunk)
 
     def next_pending(self, start: int) -> int | None:
-        """See OutputProgress."""
+        """Find the first chunk from `start` on of which a text has neither a vector nor a verdict."""
         # A chunk all of whose texts are known is only waiting to be put together, which the joins do.
         chunk = self.ledger.next_pending(start)
         while chunk is not None and self.ledger.parts(chunk).begun and not self.missing(chunk):
@@ -113,7 +96,7 @@ class OutputRun:
         return chunk
 
     def missing(self, chunk: int) -> Sequence[int]:
-        """See OutputProgress."""
+        """List those texts of the chunk, in order."""
         if self.ledger.committed(chunk):
             return ()
         parts = self.ledger.parts(chunk)
@@ -122,12 +105,14 @@ class OutputRun:
         return [text for start, stop in parts.missing() for text in range(start, stop)]
 
     def known_good(self) -> int | None:
-        """See OutputProgress. Raises Halt where the texts are damaged."""
+        """Name a text that has its vector, short and not blank if there is one; None while no text has.
+
+        Raises Halt if the texts are damaged.
+        """
         if self._canary is None and (good := self.ledger.known_good()):
             words = zip(good, self.texts_of(good), strict=True)
             # A blank text counts as long: some models give all blank texts a vector of zeros.
-            sizes = ((not text.strip(), len(text), number) for number, text in words)
-            self._canary = min(sizes)[2]
+            self._canary = min((not text.strip(), len(text), number) for number, text in words)[2]
         if self._canary is None and self._taken_over():
             return self.ledger.plan.distinct
         return self._canary
@@ -145,7 +130,7 @@ class OutputRun:
         return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:
-        """Read these texts, which are in order, one after the other. Raises Halt where they are damaged."""
+        """Read these texts, which are in order, one after the other. Raises Halt if they are damaged."""
         if texts[0] == self.ledger.plan.distinct:
             yield from self._taken_over()
             return

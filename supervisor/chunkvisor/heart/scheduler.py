@@ -1,43 +1,37 @@
-"""Says what a run does next. Pure: events in, commands out; it only looks at the clock, the outputs and the engine."""
+"""Says what a run does next. Pure: it is told what happens, and looks only at the clock, the outputs and the engine.
+
+What it wants done are calls of its hands, which are the loop (or a player of the simulator), given by `take`.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec
 
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart import messages, policy
+from chunkvisor.heart import policy
 from chunkvisor.heart.memory import Memory, cause_of, start_of
-from chunkvisor.heart.messages import (
-    OWN,
-    AttemptEnded,
-    Dropped,
-    End,
-    Failed,
-    Learnt,
-    Look,
-    OpenGate,
-    RunHalts,
-    RunWaits,
-    StartWorker,
-    StoreVectors,
-    TakenApart,
-    Tell,
-)
-from chunkvisor.heart.policy import How
-from chunkvisor.heart.work import Backlog, DevicePlace, OutputProgress, Work
+from chunkvisor.heart.policy import OWN, How, Scope
+from chunkvisor.heart.work import Backlog, DevicePlace, Work
 from chunkvisor.judge import Budget, Company, Verdict
 from chunkvisor.words import BadRows
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Limits
+from chunkvisor_worker.contract.messages import Limits, Phase
+
+if TYPE_CHECKING:
+    from chunkvisor.heart.loop import Loop
+    from chunkvisor.heart.output import OutputRun
 
 LOOK_PAUSE_S = 2.0
 """Between two looks at a device that is not fit."""
 
 RESERVE, RESERVE_S = 0.2, 10.0
 """Of the time until a run has to end, kept for what follows the last worker; at most so much."""
+
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +44,30 @@ class Settings:
     bad_rows: BadRows = field(default_factory=BadRows)
 
 
-class LoopView(Protocol):
-    """What the loop can answer at once."""
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """The worker is gone, or could not be started, and what it left is judged."""
 
-    def holding(self, device: int) -> bool:
-        """Say whether nothing is to be started there yet."""
+    worker: int
+    verdict: Verdict | None  # None = its template would not begin it: that was no attempt
+    company: Company = Company.UNTOLD
+    began_s: float | None = None  # when it was started; None = a failure before the first batch proves nothing
+    done: frozenset[int] = frozenset()  # texts whose vectors it has left, verified, though it failed
+    under_way: frozenset[int] = frozenset()  # texts of the batches that had begun and were not finished
+    proven: bool = False  # any text, a canary too, got its vector in it
 
-    def has_room(self, device: int) -> bool:
-        """Say whether its machine has memory for one worker more."""
 
-    def left_s(self, worker: int) -> float | None:
-        """Say in how many seconds the worker has its last vector; None = it has done no batch yet."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why the run ends, or goes on without a device or a machine; `words` makes sentences of it."""
+
+    code: ExitCode
+    why: str  # as in policy.Stop; or "bad rows" or "all bad"
+    worker: int = 0
+    work: Work | None = None
+    verdict: Verdict | None = None
+    place: int | str | None = None  # the device or the machine
+    waited_s: float = 0.0
 
 
 class GateState(Enum):
@@ -68,8 +75,7 @@ class GateState(Enum):
 
     SHUT = "shut"
     OPEN = "open"
-    PASSED = "passed"
-    """It has given its device back."""
+    PASSED = "passed"  # it has given its device back
 
 
 @dataclass(slots=True, eq=False)
@@ -93,18 +99,13 @@ class DeviceState:
 
     place: DevicePlace
     kind: str
-    watched: bool
-    """Whether there is something to look with."""
+    watched: bool  # there is something to look with
     gone: bool = False
     paused_until_s: float = 0.0
-    doubt: bool = False
-    """Whether the last attempt on it failed: the next begins with a canary."""
-    fresh: bool = False
-    """Whether a worker from a template did not start on it."""
-    suspected_s: float | None = None
-    """Since when it is to be looked at before the next worker gets it."""
-    look_s: float = 0.0
-    """When it may be looked at; inf = it is being looked at."""
+    doubt: bool = False  # the last attempt on it failed: the next begins with a canary
+    fresh: bool = False  # a worker from a template did not start on it
+    suspected_s: float | None = None  # since when it is to be looked at before the next worker gets it
+    look_s: float = 0.0  # when it may be looked at; inf = it is being looked at
     workers: list[WorkerState] = field(default_factory=list)
 
     def at(self, *gates: GateState) -> int:
@@ -117,23 +118,22 @@ class Scheduler:
 
     def __init__(
         self,
-        outputs: Sequence[OutputProgress],
+        outputs: "Sequence[OutputRun]",
         settings: Settings,
         recall: Callable[[str], tuple[int, int | None] | None],
-        view: LoopView,
+        hands: "Loop",
         clock: Callable[[], float],
     ) -> None:
         """`recall` has what earlier runs learnt of each kind of device."""
-        self._outputs, self._settings, self._view, self._clock = outputs, settings, view, clock
+        self._outputs, self._settings, self._hands, self._clock = outputs, settings, hands, clock
         self._memory = Memory(recall)
         self._backlog = Backlog(outputs)
         self.devices: dict[int, DeviceState] = {}
         self.workers: dict[int, WorkerState] = {}
         self.paused_until_s = 0.0
         self._started = 0
-        self._out: list[messages.Command] = []
-        self._unfit: RunHalts | None = None
-        """Why the last device that could not be used when it joined was so."""
+        self._said: list[partial[None]] = []
+        self._unfit: Ending | None = None  # why the last device that could not be used when it joined was so
         self._draining = False
         self._last_s = self._halfway_s = math.inf
 
@@ -147,41 +147,24 @@ class Scheduler:
         """The devices that are left to the run."""
         return [device for device in self.devices.values() if not device.gone]
 
-    def handle(self, event: messages.Event) -> list[messages.Command]:
-        """Say what is to be done now that this has happened, in order."""
-        now_s = self._clock()
-        match event:
-            case messages.Tick():
-                self._turn(now_s)
-            case messages.DeviceSeen():
-                self._device(event, now_s)
-            case messages.Called() if (worker := self.workers.get(event.worker)) is not None:
-                worker.ready = True
-                worker.gate = GateState.PASSED if event.freed else worker.gate
-                self._open_gates(worker.device, now_s)
-            case AttemptEnded() if event.worker in self.workers:
-                self._ended(event, now_s)
-            case messages.Stored():
-                self._stored(event, now_s)
-            case messages.Lost():
-                self._backlog.lost(event.output, event.chunk)
-            case messages.StopBy():
-                self._stop(event.until_s, now_s)
-        said, self._out = self._out, []
+    def take(self) -> list[partial[None]]:
+        """Give what is to be done, in order: once."""
+        said, self._said = self._said, []
         return said
 
-    def _say(self, command: messages.Command) -> None:
-        self._out.append(command)
+    def _say(self, act: Callable[_P, None], *args: _P.args, **named: _P.kwargs) -> None:
+        self._said.append(partial(act, *args, **named))
 
     # --- turns: who gets which texts, and who its device
 
-    def _turn(self, now_s: float) -> None:
+    def tick(self) -> None:
+        """Take a turn."""
+        now_s, alive = self._clock(), self.alive
         if self._draining:
             self._drain(now_s)
             return
-        alive = self.alive
         if self._unfit is not None and not alive:
-            self._say(Tell(self._unfit))
+            self._say(self._hands.halt, self._unfit)
             return
         working = [each for each in alive if now_s >= max(each.paused_until_s, self.paused_until_s)]
         for device in working:
@@ -191,9 +174,9 @@ class Scheduler:
         places = per_device + max(0, self._settings.standby - self._memory.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
-                if device.at(GateState.SHUT, GateState.OPEN) > place or self._view.holding(device.place.device):
+                if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(device.place.device):
                     continue
-                if place >= per_device and not self._view.has_room(device.place.device):
+                if place >= per_device and not self._hands.has_room(device.place.device):
                     continue
                 if not self._backlog.due(now_s):
                     return
@@ -204,20 +187,27 @@ class Scheduler:
     def _start(self, work: Work, device: DeviceState) -> None:
         canary = None
         if device.doubt or work.doubt:
-            good = self._outputs[work.output].known_good() if not work.shortest_first else None
-            # Each time another of its own: the shortest may be bad itself.
-            canary = good if good is not None else OWN - self._memory.count("canary", device.place.device)
+            canary = self._outputs[work.output].known_good()
+            if canary is None:  # each time another of its own: the shortest may be bad itself
+                canary = OWN - self._memory.count("canary", device.place.device)
         # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
         work = replace(work, fresh=work.fresh or device.fresh)
         self._started += 1
         worker = WorkerState(self._started, work, device, canary)
         self.workers[worker.number] = worker
         device.workers.append(worker)
-        self._say(StartWorker(worker.number, device.place.device, work, self._limits(worker), canary))
+        self._say(self._hands.start, worker.number, device.place.device, work, self._limits(worker), canary)
 
     def _limits(self, worker: WorkerState) -> Limits:
         limits = self._memory.limits(self._outputs[worker.work.output].limits, worker.device.kind)
         return replace(limits, rows=1, alone=True) if worker.work.one_by_one else limits
+
+    def called(self, number: int, *, freed: bool) -> None:
+        """Hear that the worker waits at the gate, or (`freed`) has given its device back."""
+        if (worker := self.workers.get(number)) is not None:
+            worker.ready = True
+            worker.gate = GateState.PASSED if freed else worker.gate
+            self._open_gates(worker.device, self._clock())
 
     def _open_gates(self, device: DeviceState, now_s: float) -> None:
         if self._draining or device.gone or now_s < max(device.paused_until_s, self.paused_until_s):
@@ -228,46 +218,48 @@ class Scheduler:
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
-                    self._say(Look(device.place.device))
+                    self._say(self._hands.look, device.place.device)
                 return
             worker.gate, worker.go_s = GateState.OPEN, now_s
-            self._say(OpenGate(worker.number, self._limits(worker)))
+            self._say(self._hands.go, worker.number, self._limits(worker))
 
     # --- devices
 
-    def _device(self, event: messages.DeviceSeen, now_s: float) -> None:
-        device, opinion = self.devices.get(event.number), event.opinion
-        if device is None and not event.gone:
-            device = DeviceState(DevicePlace(event.number, event.node), event.kind, opinion is not None)
-            self.devices[event.number] = device
-            if opinion is not None and opinion.health is Health.BROKEN:
-                # Others may be about to join: whether this was the last shows in the next turn.
-                if not event.node:
-                    self._unfit = RunHalts(ExitCode.MACHINE, "broken", place=event.number, verdict=_seen(opinion))
-                self._leave(device, Dropped(event.number, ExitCode.MACHINE, "broken", verdict=_seen(opinion)))
-        elif device is not None and event.gone:
+    def seen(self, number: int, node: str, kind: str, opinion: Opinion | None, *, gone: bool) -> None:
+        """Hear that a device may be worked on, was looked at, or is gone.
+
+        Devices of one `kind` share what is learnt. No opinion: there is nothing to look with.
+        """
+        device = self.devices.get(number)
+        if device is not None and gone:
             self._leave(device)
         elif device is not None and opinion is not None and device.suspected_s is not None:
-            self._looked(device, opinion, now_s)
+            self._looked(device, opinion, device.suspected_s)
+        elif device is None and not gone:
+            self.devices[number] = device = DeviceState(DevicePlace(number, node), kind, opinion is not None)
+            if opinion is not None and opinion.health is Health.BROKEN:
+                ending = Ending(ExitCode.MACHINE, "broken", verdict=_judged(opinion), place=number)
+                # Others may be about to join: whether this was the last shows in the next turn.
+                self._unfit = self._unfit if node else ending
+                self._say(self._hands.drop, ending)
+                self._leave(device)
 
-    def _looked(self, device: DeviceState, opinion: Opinion, now_s: float) -> None:
+    def _looked(self, device: DeviceState, opinion: Opinion, since_s: float) -> None:
+        now_s = self._clock()
         device.look_s = now_s + LOOK_PAUSE_S
         if opinion.health is Health.BROKEN:
-            self._do_without(device, policy.Stop(ExitCode.MACHINE, policy.Scope.DEVICE, "broken"), _seen(opinion))
+            self._do_without(device, Ending(ExitCode.MACHINE, "broken", verdict=_judged(opinion)), Scope.DEVICE)
         elif opinion.health is Health.BUSY:
-            waited_s = now_s - max(device.suspected_s or 0.0, self._memory.success_s)
+            waited_s = now_s - max(since_s, self._memory.success_s)
             if waited_s > self._settings.budget.wait_timeout_s:
-                stop = policy.Stop(ExitCode.TRY_AGAIN, policy.Scope.DEVICE, "busy")
-                self._do_without(device, stop, _seen(opinion), waited_s=waited_s)
+                ending = Ending(ExitCode.TRY_AGAIN, "busy", verdict=_judged(opinion), waited_s=waited_s)
+                self._do_without(device, ending, Scope.DEVICE)
         # Settling: memory of a worker that has just ended is still being freed; it is looked at again.
         elif opinion.health is not Health.SETTLING:
             device.suspected_s, device.look_s = None, now_s
             self._open_gates(device, now_s)
 
-    def _leave(self, device: DeviceState, dropped: Dropped | None = None) -> None:
-        """Note that the device is gone, or (`dropped`) that the run does without it."""
-        if dropped is not None:
-            self._say(Tell(dropped))
+    def _leave(self, device: DeviceState) -> None:
         # It stays known until its last worker has ended, so that their ends are judged like all others.
         device.gone = True
         for worker in device.workers:
@@ -278,103 +270,85 @@ class Scheduler:
         if device.gone and not device.workers:
             self.devices.pop(device.place.device, None)
 
-    def _do_without(
-        self,
-        device: DeviceState | None,
-        stop: policy.Stop,
-        verdict: Verdict | None,
-        worker: int = 0,
-        work: Work | None = None,
-        waited_s: float = 0.0,
-    ) -> bool:
-        """Do without the device, or its machine; False where that leaves nothing of our own: the run ends."""
-        node, last = device.place.node if device is not None else "", len(self.alive) == 1
-        scope = stop.scope
-        if (
-            stop.why in ("canary", "first")
-            and node
-            and all(each.doubt for each in self.alive if each.place.node == node)
-        ):
-            scope = policy.Scope.NODE  # not one of its devices can do it
-        if scope is policy.Scope.NODE and not node:  # our own machine: but it may be this device alone
-            scope = policy.Scope.DEVICE if stop.code is ExitCode.MACHINE else policy.Scope.RUN
-        of_run = scope is policy.Scope.RUN
-        of_last = scope is policy.Scope.DEVICE and last and not node and device is not None and not device.gone
-        if device is None or of_run or of_last:
-            place = device.place.device if device is not None and of_last else None
-            output = work.output if work is not None else 0
-            self._say(Tell(RunHalts(stop.code, stop.why, worker, work, verdict, place, output, waited_s=waited_s)))
+    def _do_without(self, device: DeviceState | None, ending: Ending, scope: Scope) -> bool:
+        """Do without the device, or its machine; False if that leaves nothing of our own: the run ends."""
+        node = device.place.node if device is not None else ""
+        if node and ending.why in ("canary", "first") and all(e.doubt for e in self.alive if e.place.node == node):
+            scope = Scope.NODE  # not one of its devices can do it
+        if scope is Scope.NODE and not node:  # our own machine: but it may be this device alone
+            scope = Scope.DEVICE if ending.code is ExitCode.MACHINE else Scope.RUN
+        if device is None or scope is Scope.RUN:
+            self._say(self._hands.halt, ending)
             return False
-        where: int | str = node if scope is policy.Scope.NODE else device.place.device
-        dropped = Dropped(where, stop.code, stop.why, worker, work, verdict, waited_s)
-        if scope is policy.Scope.NODE:
-            self._say(Tell(dropped))
+        if scope is Scope.NODE:
+            self._say(self._hands.drop, replace(ending, place=node))
             for each in [each for each in self.alive if each.place.node == node]:
                 self._leave(each)
-        elif not device.gone:
-            self._leave(device, dropped)
+            return True
+        ending = replace(ending, place=device.place.device)
+        if not device.gone and len(self.alive) == 1 and not node:
+            self._say(self._hands.halt, ending)
+            return False
+        if not device.gone:
+            self._say(self._hands.drop, ending)
+            self._leave(device)
         return True
 
     # --- ends
 
-    def _ended(self, end: AttemptEnded, now_s: float) -> None:
-        worker = self.workers.pop(end.worker)
-        device, work, verdict = worker.device, worker.work, end.verdict
+    def ended(self, end: AttemptEnded) -> None:
+        """Hear what became of a worker."""
+        worker, verdict, now_s = self.workers.pop(end.worker), end.verdict, self._clock()
+        device, work = worker.device, worker.work
         device.workers.remove(worker)
         self._tidy(device)
         if verdict is None:
             self._backlog.put_back(replace(work, fresh=True))
-            self._say(Tell(Failed(end.worker, work, None)))
+            self._say(self._hands.refused, end.worker)
         elif verdict.outcome is Outcome.COMMITTED:
             # It has worked: the next attempt needs no canary, and may come from the template again.
             device.doubt = device.fresh = False
             self._memory.encoded(device.place)
-            self._got_vectors(work)
-            self._say(StoreVectors(end.worker, work))
+            self._keep(end.worker, work)
         else:
             if worker.gate is not GateState.SHUT and verdict.can_touch_gpu and device.watched:
                 device.suspected_s = now_s if device.suspected_s is None else device.suspected_s
-            rest: Work | None = work
+            left = work.texts
             if end.done:
                 # Before the decision: what it has brought counts, though the disk has not answered yet. Otherwise a
                 # run could end for want of any vector with the first one in its hands.
                 self._memory.stored(work.output, now_s)
-                self._got_vectors(work)
-                self._say(
-                    StoreVectors(end.worker, work.of([text for text in work.texts if text in end.done], part=True))
-                )
+                self._keep(end.worker, work.of([text for text in work.texts if text in end.done], part=True))
                 left = [text for text in work.texts if text not in end.done]
-                rest = work.of(left, tries=work.tries) if left else None
-            if rest is not None:
-                self._fail(rest, end, verdict, worker, now_s)
+            if left:
+                rest = work.of(left, tries=work.tries) if end.done else work
+                self._fail(rest, end, verdict, worker)
             else:
-                self._say(Tell(Failed(end.worker, work, verdict)))
+                self._say(self._hands.failed, end.worker, work, verdict, None, ())
         # The verdict comes before the next `go` of the device: it may have something to teach.
         self._open_gates(device, now_s)
 
-    def _got_vectors(self, work: Work) -> None:
-        self._memory.fits.add((work.output, work.chunk))
-        self._memory.forget("dimension")
+    def _keep(self, worker: int, work: Work) -> None:
+        self._memory.forget("too large", (work.output, work.chunk))
+        self._say(self._hands.keep, worker, work)
 
-    def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None, now_s: float) -> None:
+    def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None) -> None:
         """Carry out what follows of an attempt that failed, or (no worker) of what could not be stored."""
-        memory, device = self._memory, worker.device if worker is not None else None
-        step = policy.decide(verdict, self._history(work, end, verdict, worker, now_s), self._settings.budget)
+        memory, device, now_s = self._memory, worker.device if worker is not None else None, self._clock()
+        step = policy.decide(verdict, self._history(work, end, verdict, worker), self._settings.budget)
         suspects = tuple(text for text in work.texts if text in end.under_way)
-        self._say(Tell(Failed(end.worker, work, verdict, step, suspects)))
+        self._say(self._hands.failed, end.worker, work, verdict, step, suspects)
         # Remembered for the whole run: whoever prepares workers ahead takes the memory that was short.
         memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(work.texts)):
             memory.note("fruitless")
-        if verdict.other_dimension:
-            memory.note("dimension")
         # A wait, a lesson and a start that failed say nothing of the texts.
         passing = isinstance(step, policy.Wait) or (isinstance(step, policy.Retry) and step.lesson is not None)
         doubt = verdict.row_can_cause and not (passing or verdict.before_first_batch)
         doubt = doubt and verdict.outcome is not Outcome.BAD_INPUT
         if device is not None:
             device.doubt = device.doubt or doubt
-            if verdict.past_its_start:
+            if verdict.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE):  # it got to its first batch
                 device.fresh = False
                 memory.started(device.place, verdict.outcome)
             if end.proven:
@@ -384,23 +358,30 @@ class Scheduler:
         again = replace(work, avoid=avoid, fresh=fresh, doubt=work.doubt or doubt, due_s=0.0)
         match step:
             case policy.Retry():
-                self._retry(step, again, end, verdict, worker, now_s)
+                self._retry(step, again, end, verdict, worker)
             case policy.Wait():
-                self._wait(step, again, verdict, device, now_s)
+                where = cause_of(verdict, device.place if device is not None else None)
+                _, waited_s = memory.waited_s(verdict.outcome, where, now_s)
+                memory.note(verdict.outcome, where, now_s=now_s)
+                waits = self if where is None or device is None else device
+                waits.paused_until_s = max(waits.paused_until_s, now_s + step.delay_s)
+                self._say(self._hands.waits, where, step.delay_s, waited_s, verdict)
+                self._backlog.put_back(again)
             case policy.Split():
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
                 self._quarantine(again, end, verdict)
             case policy.GiveUp():
-                memory.note("given up")
+                memory.given_up.add((work.output, work.chunk))
+                if verdict.outcome is Outcome.GPU_OOM:  # so far none of its texts fits
+                    self._backlog.leave(work.output, work.chunk)
             case policy.Stop():
-                if self._do_without(device, step, verdict, end.worker, work):
+                ending = Ending(step.code, step.why, end.worker, work, verdict)
+                if self._do_without(device, ending, step.scope):
                     self._backlog.put_back(again)
 
-    def _history(
-        self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None, now_s: float
-    ) -> policy.History:
-        memory, place = self._memory, worker.device.place if worker is not None else None
+    def _history(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None) -> policy.History:
+        memory, now_s, place = self._memory, self._clock(), worker.device.place if worker is not None else None
         starts, failing_s, canaries, worked = 0, 0.0, 0, work.output in memory.worked
         if worker is not None and place is not None:
             where = start_of(verdict, place)
@@ -408,10 +389,8 @@ class Scheduler:
             failing_s = memory.lasts_s("start", where, now_s)
             if end.began_s is not None:
                 # What goes wrong on the device begins with its `go`, however long before that it was prepared.
-                starts = memory.count("start", where)
-                starts -= not memory.confirms("start", where, max(end.began_s, worker.go_s))
-            canaries = memory.count("canary", place.device)
-            canaries -= not memory.confirms("canary", place.device, worker.go_s)
+                starts = memory.count("start", where, max(end.began_s, worker.go_s))
+            canaries = memory.count("canary", place.device, worker.go_s)
         waited_s, spell_s = memory.waited_s(verdict.outcome, cause_of(verdict, place), now_s)
         # Every device may fail as often as a chunk is tried, without a success in between.
         fruitless = memory.count("fruitless") - self._settings.budget.attempts * max(0, len(self.alive) - 1)
@@ -420,7 +399,7 @@ class Scheduler:
         return policy.History(
             texts=len(work.texts),
             tries=work.tries.count(verdict.outcome),
-            canary=worker is not None and worker.canary is not None,
+            canary=worker.canary if worker is not None else None,
             proven=end.proven,
             good=bool(end.done) or self._outputs[work.output].known_good() is not None,
             worked=worked,
@@ -430,66 +409,44 @@ class Scheduler:
             company=end.company,
             waited_s=waited_s,
             spell_s=spell_s,
-            starts=starts,
             failing_s=failing_s,
+            starts=starts,
             canaries=canaries,
-            given_up=memory.count("given up"),
+            given_up=len(memory.given_up - {(work.output, work.chunk)}),
             fruitless=max(0, fruitless),
-            own=worker is not None and worker.canary is not None and worker.canary <= OWN,
-            chosen=work.shortest_first,
-            sound=place is not None and place.device in memory.sound,
-            fits=(work.output, work.chunk) in memory.fits,
-            lacking=work.lacking,
-            dimension=memory.count("dimension"),
+            too_large=memory.count("too large", (work.output, work.chunk)),
         )
 
     def _retry(
-        self,
-        step: policy.Retry,
-        work: Work,
-        end: AttemptEnded,
-        verdict: Verdict,
-        worker: WorkerState | None,
-        now_s: float,
+        self, step: policy.Retry, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None
     ) -> None:
+        now_s = self._clock()
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
             blocking = verdict.outcome is Outcome.DEVICE_FAULT
-            work = replace(work, tries=(*work.tries, verdict.outcome), blocking=blocking, shortest_first=False)
-        if worker is not None and step.lesson is not None:
-            kind = worker.device.kind
-            if (lesson := self._memory.learn(kind, step.lesson)) is not None:
-                lasting = end.company in (Company.UNTOLD, Company.ALONE)
-                self._say(Tell(Learnt(kind, lesson.rows, lesson.tokens, lasting)))
-        if worker is not None and step.note == "start":
+            work = replace(work, tries=(*work.tries, verdict.outcome), blocking=blocking)
+        if worker is not None:
             device = worker.device
-            if end.began_s is not None:
-                began_s = max(end.began_s, worker.go_s)
-                self._memory.note("start", start_of(verdict, device.place), began_s, now_s)
-            device.fresh = device.fresh or end.began_s is None
-            device.paused_until_s = max(device.paused_until_s, due_s)
-            due_s += step.delay_s  # others first: they show whether it is the device, the model, or chance
-        if worker is not None and step.note == "canary":
-            self._memory.note("canary", worker.device.place.device, worker.go_s, now_s)
-        if step.note in ("memory", "lacking"):
-            work = replace(work, doubt=True, shortest_first=step.note == "memory", lacking=step.note == "lacking")
+            if step.lesson is not None and (lesson := self._memory.learn(device.kind, step.lesson)) is not None:
+                # Later runs should not know what is so only while others hold memory.
+                lasting = end.company in (Company.UNTOLD, Company.ALONE)
+                self._say(self._hands.learnt, device.kind, lesson, lasting=lasting)
+            if step.note == "canary":
+                self._memory.note("canary", device.place.device, worker.go_s, now_s)
+            if step.note == "start":
+                if end.began_s is not None:
+                    began_s = max(end.began_s, worker.go_s)
+                    self._memory.note("start", start_of(verdict, device.place), began_s, now_s)
+                device.fresh = device.fresh or end.began_s is None
+                device.paused_until_s = max(device.paused_until_s, due_s)
+                due_s += step.delay_s  # others first: they show whether it is the device, the model, or chance
         self._backlog.put_back(replace(work, due_s=due_s))
-
-    def _wait(self, step: policy.Wait, work: Work, verdict: Verdict, device: DeviceState | None, now_s: float) -> None:
-        where = cause_of(verdict, device.place if device is not None else None)
-        _, spell_s = self._memory.waited_s(verdict.outcome, where, now_s)
-        self._memory.wait(verdict.outcome, where, now_s)
-        waits = self if where is None or device is None else device
-        waits.paused_until_s = max(waits.paused_until_s, now_s + step.delay_s)
-        number = device.place.device if waits is device and device is not None else None
-        self._say(Tell(RunWaits(number, step.delay_s, spell_s, verdict)))
-        self._backlog.put_back(work)
 
     def _split(self, how: How, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
         texts = list(work.texts)
         if how is How.BAD:
             bad = {texts[0] + row for row in verdict.bad_rows}
-            self._say(StoreVectors(end.worker, work.of([text for text in texts if text not in bad], part=True)))
+            self._keep(end.worker, work.of([text for text in texts if text not in bad], part=True))
             pieces = [work.of([text], part=True) for text in sorted(bad)]
         elif how is How.SUSPECTS:
             suspects = [text for text in texts if text in end.under_way]
@@ -504,32 +461,37 @@ class Scheduler:
             pieces = [work.of(half, part=True, one_by_one=False) for half in (texts[:middle], texts[middle:])]
         for piece in pieces:
             self._backlog.put_back(piece)
-        self._say(Tell(TakenApart(tuple(pieces), work, how)))
+        self._say(self._hands.taken_apart, work, pieces, how)
 
     def _quarantine(self, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
         limit = self._settings.bad_rows
         count = self._outputs[work.output].rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
         if limit.fail or count > limit.limit:
-            self._say(
-                Tell(RunHalts(ExitCode.CONFIG, "bad rows", end.worker, work, verdict, output=work.output, count=count))
-            )
-        else:
-            self._say(StoreVectors(end.worker, work, verdict))
-
-    def _stored(self, event: messages.Stored, now_s: float) -> None:
-        number = event.work.output
-        if event.verdict is not None:
-            self._fail(event.work, AttemptEnded(0, event.verdict), event.verdict, None, now_s)
+            self._say(self._hands.halt, Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict))
             return
-        self._memory.stored(number, now_s)
-        output = self._outputs[number]
+        if verdict.outcome is Outcome.GPU_OOM:
+            self._memory.note("too large", (work.output, work.chunk))
+        self._say(self._hands.quarantine, work, verdict)
+
+    def stored(self, work: Work, problem: Verdict | None) -> None:
+        """Hear that vectors, or that a text gets none, are on the disk, or (`problem`) could not be written."""
+        if problem is not None:
+            self._fail(work, AttemptEnded(0, problem), problem, None)
+            return
+        self._memory.stored(work.output, self._clock())
+        output = self._outputs[work.output]
         if output.bad_count >= output.texts:
-            self._say(Tell(RunHalts(ExitCode.CONFIG, "all bad", work=event.work, output=number)))
+            self._say(self._hands.halt, Ending(ExitCode.CONFIG, "all bad", work=work))
+
+    def lost(self, output: int, chunk: int) -> None:
+        """Hear that something that was stored of the chunk is damaged, and was discarded."""
+        self._backlog.lost(output, chunk)
 
     # --- the end of a run
 
-    def _stop(self, until_s: float | None, now_s: float) -> None:
-        self._draining = True
+    def stop(self, until_s: float | None) -> None:
+        """Start nothing new; be done by then (None = as long as it takes, -inf = at once)."""
+        self._draining, now_s = True, self._clock()
         if until_s is not None:
             left_s = max(0.0, until_s - now_s)
             self._last_s = until_s - min(RESERVE * left_s, RESERVE_S)
@@ -542,17 +504,17 @@ class Scheduler:
             if worker.gate is GateState.SHUT or now_s >= self._last_s:
                 self._end(worker, "the run has to end")
             elif worker.gate is GateState.OPEN and not (worker.leaving or worker.ending):
-                left_s = self._view.left_s(worker.number)
+                left_s = self._hands.left_s(worker.number)
                 if now_s >= self._halfway_s if left_s is None else now_s + left_s > self._last_s:
                     worker.leaving = True
-                    self._say(End(worker.number, "it cannot be done before the run has to end", gently=True))
+                    self._say(self._hands.leave, worker.number, "it cannot be done before the run has to end")
 
     def _end(self, worker: WorkerState, why: str) -> None:
         if not worker.ending:
             worker.ending = True
-            self._say(End(worker.number, why))
+            self._say(self._hands.end, worker.number, why)
 
 
-def _seen(opinion: Opinion) -> Verdict:
+def _judged(opinion: Opinion) -> Verdict:
     """Put what a look at a device has shown into the form of a verdict."""
     return Verdict(Outcome.GPU_BUSY if opinion.health is Health.BUSY else Outcome.HARDWARE_FAULT, opinion.why)

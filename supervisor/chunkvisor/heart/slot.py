@@ -12,7 +12,6 @@ from chunkvisor.engine.process import trim_log
 from chunkvisor.heart.scheduler import GateState
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import EndedBy, Patience, Pulse, Verdict
-from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Phase, Spec
 from chunkvisor_worker.contract.wire import read_beat
@@ -31,13 +30,11 @@ _LOOK_S = 0.25
 
 @dataclass(slots=True)
 class Slot:
-    """A running worker."""
+    """A running worker, and until all that follows from its end is done, one that has ended."""
 
-    number: int
-    """Its name with the scheduler."""
+    number: int  # its name with the scheduler
     work: Work
     station: Station
-    attempt: int
     files: AttemptFiles
     spec: Spec
     worker: Worker
@@ -46,99 +43,67 @@ class Slot:
     gate: GateState = GateState.SHUT
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
-    leave_why: str = ""
-    """Why it was asked to end after the batch under way, in words; empty if it was not."""
+    leave_why: str = ""  # why it was asked to end after the batch under way; empty if it was not
     go_s: float = 0.0
-    freed_s: float | None = None
-    """When it needed the device no longer."""
-    verdict: Verdict | None = None
-    """What became of it, once it has ended."""
-    _idle_s: float = 0.0
-    """How long the device had nothing to do before this worker's `go`."""
+    freed_s: float | None = None  # when it needed the device no longer
+    verdict: Verdict | None = None  # what became of it, once it has ended
+    pulse: Pulse = field(init=False)
+    _idle_s: float = 0.0  # how long the device had nothing to do before this worker's `go`
     _ready_s: float | None = None
     _looked_s: float = 0.0
-    _reported: GateState | None = None
-    """What `heard` reported last: ready at the gate (SHUT), or done with the device (PASSED)."""
+    _reported: GateState | None = None  # what `heard` reported last
     _signals: list[signal.Signals] = field(default_factory=list)
     _next_signal_s: float = 0.0
-    pulse: Pulse = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pulse = Pulse.begin(self.started_s)
-
-    def stirs(self, readable: frozenset[int]) -> bool:
-        """Whether there may be news of it, if these descriptors are readable; of one on a node, the engine hears."""
-        watched = self.worker.watched()
-        return not watched or not readable.isdisjoint(watched)
-
-    def look(self, now_s: float, *, closely: bool) -> None:
-        """Read the beat, at most four times a second unless `closely` or called; keep the log within its bounds.
-
-        At the gate there is none to come.
-        """
-        quiet = self.worker.tells_beats or self.ready
-        if not self.worker.has_called() and (quiet or (not closely and now_s - self._looked_s < _LOOK_S)):
-            return
-        self._looked_s = now_s
-        self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
-        if self._ready_s is None and self.pulse.phase is Phase.READY:
-            self._ready_s = now_s
-        if self.gate is GateState.OPEN and self.pulse.freed and self.ended_by is EndedBy.ITSELF:
-            self.gate = GateState.PASSED
-            self.freed(now_s)
-        trim_log(self.files.log)
-
-    def freed(self, now_s: float) -> None:
-        """Note that the device has nothing to do from now on, if it has had something."""
-        if self.had_device and self.freed_s is None:
-            self.freed_s = self.station.freed_s = now_s
+        self.pulse = Pulse(self.started_s, self.started_s)
 
     @property
-    def ready(self) -> bool:
-        """Whether it waits at the gate."""
-        return self.gate is GateState.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
-
-    def heard(self, now_s: float) -> GateState | None:
-        """Say, once each, that it waits at the gate (SHUT), or that it has given its device back (PASSED)."""
-        self.look(now_s, closely=False)
-        state = GateState.SHUT if self.ready else GateState.PASSED if self.gate is GateState.PASSED else None
-        if state is None or state is self._reported:
-            return None
-        self._reported = state
-        return state
-
-    @property
-    def without_result(self) -> Verdict | None:
-        """The verdict, if it has left no result: then what is taken over of it are its finished batches."""
-        of_result = self.verdict is None or self.verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
-        return None if of_result else self.verdict
+    def names(self) -> tuple[str, int, int]:
+        """Output, chunk and attempt, for the journal."""
+        return self.spec.output, self.spec.chunk, self.spec.attempt
 
     @property
     def had_device(self) -> bool:
         """Whether it ever had its `go`."""
         return self.gate is not GateState.SHUT
 
-    @property
-    def unused(self) -> bool:
-        """Whether it is a warm worker that never had the device: its end is its template's doing, not a text's."""
-        return self.worker.warm and not self.had_device and self.ended_by is EndedBy.ITSELF
+    def stirs(self, readable: frozenset[int]) -> bool:
+        """Whether there may be news of it, if these descriptors are readable; of one on a node, the engine hears."""
+        watched = self.worker.watched()
+        return not watched or not readable.isdisjoint(watched)
 
-    def figures(self, now_s: float) -> dict[str, Any]:
-        """Say what the worker did with its time, for the journal; seconds and counts."""
-        self.look(now_s, closely=True)
-        beat = self.pulse.beat
-        opening_s = beat.opening_s if beat and self.freed_s is not None else 0.0
-        return {
-            "device": self.station.number,
-            "startup_s": round((self._ready_s or now_s) - self.started_s, 4),
-            # The device computes from the first batch on: until then a context is made, and weights are copied.
-            "opening_s": opening_s,
-            "idle_s": round(self._idle_s + opening_s, 4),
-            "busy_s": round(self.freed_s - self.go_s - opening_s, 4) if self.freed_s is not None else 0.0,
-            "texts": beat.rows_done if beat else 0,
-            "tokens": beat.tokens_done if beat else 0,
-            "padded_tokens": beat.padded_tokens if beat else 0,
-        }
+    def heard(self, now_s: float) -> GateState | None:
+        """Say, once each, that it waits at the gate (SHUT), or that it has given its device back (PASSED)."""
+        # At the gate there is no beat to come; who calls for every beat need not be looked at.
+        quiet = self.worker.tells_beats or self._ready or now_s - self._looked_s < _LOOK_S
+        if self.worker.has_called() or not quiet:
+            self._look(now_s)
+        state = GateState.SHUT if self._ready else GateState.PASSED if self.gate is GateState.PASSED else None
+        if state is None or state is self._reported:
+            return None
+        self._reported = state
+        return state
+
+    @property
+    def _ready(self) -> bool:
+        return self.gate is GateState.SHUT and self._ready_s is not None and self.ended_by is EndedBy.ITSELF
+
+    def _look(self, now_s: float) -> None:
+        self._looked_s = now_s
+        self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
+        if self._ready_s is None and self.pulse.phase is Phase.READY:
+            self._ready_s = now_s
+        freed = self.pulse.beat is not None and self.pulse.beat.freed
+        if self.gate is GateState.OPEN and freed and self.ended_by is EndedBy.ITSELF:
+            self.gate = GateState.PASSED
+            self._free(now_s)
+        trim_log(self.files.log)
+
+    def _free(self, now_s: float) -> None:
+        """Note that the device has nothing to do from now on, if it has had something."""
+        if self.had_device and self.freed_s is None:
+            self.freed_s = self.station.freed_s = now_s
 
     def go(self, limits: Limits) -> None:
         """Let it use the device, with the batch limits of the moment."""
@@ -149,11 +114,6 @@ class Slot:
         self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
         self.limits, self.gate = limits, GateState.OPEN
         self.worker.go(limits)
-
-    def leave(self, why: str) -> None:
-        """Ask it to end after the batch under way."""
-        self.leave_why = why
-        self.worker.leave()
 
     def left_s(self, now_s: float) -> float | None:
         """Say in how many seconds it has its last vector, at the rate so far; None = it has done no batch yet."""
@@ -167,7 +127,7 @@ class Slot:
 
     def attend(self, now_s: float, patience: Patience) -> None:
         """End it if it has made no progress for too long; take the next step of an end that has begun."""
-        if self.ended_by is EndedBy.ITSELF and (why := self.pulse.overdue(now_s, patience, at_gate=self.ready)):
+        if self.ended_by is EndedBy.ITSELF and not self._ready and (why := self.pulse.overdue(now_s, patience)):
             self.end(EndedBy.HANG, why, now_s)
         self._next_signal(now_s)
 
@@ -180,10 +140,6 @@ class Slot:
             self._next_signal_s = now_s
         self._next_signal(now_s)
 
-    def stuck(self, now_s: float) -> bool:
-        """Whether even SIGKILL has not ended it for long: it hangs in the kernel (D state)."""
-        return self.ended_by is not EndedBy.ITSELF and not self._signals and now_s > self._next_signal_s + 12 * GRACE_S
-
     def _next_signal(self, now_s: float) -> None:
         if self._signals and now_s >= self._next_signal_s:
             number = self._signals.pop(0)
@@ -193,3 +149,25 @@ class Slot:
                     log.write(f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack.\n")
             self.worker.signal(number)
             self._next_signal_s = now_s + GRACE_S
+
+    def stuck(self, now_s: float) -> bool:
+        """Whether even SIGKILL has not ended it for long: it hangs in the kernel (D state)."""
+        return self.ended_by is not EndedBy.ITSELF and not self._signals and now_s > self._next_signal_s + 12 * GRACE_S
+
+    def figures(self, now_s: float) -> dict[str, Any]:
+        """Say what the worker, which has ended, did with its time, for the journal; seconds and counts."""
+        self._free(now_s)
+        self._look(now_s)
+        beat = self.pulse.beat
+        opening_s = beat.opening_s if beat and self.freed_s is not None else 0.0
+        return {
+            "device": self.station.number,
+            "startup_s": round((self._ready_s or now_s) - self.started_s, 4),
+            # The device computes from the first batch on: until then a context is made, and weights are copied.
+            "opening_s": opening_s,
+            "idle_s": round(self._idle_s + opening_s, 4),
+            "busy_s": round(self.freed_s - self.go_s - opening_s, 4) if self.freed_s is not None else 0.0,
+            "texts": beat.rows_done if beat else 0,
+            "tokens": beat.tokens_done if beat else 0,
+            "padded_tokens": beat.padded_tokens if beat else 0,
+        }

@@ -1,39 +1,53 @@
-"""Takes over what workers leave: whole chunks, parts of chunks, verdicts on single texts.
+"""Takes over what workers leave: whole chunks, parts of chunks, verdicts on single texts; and joins complete outputs.
 
 It judges nothing: what comes here is verified, or is to be noted because the scheduler says so. A chunk is committed as
-soon as each of its texts has a vector or a verdict.
+soon as each of its texts has a vector or a verdict. Joins work in a thread that only reads a ledger; the scheduler has
+no part in them, and hears of chunks that turn out damaged.
 """
 
 import contextlib
 import errno
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.assemble.reader import ChunkDamagedError
 from chunkvisor.events.event import (
     Alarmed,
+    Assembling,
     BatchesKept,
     ChunkCommitted,
     Emit,
+    OutputComplete,
     PartCommitted,
     Quarantined,
     Warned,
 )
-from chunkvisor.heart.messages import Event, Lost, Stored
 from chunkvisor.heart.output import OutputRun
+from chunkvisor.heart.run import Signals
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Verdict
 from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.attempt import take_cut
-from chunkvisor.store.disk import DISK_ERRNOS, check_disk, free_bytes, need_bytes, with_room
+from chunkvisor.store.disk import DISK_ERRNOS, check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import human_bytes, which_rows
+from chunkvisor.words import damaged_again
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Facts, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message
+
+MAX_DAMAGED = 3
+"""More damaged chunks of one output are not an accident."""
+
+PAUSE_S = 5.0
+"""Before a join that met a full disk is tried again."""
 
 
 class Keeper:
@@ -41,13 +55,11 @@ class Keeper:
 
     def __init__(self, outputs: Sequence[OutputRun], emit: Emit) -> None:
         self._outputs, self._emit = outputs, emit
-        self.first_go_s: float | None = None
-        """When the first gate was opened: rates count from then."""
-        self._said = set[tuple[str, str]]()
-        """(output, warning): each is reported once."""
+        self.first_go_s: float | None = None  # when the first gate was opened: rates count from then
+        self._said = set[str]()  # warnings: each is reported once
 
-    def keep(self, work: Work, spec: Spec, files: AttemptFiles, failed: Verdict | None) -> list[Event]:
-        """Take over verified vectors of these texts, as a chunk or as a part of one.
+    def keep(self, work: Work, spec: Spec, files: AttemptFiles, failed: Verdict | None) -> Verdict | None:
+        """Take over verified vectors of these texts, as a chunk or as a part of one; returns what the disk refused.
 
         `failed` is the verdict on an attempt that left no result, but finished batches. Raises OSError for what has
         nothing to do with the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has
@@ -77,7 +89,7 @@ class Keeper:
                 without = set(range(spec.start, spec.stop)).difference(work.texts)
                 ledger.parts(work.chunk).add(spec.start, spec.stop, vectors, digest, tuple(sorted(without)))
         except OSError as error:
-            return [self._not_stored(work, error)]
+            return self._not_stored(work, error)
         complete = result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip)
         # Everything it left is in the output now. What failed stays, for a person to read.
         if complete:
@@ -86,41 +98,42 @@ class Keeper:
                 files.folder.parent.rmdir()
         if whole:
             self._committed(output, work.chunk, result)
-            return [Stored(work)]
-        if failed is not None:
-            self._emit(_kept(output.name, work, files, interrupted=failed.blameless))
+        elif failed is not None:
+            # Its last beat knows the tokens of its texts, about.
+            beat, texts = read_beat(files.beat), len(work.texts)
+            share = min(1.0, texts / beat.rows_done) if beat is not None and beat.rows_done else 0.0
+            tokens, padded = (round(beat.tokens_done * share), round(beat.padded_tokens * share)) if beat else (0, 0)
+            self._emit(BatchesKept(output.name, work.chunk, texts, tokens, padded, interrupted=failed.blameless))
         elif result is not None and complete:
             counts = {"texts": len(work.texts), "tokens": result.tokens, "padded_tokens": result.padded_tokens}
             self._emit(PartCommitted(output.name, work.chunk, spec.start, spec.stop, **counts, phase_s=result.phase_s))
-        return [Stored(work), *self.compose(work.output, work.chunk)]
+        return None
 
     def _warn(self, output: OutputRun, facts: Facts) -> None:
         """Report, once each, what the libraries warned of, and libraries of other versions than at the beginning."""
-        for text in facts.loaded.notes if facts.loaded is not None else ():
-            self._say_once("", text, Warned(f"while the model was loaded: {text}"))
+        told = [f"while the model was loaded: {note}" for note in (facts.loaded.notes if facts.loaded else ())]
         if changed := ", ".join(output.ledger.note_versions(facts)):
             words = f"some rows were computed with other library versions: {changed}; the manifest names all"
-            self._say_once(output.name, changed, Warned(f"{output.name}: {words}"))
+            told.append(f"{output.name}: {words}")
+        for text in told:
+            if text not in self._said:
+                self._said.add(text)
+                self._emit(Warned(text))
 
-    def _say_once(self, output: str, text: str, event: Warned) -> None:
-        if (output, text) not in self._said:
-            self._said.add((output, text))
-            self._emit(event)
-
-    def quarantine(self, work: Work, verdict: Verdict) -> list[Event]:
-        """Note a text that fails alone. Raises OSError as `keep`."""
+    def quarantine(self, work: Work, verdict: Verdict) -> Verdict | None:
+        """Note a text that fails alone; returns and raises as `keep`."""
         output, text = self._outputs[work.output], work.texts[0]
         try:
             output.ledger.parts(work.chunk).add_bad(BadText(text, verdict.outcome, verdict.reason))
         except OSError as error:
-            return [self._not_stored(work, error)]
+            return self._not_stored(work, error)
         row, place = self.place_of(work)
         rows = output.rows_of(text)
         self._emit(Quarantined(output.name, row, place, verdict.outcome, verdict.reason, work.chunk, rows))
-        return [Stored(work), *self.compose(work.output, work.chunk)]
+        return None
 
-    def compose(self, number: int, chunk: int) -> list[Event]:
-        """Commit a chunk from its parts if each of its texts has a vector or a verdict.
+    def compose(self, number: int, chunk: int) -> bool:
+        """Commit a chunk from its parts if each of its texts has a vector or a verdict; False if a part is damaged.
 
         While no vector is known, neither is the dimension; and a full disk is tried again: the joins do both later.
         Raises OSError as `keep`.
@@ -128,7 +141,7 @@ class Keeper:
         output = self._outputs[number]
         ledger = output.ledger
         if ledger.facts is None or ledger.committed(chunk) or output.missing(chunk):
-            return []
+            return True
         parts = ledger.parts(chunk)
         try:
             composed, digest = parts.compose(ledger.facts.dimension)
@@ -136,12 +149,12 @@ class Keeper:
         except OSError as error:
             if parts.missing():
                 self._emit(Warned(f"{output.name} chunk {chunk} is damaged and will be computed again: {error}"))
-                return [Lost(number, chunk)]
+                return False
             if error.errno not in DISK_ERRNOS:
                 raise
-            return []
+            return True
         self._committed(output, chunk, None)
-        return []
+        return True
 
     def place_of(self, work: Work) -> tuple[int, str]:
         """Name the first row of the first text, and its place in the source."""
@@ -165,17 +178,15 @@ class Keeper:
         needs = [need for output in self._outputs if output.left and (need := _still_needed(output)) is not None]
         return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
 
-    def _not_stored(self, work: Work, error: OSError) -> Stored:
+    def _not_stored(self, work: Work, error: OSError) -> Verdict:
         if error.errno not in DISK_ERRNOS:
             raise error
         output = self._outputs[work.output]
         if error.errno == errno.EIO:
-            words = (
-                f"{output.name} chunk {work.chunk}: the disk reported an error, and the chunk is stored again: {error}"
-            )
-            self._emit(Alarmed(words))
+            chunk = f"{output.name} chunk {work.chunk}"
+            self._emit(Alarmed(f"{chunk}: the disk reported an error, and the chunk is stored again: {error}"))
         reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
-        return Stored(work, Verdict(Outcome.DISK_FULL, reason))
+        return Verdict(Outcome.DISK_FULL, reason)
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
         # The first chunk tells the dimension, and with it what the rest will need: better refused now than at night.
@@ -209,6 +220,115 @@ class Keeper:
         self._emit(committed)
 
 
+class Joins:
+    """Outputs on their way to a final file, one at a time: two joins would share the disk, and both take longer."""
+
+    def __init__(
+        self, outputs: Sequence[OutputRun], store: Keeper, signals: Signals, wait_timeout_s: float, emit: Emit
+    ) -> None:
+        self._outputs, self._store, self._signals, self._emit = outputs, store, signals, emit
+        self._wait_timeout_s = wait_timeout_s
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
+        self._under_way: tuple[int, Future[dict[str, Any]]] | None = None
+        self._damaged: Counter[int] = Counter()
+        self._waits_since_s: dict[int, float] = {}
+        self._again_s = 0.0  # when a join that met a full disk is tried again
+        self._stopped = False
+
+    @property
+    def working(self) -> bool:
+        """Whether an output is being joined."""
+        return self._under_way is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an output can be joined as soon as there is space, or another output is joined."""
+        return not self._stopped and any(map(self._is_ready, range(len(self._outputs))))
+
+    def attend(self) -> list[tuple[int, int]]:
+        """Take in what was joined, and begin what can be joined now.
+
+        Returns outputs and their chunks that turned out damaged. Raises Halt if a disk stays full or damages one chunk
+        after the other; OSError for what has nothing to do with the disk.
+        """
+        lost: list[tuple[int, int]] = []
+        if self._under_way is not None and self._under_way[1].done():  # its done-callback has woken the loop
+            number, future = self._under_way
+            self._under_way = None
+            lost += self._joined(number, future)
+        for number, output in enumerate(self._outputs):
+            if self._stopped or self._under_way is not None or time.monotonic() < self._again_s:
+                break
+            if not self._is_ready(number):
+                continue
+            # Chunks that were found bad throughout before the dimension was known, or for which there was no space.
+            chunks = [chunk for chunk in range(output.ledger.plan.count) if not output.ledger.committed(chunk)]
+            if damaged := [chunk for chunk in chunks if not self._store.compose(number, chunk)]:
+                lost += [each for chunk in damaged for each in self._lost(number, chunk)]
+            elif output.left:
+                text = "a chunk could not be put together from its parts: no space left on device"
+                self._wait(number, OSError(errno.ENOSPC, text))
+            else:
+                self._emit(Assembling(output.name, output.ledger.plan.count))
+                future = self._pool.submit(output.finish, self._still_wanted)
+                self._under_way = number, future
+                future.add_done_callback(lambda _: self._signals.wake())
+        return lost
+
+    def stop(self) -> None:
+        """Give up what is under way; the next run begins a half-made file anew."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Stop, and wait for it."""
+        self.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _is_ready(self, number: int) -> bool:
+        output = self._outputs[number]
+        under_way = self._under_way is not None and self._under_way[0] == number
+        if output.joined or under_way or (output.left and output.ledger.facts is None):
+            return False
+        return output.next_pending(0) is None and all(each.joined for each in output.awaited)
+
+    def _joined(self, number: int, future: Future[dict[str, Any]]) -> list[tuple[int, int]]:
+        output = self._outputs[number]
+        try:
+            self._emit(OutputComplete(output.name, **future.result()))
+            output.joined = True
+        except ChunkDamagedError as error:
+            self._emit(Warned(f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}"))
+            output.ledger.discard(error.chunk)
+            return self._lost(number, error.chunk)
+        except InterruptedError:
+            self._stopped = True
+        except OSError as error:
+            if error.errno not in DISK_ERRNOS:
+                raise
+            self._wait(number, error)
+        return []
+
+    def _lost(self, number: int, chunk: int) -> list[tuple[int, int]]:
+        # One damaged chunk is bit rot; chunk after chunk is a disk or memory that cannot be trusted.
+        self._damaged[number] += 1
+        if self._damaged[number] > MAX_DAMAGED:
+            raise damaged_again(self._outputs[number].name, chunk)
+        return [(number, chunk)]
+
+    def _wait(self, number: int, error: OSError) -> None:
+        output, now_s = self._outputs[number], time.monotonic()
+        self._emit(Warned(f"{output.name}: waiting for disk space: {error}"))
+        if now_s - self._waits_since_s.setdefault(number, now_s) >= self._wait_timeout_s:
+            halt = disk_halt(error, output.ledger.layout.workdir)
+            halt.why = self._store.with_need(halt.why)
+            raise halt
+        self._again_s = now_s + PAUSE_S
+
+    def _still_wanted(self) -> None:
+        if self._stopped or self._signals.stopping:
+            raise InterruptedError("stopped while joining chunks")
+
+
 def check_space(output: OutputRun) -> None:
     """Raise Halt (74) if the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
     if (need := _still_needed(output)) is not None:
@@ -224,16 +344,6 @@ def _still_needed(output: OutputRun) -> int | None:
     left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
     second_form = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
     return need_bytes(output.table.rows, left, dimension, second_form)
-
-
-def _kept(output: str, work: Work, files: AttemptFiles, *, interrupted: bool) -> BatchesKept:
-    """Report texts of an attempt that left no result; its last beat knows their tokens, about."""
-    beat, texts = read_beat(files.beat), len(work.texts)
-    if beat is None or not beat.rows_done:
-        return BatchesKept(output, work.chunk, texts, interrupted=interrupted)
-    share = min(1.0, texts / beat.rows_done)
-    tokens, padded = round(beat.tokens_done * share), round(beat.padded_tokens * share)
-    return BatchesKept(output, work.chunk, texts, tokens, padded, interrupted)
 
 
 def _digest_of(vectors: Path) -> str:
