@@ -19,7 +19,7 @@ from corpus import ensure_model, read_texts
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
-from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 from chunkvisor_worker.vectorfile import VectorFile
 
@@ -111,7 +111,7 @@ def _timed(call: Callable[..., object], spent: list[float]) -> Callable[..., obj
 
 def _encode(encoder: SentenceTransformerEncoder, file: "VectorFile | AtTheEnd", progress: BeatWriter) -> float:
     began_s = time.process_time()
-    progress.tell_begun(file.begin)
+    progress.begun = file.begin
     for indices, block in encoder.encode(LIMITS, progress):
         file.add(indices, block)
     file.finish()

@@ -8,9 +8,8 @@ from typing import Self
 from chunkvisor.config.model import Config
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
-from chunkvisor_worker.contract.rule import BEFORE_WORK, CONFIG, DISK, ON_TEXTS, OomFigures, read_oom
-from chunkvisor_worker.contract.rules import RULES
-from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose, diagnose_log
+from chunkvisor_worker.contract.rules import BEFORE_WORK, CONFIG, DISK, NO_ROOM, ON_TEXTS, RULES
+from chunkvisor_worker.contract.taxonomy import Diagnosis, OomFigures, diagnose, diagnose_log, read_oom
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 60.0
 """Pause before the second try; it doubles with each further one, up to the second number."""
@@ -113,9 +112,6 @@ class Pulse:
 
 # --- one that has ended
 
-# The GPU had no room for the weights; other reasons to wait for a GPU say nothing of its memory.
-_WEIGHTS_DID_NOT_FIT = frozenset(rule.name for rule in RULES if rule.exit_code_alone is not None)
-
 _CAUSES = {rule.name: rule.cause.rstrip(".") for rule in RULES}
 
 _ON_THE_DEVICE = frozenset(
@@ -176,7 +172,7 @@ class Verdict:
     @property
     def weights_did_not_fit(self) -> bool:
         """Whether the GPU had no room for the model, whoever held it."""
-        return self.rule in _WEIGHTS_DID_NOT_FIT
+        return self.rule == NO_ROOM
 
     @property
     def can_touch_gpu(self) -> bool:

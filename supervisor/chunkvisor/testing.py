@@ -15,7 +15,7 @@ from pathlib import Path
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.exits import TESTING_FAULTS, Outcome
-from chunkvisor_worker.contract.files import ProvokedFiles
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import ProvokedFault
 from chunkvisor_worker.contract.wire import write_message
 
@@ -110,7 +110,7 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
         raise Halt(ExitCode.USAGE, f"chunk={chunk}, times={times}: there is no such chunk, or nothing to do")
     with tempfile.TemporaryDirectory(prefix="chunkvisor-testing-") as place:
         folder = Path(place)
-        write_message(ProvokedFiles(folder).fault, provoked, durable=False)
+        write_message(AttemptFiles(folder).fault, provoked, durable=False)
         found = Provoked(provoked.name, chunk, output)
         before = os.environ.get(TESTING_FAULTS)
         os.environ[TESTING_FAULTS] = f"{before}{os.pathsep}{folder}" if before else str(folder)
@@ -121,8 +121,7 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
                 del os.environ[TESTING_FAULTS]
             else:
                 os.environ[TESTING_FAULTS] = before
-            files = ProvokedFiles(folder)
-            found.struck = next(number for number in itertools.count() if not files.claim(number).exists())
+            found.struck = next(number for number in itertools.count() if not (folder / f"struck-{number}").exists())
     if not found.struck:
         of_output = f" of output {output}" if output else ""
         raise AssertionError(

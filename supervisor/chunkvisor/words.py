@@ -204,7 +204,7 @@ def end_in_words(
             because = f"{because}; nvidia-smi shows no other process on it"
             if (figures := verdict.figures) is not None:
                 held, wanted = human_bytes(figures.ours_bytes), human_bytes(figures.wanted_bytes)
-                memory = human_bytes(figures.allowed_bytes or figures.total_bytes)
+                memory = human_bytes(figures.total_bytes)
                 because = f"the worker held {held} of the GPU's {memory} and wanted {wanted} more before its first "
                 because += "batch; no other process held much"
             remedy = f"Use a GPU with more memory, or a smaller model. Then run the same command again{KEPT}."

@@ -70,7 +70,7 @@ def prepare(kind: str) -> None:
 def prepare_models() -> None:
     """Import what workers with a model import, and a template's own modules, as they do it."""
     gc.disable()
-    for module in ("sentence_transformer", "taint", "forked"):
+    for module in ("sentence_transformer", "template"):
         importlib.import_module(f"chunkvisor_worker.{module}")
     for module in ("torch", "sentence_transformers", "transformers.models.bert.modeling_bert"):
         importlib.import_module(module)

@@ -24,8 +24,7 @@ from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look
 from chunkvisor_worker.contract.exits import PARENT_PID, Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Facts, Limits, Spec
-from chunkvisor_worker.contract.messages import Go as GoMessage
+from chunkvisor_worker.contract.messages import Facts, GateOrder, Limits, Spec
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json
 from chunkvisor_worker.job import run_and_exit
 from damaged import LAST, TEXTS, made_once, unfinished
@@ -169,7 +168,7 @@ def test_worker_over_folder_of_any_content(place: ScriptedWorkplace, tmp_path: P
 
 def mutated_go(data: st.DataObject) -> bytes:
     """A line that opens the gate, or nearly."""
-    return data.draw(another(to_json(GoMessage(Limits(2))))).replace(b"\n", b" ") + b"\n"
+    return data.draw(another(to_json(GateOrder(Limits(2))))).replace(b"\n", b" ") + b"\n"
 
 
 @soaked(60)
@@ -185,10 +184,10 @@ def test_worker_that_hears_anything(place: ScriptedWorkplace, tmp_path: Path, da
     lines = [mutated_go(data) for _ in range(data.draw(st.integers(0, 3)))]
     ours, theirs = socket.socketpair()
     with ours:
-        ours.sendall(b"".join(lines)[:100_000] + b"\n" + to_json(GoMessage(Limits(3))))
+        ours.sendall(b"".join(lines)[:100_000] + b"\n" + to_json(GateOrder(Limits(3))))
         code = by_hand(folder, theirs)
     assert code in set(WorkerExit), (code, files.log.read_text())
-    if all(from_json(GoMessage, line) is None for line in lines):
+    if all(from_json(GateOrder, line) is None for line in lines):
         assert code == WorkerExit.DONE, files.log.read_text()
     if code == WorkerExit.DONE:
         right_rows(files.vectors, list(range(6)))

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from chunkvisor_worker.batching import cut, padded_tokens
-from chunkvisor_worker.contract.files import LengthsFiles
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     EncodeSpec,
     Fault,
     LengthsAnswer,
-    LengthsReport,
     LengthsRequest,
     LengthsTask,
     Limits,
@@ -24,7 +23,7 @@ from chunkvisor_worker.contract.messages import (
 )
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.lengths import Counter, measure
-from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
 TEXTS = ["fix: close the file", "", "word " * 3000, "漢字とかなの混じった文。" * 5, "🙂 emoji", "a\x00b", "Ünïcödé"]
@@ -122,7 +121,8 @@ def test_a_model_without_a_tokenizer_is_estimated(tmp_path: Path) -> None:
     modules = [{"type": "sentence_transformers.models.StaticEmbedding", "path": "0_Static"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     report = measure(Counter(ModelSpec("static"), tmp_path), task_of(tmp_path, ["abcdef"]), tmp_path / "out.npy")
-    assert report == LengthsReport(None, estimated=True, tokens=4, padded_tokens=4, batches=1)
+    assert (report.max_length, report.estimated) == (None, True)
+    assert (report.tokens, report.padded_tokens, report.batches) == (4, 4, 1)
 
 
 @pytest.mark.model
@@ -130,11 +130,11 @@ def test_a_broken_folder_is_a_fault(tmp_path: Path, minilm_path: Path) -> None:
     """A folder without a tokenizer leaves a fault that names the exception, not an answer."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
-    files = LengthsFiles(tmp_path)
+    files = AttemptFiles(tmp_path)
     spec = ModelSpec("broken", path=str(tmp_path / "model"))
-    write_message(files.request, LengthsRequest(spec, (task_of(tmp_path, TEXTS),)))
+    write_message(files.spec, LengthsRequest(spec, (task_of(tmp_path, TEXTS),)))
     assert run_child(tmp_path) != 0
-    assert read_message(LengthsAnswer, files.answer) is None
+    assert read_message(LengthsAnswer, files.result) is None
     fault = read_message(Fault, files.fault)
     assert fault is not None
     assert fault.chain

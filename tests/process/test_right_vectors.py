@@ -19,7 +19,7 @@ from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import Limits, Loaded, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.faults import fault_of
-from chunkvisor_worker.loaded import WrongModelError
+from chunkvisor_worker.model import WrongModelError
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 from harness import Workplace
 

@@ -15,9 +15,8 @@ import pytest
 from chunkvisor_worker import sentence_transformer
 from chunkvisor_worker.contract.exits import LINEAR
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase
-from chunkvisor_worker.loaded import TokenizerMismatchError
-from chunkvisor_worker.model import is_placed_by_loading, position_limit, split_kwargs
-from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.liveness import BeatWriter
+from chunkvisor_worker.model import Heard, WrongModelError, is_placed_by_loading, load_model, split_kwargs
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
 pytestmark = pytest.mark.model
@@ -245,7 +244,7 @@ def test_pooling_without_the_prompt(minilm: ModelSpec, minilm_path: Path, tmp_pa
     assert np.abs(expected - library.encode(SHORT, **ALIKE)).max() > 1e-3
 
 
-@pytest.mark.parametrize(("dtype", "loaded"), [("auto", "bfloat16"), ("float32", "float32"), ("float16", "float16")])
+@pytest.mark.parametrize(("dtype", "loaded"), [("auto", "bfloat16"), ("float32", "float32")])
 def test_left_padded_decoder(minilm_path: Path, tmp_path: Path, dtype: str, loaded: str) -> None:
     """A causal model with left padding and last-token pooling, in the dtype asked for, equals the library's."""
     import torch
@@ -278,35 +277,12 @@ def test_left_padded_decoder(minilm_path: Path, tmp_path: Path, dtype: str, load
     assert vectors.dtype == np.float32
 
 
-def test_static_embeddings_take_the_librarys_own_encode(minilm_path: Path, tmp_path: Path) -> None:
-    """A model without a transformer is encoded all the same, its token counts unknown."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(minilm_path / "tokenizer.json"))
-    tokenizer.no_truncation()
-    library = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=16)], device="cpu")
-    library.save(str(tmp_path))
-    spec = ModelSpec("static", str(tmp_path))
-    progress = RecordedProgress()
-
-    vectors, encoder = run(spec, limits=Limits(rows=10**6, tokens=1024), progress=progress)
-
-    assert np.abs(vectors - library.encode(TEXTS, **ALIKE)).max() < 1e-5
-    assert len(progress.batches) > 1
-    assert {tokens for _, tokens in progress.batches} == {0}
-    assert encoder.facts().max_length is None
-    with pytest.raises(ValueError, match="has no length to set"):
-        run(replace(spec, max_length=10))
-
-
 def test_missing_tokenizer_files_are_refused(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
     """Without vocabulary, transformers builds a tokenizer of five tokens; the model is not loaded with it."""
     folder = with_files(minilm_path, tmp_path, leave_out=("tokenizer.json", "vocab.txt"))
     encoder = SentenceTransformerEncoder(replace(minilm, path=str(folder)), EncodeSpec(), "cpu")
 
-    with pytest.raises(TokenizerMismatchError, match=r"knows 5 tokens, but .* 30522 rows"):
+    with pytest.raises(WrongModelError, match=r"knows 5 tokens, but .* 30522 rows"):
         encoder.load(RecordedProgress())
 
 
@@ -361,11 +337,9 @@ def test_a_model_placed_by_loading_is_loaded_by_start(minilm: ModelSpec, monkeyp
 
     loaded_on: list[str] = []
 
-    def load(spec: ModelSpec, device: str) -> Any:
-        from chunkvisor_worker.model import load_model
-
+    def load(spec: ModelSpec, device: str, heard: Heard) -> Any:
         loaded_on.append(device)
-        return load_model(replace(spec, kwargs={}), "cpu")
+        return load_model(replace(spec, kwargs={}), "cpu", heard)
 
     monkeypatch.setattr(sentence_transformer, "load_model", load)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
@@ -384,24 +358,6 @@ def test_a_model_placed_by_loading_is_loaded_by_start(minilm: ModelSpec, monkeyp
     assert loaded_on == ["cpu"]
     assert progress.phases == [Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE]
     assert sum(len(indices) for indices, _ in encoder.encode(SMALL, progress)) == 3
-
-
-def test_roberta_positions_begin_after_the_padding_index(minilm_path: Path) -> None:
-    """A RoBERTa with a table of 18 positions reads 16 tokens."""
-    import torch
-    from transformers import XLMRobertaConfig, XLMRobertaModel
-
-    config = XLMRobertaConfig(
-        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=18
-    )
-    model = XLMRobertaModel(config)
-
-    limit = position_limit(model)
-
-    assert limit == 16
-    model(torch.full((1, limit), 5))
-    with pytest.raises((IndexError, RuntimeError), match="out of"):
-        model(torch.full((1, limit + 1), 5))
 
 
 FLAT = "one_behind_the_other"

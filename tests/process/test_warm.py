@@ -232,7 +232,7 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
     (workplace.folder / "sitecustomize.py").write_text(
         "import os, sys\n"
         "def taint():\n"
-        "    if 'chunkvisor_worker.forked' in sys.modules:\n"
+        "    if 'chunkvisor_worker.job' in sys.modules:\n"
         "        sys.fake = open(os.environ['FAKE'], 'rb')\n"
         "os.register_at_fork(after_in_child=taint)\n"
     )

@@ -27,7 +27,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event, GpuBusy
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import read_oom
+from chunkvisor_worker.contract.taxonomy import read_oom
 
 LISTING = (
     "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 00000000:3B:00.0\n"

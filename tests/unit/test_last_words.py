@@ -12,7 +12,7 @@ from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.words import advice_on_row, end_in_words, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.rule import read_oom
+from chunkvisor_worker.contract.taxonomy import read_oom
 
 _TAKEN = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of which 120.00 MiB is "

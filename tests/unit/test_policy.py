@@ -25,7 +25,7 @@ from chunkvisor.heart.policy import (
 from chunkvisor.judge import BACKOFF_MAX_S, Budget, Company, Verdict, backoff_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
-from chunkvisor_worker.contract.rule import OomFigures
+from chunkvisor_worker.contract.taxonomy import OomFigures
 
 BUDGET = Budget(attempts=3, min_batch_size=1, wait_timeout_s=600)
 GIB = 1 << 30

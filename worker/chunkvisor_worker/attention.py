@@ -1,6 +1,6 @@
 """Two choices that transformers makes for each batch of sdpa attention, made better on a GPU; neither changes a vector.
 
-Functions of transformers 5.23: integrations/sdpa_attention.py, masking_utils.py. Where they are others, all stays as
+Functions of transformers 5.23: integrations/sdpa_attention.py, masking_utils.py. If they are others, all stays as
 it is; so does the CPU's path.
 """
 
@@ -31,18 +31,17 @@ def known_padding(padded: bool | None) -> Iterator[None]:
 
 def prepare() -> None:
     """Put both choices in place of transformers' own; once for a process."""
-    _replace(
-        "transformers.integrations.sdpa_attention", "use_gqa_in_sdpa", ["attention_mask", "key", "value"], _grouped
-    )
-    _replace("transformers.masking_utils", "_ignore_causal_mask_sdpa", ["padding_mask", "q_length", "kv_length"], _skip)
-    _replace("transformers.masking_utils", "_ignore_bidirectional_mask_sdpa", ["padding_mask", "kv_length"], _skip)
+    sdpa, masks = "transformers.integrations.sdpa_attention", "transformers.masking_utils"
+    _replace(sdpa, "use_gqa_in_sdpa", ["attention_mask", "key", "value"], _grouped)
+    _replace(masks, "_ignore_causal_mask_sdpa", ["padding_mask", "q_length", "kv_length"], _skip)
+    _replace(masks, "_ignore_bidirectional_mask_sdpa", ["padding_mask", "kv_length"], _skip)
 
 
 def _grouped(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Whether sdpa is to be told of grouped queries, rather than that keys and values are repeated for it.
+    """Whether sdpa hears of grouped queries, rather than that keys and values are repeated for it.
 
-    Only the flash and cuDNN kernels take them, which want half precision and Ampere: told in float32, or on an older
-    GPU, sdpa computes by the math kernel, with all scores in memory (48 GiB for one text of 32k tokens, Qwen2-1.5B).
+    Only the flash and cuDNN kernels take them, which want half precision and Ampere: in float32, or on an older
+    GPU, sdpa would take the math kernel, with all scores in memory (48 GiB for one text of 32k tokens, Qwen2-1.5B).
     """
 
     @functools.wraps(original)
@@ -60,22 +59,17 @@ def _has_fused_kernel(key: Any) -> bool:
 
 def _skip(original: Callable[..., bool]) -> Callable[..., bool]:
     """Whether a batch needs no mask: `padding_mask.all()` waits for the device, and the host knows the answer."""
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
-        bound = _signature(original).bind(padding_mask, *args, **kwargs).arguments
+        bound = signature.bind(padding_mask, *args, **kwargs).arguments
         lengths, padded = {bound.get("q_length", bound["kv_length"]), bound["kv_length"]}, _padded.get()
         if padded is None or padding_mask is None or lengths != {padding_mask.shape[-1]}:
             return original(padding_mask, *args, **kwargs)
         return not padded and original(None, *args, **kwargs)
 
     return ignore
-
-
-@functools.cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Its signature, which takes a while to find."""
-    return inspect.signature(function)
 
 
 def _replace(module_name: str, name: str, parameters: list[str], wrap: Callable[[Any], Any]) -> None:

@@ -14,15 +14,15 @@ Vectors = npt.NDArray[np.float32]
 
 NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)
 """No text of those that an encoder has is cut."""
-
-SLICE_ROWS = 256
-"""Texts tokenized between two signs of life."""
-
-SLICE_BYTES = 1_000_000
-"""UTF-8 bytes tokenized between two signs of life; one longer text is a slice of its own."""
-
 BYTES_PER_TOKEN = 3
-"""Where tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
+"""If tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
+PROBE_TOKENS = 4096
+"""Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a token takes."""
+_SHARE = 0.6
+"""Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly."""
+
+Needs = Callable[[], tuple[int, int]]
+"""(bytes that the batch just computed took at its peak, bytes that are free without it)."""
 
 
 def estimated_tokens(size_bytes: int) -> int:
@@ -44,7 +44,7 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
 
     `lengths` are tokens, special tokens included. Each batch is int64 of shape (n,), 1 <= n <= `limits.rows`, and
     its `padded_tokens` <= `limits.tokens`, except for a text longer than that, which is a batch of its own.
-    Each position stands in exactly one batch. Raises ValueError where `limits.rows` is below 1.
+    Each position stands in exactly one batch. Raises ValueError if `limits.rows` is below 1.
     """
     if limits.rows < 1:
         raise ValueError(f"a batch holds at least 1 row, limits.rows is {limits.rows}")
@@ -68,61 +68,10 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
     return batches
 
 
-def computed_lengths(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> Indices:
-    """Tokens the device works on for each text of the batch: the longest length; of a `flat` one, its own."""
-    sizes = np.asarray(lengths, dtype=np.int64)[batch]
-    return sizes if flat else np.full_like(sizes, sizes.max(initial=0))
-
-
 def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> int:
-    """The same of the whole batch."""
-    return int(computed_lengths(lengths, batch, flat=flat).sum())
-
-
-def slices(sizes: list[int]) -> Iterator[slice]:
-    """Consecutive slices of at most SLICE_ROWS texts and SLICE_BYTES bytes, or of one text."""
-    start = total = 0
-    for position, size in enumerate(sizes):
-        if position > start and (position - start == SLICE_ROWS or total + size > SLICE_BYTES):
-            yield slice(start, position)
-            start, total = position, 0
-        total += size
-    if sizes:
-        yield slice(start, len(sizes))
-
-
-PROBE_TOKENS = 4096
-"""Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a token takes."""
-
-_SHARE = 0.6
-"""Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly."""
-
-Needs = Callable[[], tuple[int, int]]
-"""(bytes that the batch just computed took at its peak, bytes that are free without it)."""
-
-
-def fitting_tokens(tokens: int, took_bytes: int, free_bytes: int, unseen_bytes: int = 0) -> int:
-    """Padded tokens that fit, where a batch of `tokens` took so much, and another may take `unseen_bytes` beside it.
-
-    Never fewer than `tokens`, of which it is known that they fit, unless something is unseen.
-    """
-    if took_bytes <= 0:
-        return tokens
-    fits = int(_SHARE * free_bytes * tokens / (took_bytes + unseen_bytes))
-    return max(1 if unseen_bytes else tokens, fits)
-
-
-def unseen_mask_bytes(lengths: Indices, element_bytes: int) -> int:
-    """What the masks of sdpa attention would have taken, at most, of a batch that had none or a small one.
-
-    A batch without padding is computed without a mask, be it a single text or many of one length, and most others
-    have one. It takes a byte for each pair of tokens of a row, and a number in the model's dtype, of `element_bytes`,
-    where attention is computed; two where the row's length is no multiple of eight (torch 2.13: `pad_bias` copies the
-    mask to wider rows; counted on the null GPU by tests/nullgpu/test_memory.py). Lengths are those of the batch.
-    """
-    longest = int(lengths.max(initial=0))
-    seen = 0 if int(lengths.min(initial=longest)) == longest else 1 + element_bytes * (1 if longest % 8 == 0 else 2)
-    return len(lengths) * longest**2 * (1 + 2 * element_bytes - seen)
+    """Tokens the device works on: the longest length for each text of the batch; of a `flat` one, its own."""
+    sizes = np.asarray(lengths, dtype=np.int64)[batch]
+    return int(sizes.sum() if flat else len(sizes) * sizes.max(initial=0))
 
 
 def cut_measured(
@@ -131,7 +80,7 @@ def cut_measured(
     """Batches like `cut`; the first is a small one, and those behind it are cut by what it shows.
 
     The first has the longest texts, which take the most memory for each token, so that it is no worse for the others;
-    what a mask adds is reckoned, see `unseen_mask_bytes`: `mask_element_bytes` is the size of its numbers, 0 = there
+    what a mask adds is reckoned, see `_unseen_mask_bytes`: `mask_element_bytes` is the size of its numbers, 0 = there
     are no masks. `needs` is called once, when the second batch is asked for.
     """
     assert limits.tokens is not None
@@ -140,10 +89,28 @@ def cut_measured(
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([*first, np.zeros(0, np.int64)]))
     if not len(rest):
         return
-    unseen = unseen_mask_bytes(lengths[first[0]], mask_element_bytes) if mask_element_bytes else 0
-    fits = fitting_tokens(padded_tokens(lengths, first[0], flat=flat), *needs(), unseen)
+    unseen_bytes = _unseen_mask_bytes(lengths[first[0]], mask_element_bytes) if mask_element_bytes else 0
+    fits = seen = padded_tokens(lengths, first[0], flat=flat)
+    took_bytes, free_bytes = needs()
+    if took_bytes > 0:
+        fits = int(_SHARE * free_bytes * seen / (took_bytes + unseen_bytes))
+        # Of so many as the first had it is known that they fit, unless something is unseen.
+        fits = max(1 if unseen_bytes else seen, fits)
     for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits)), flat=flat):
         yield rest[batch]
+
+
+def _unseen_mask_bytes(lengths: Indices, element_bytes: int) -> int:
+    """What the masks of sdpa attention would have taken, at most, of a batch that had none or a small one.
+
+    A batch without padding is computed without a mask, be it a single text or many of one length, and most others
+    have one. It takes a byte for each pair of tokens of a row, and a number in the model's dtype, of `element_bytes`,
+    where attention is computed; two if the row's length is no multiple of eight (torch 2.13: `pad_bias` copies the
+    mask to wider rows; counted on the null GPU by tests/nullgpu/test_memory.py). Lengths are those of the batch.
+    """
+    longest = int(lengths.max(initial=0))
+    seen = 0 if int(lengths.min(initial=longest)) == longest else 1 + element_bytes * (1 if longest % 8 == 0 else 2)
+    return len(lengths) * longest**2 * (1 + 2 * element_bytes - seen)
 
 
 class GpuMemory:

@@ -8,65 +8,71 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR, most_lanes
-from chunkvisor_worker.contract.messages import LinearKernel
 
 TORCH, ONEDNN = "torch", "onednn"
 
 _WORTHWHILE = 0.9
-"""The packed weights' share of torch's own time from which on they are used: where both are alike, all workers of a run
+"""The packed weights' share of torch's own time from which on they are used: if both are alike, all workers of a run
 are to choose the same, whatever else the machine does."""
 _TOLERANCE = 1e-5
 """Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model."""
 _SHAPES = 4
-_ROUNDS = 2
 _MULTIPLICATIONS = 1 << 28
 """In one timed product: some 5 ms of one core."""
 _TYPICAL_ROWS = 1024
 """Tokens of a batch, for which oneDNN chooses the order of the packed weights."""
 
 
-def choose(model: Any, forward: Callable[[], Any]) -> LinearKernel:
-    """Pack the weights of the model's linear layers where that is faster; says which kernel computes them from now on.
+def choose(model: Any, forward: Callable[[], Any]) -> str:
+    """Pack the weights of the model's linear layers if that is faster; says which kernel computes them from now on.
 
-    `forward` computes some vectors with the model: those with packed weights have to be the same. Whatever goes wrong,
-    the model is as it was. The variable LINEAR of the environment names a kernel, which then is not timed.
+    `forward` computes some vectors with the model: those with packed weights have to be the same, up to 1e-5. Whatever
+    goes wrong, the model is as it was. The variable LINEAR of the environment names a kernel, which then is not timed.
     """
+    import torch
+
     wanted = os.environ.get(LINEAR, "")
     layers = packable(model)
-    if wanted == TORCH or not layers or not _has_onednn():
-        return LinearKernel(TORCH)
-    ratio = 0.0
+    has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if wanted == TORCH or not layers or not has_onednn:
+        return TORCH
     try:
-        if wanted != ONEDNN:
-            ratio = round(measured_ratio(layers), 3)
-        if ratio > _WORTHWHILE:
-            return LinearKernel(TORCH, ratio)
+        if wanted != ONEDNN and measured_ratio(layers) > _WORTHWHILE:
+            return TORCH
         expected = forward()
         pack(layers)
         found = forward()
         difference = float((found - expected).abs().max() / expected.abs().max())
         if difference <= _TOLERANCE:
-            return LinearKernel(ONEDNN, ratio)
+            return ONEDNN
         reason = f"vectors differ by {difference:.1e} of their size"
     except Exception as error:  # noqa: BLE001 - a model whose code reads its weights, a CPU that oneDNN has nothing for
         reason = f"{type(error).__name__}: {error}"
     print(f"linear layers stay torch's own; with weights packed by oneDNN: {reason}", flush=True)  # noqa: T201 - goes to the log
     unpack(layers)
-    return LinearKernel(TORCH, ratio)
+    return TORCH
 
 
 def packable(model: Any) -> list[Any]:
     """The linear layers whose weight can be packed: plain ones in float32 on the CPU that share it with no other."""
     import torch
 
+    def is_plain(parameter: Any) -> bool:
+        return (
+            type(parameter) is torch.nn.Parameter
+            and type(parameter.data) is torch.Tensor
+            and (parameter.dtype, parameter.layout, parameter.device.type) == (torch.float32, torch.strided, "cpu")
+            and parameter.numel() > 0
+        )
+
     modules = list(model.modules())
-    owners = Counter(_address(each) for module in modules for each in module._parameters.values() if each is not None)
+    parameters = [each for module in modules for each in module._parameters.values() if is_plain(each)]
+    owners = Counter(each.data_ptr() for each in parameters)
     return [
         module
         for module in modules
@@ -74,8 +80,8 @@ def packable(model: Any) -> list[Any]:
         # Not wrapped (accelerate), no weight that is made anew for each pass (the older weight_norm).
         and "forward" not in vars(module)
         and not module._forward_pre_hooks
-        and all(_is_plain(each) for each in module._parameters.values() if each is not None)
-        and owners[_address(module.weight)] == 1
+        and all(is_plain(each) for each in module._parameters.values() if each is not None)
+        and owners[module.weight.data_ptr()] == 1
     ]
 
 
@@ -151,36 +157,13 @@ def measured_ratio(layers: Sequence[Any]) -> float:
 
 
 def _least_s(call: Callable[[], Any]) -> float:
+    call()  # makes the kernels
     took_s = []
-    for _ in range(_ROUNDS + 1):  # the first round makes the kernels
+    for _ in range(2):
         before_s = time.thread_time()
         call()
         took_s.append(time.thread_time() - before_s)
-    return min(took_s[1:])
-
-
-def _has_onednn() -> bool:
-    import torch
-
-    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _is_plain(parameter: Any) -> bool:
-    import torch
-
-    return (
-        type(parameter) is torch.nn.Parameter
-        and type(parameter.data) is torch.Tensor
-        and parameter.layout is torch.strided
-        and parameter.device.type == "cpu"
-        and parameter.dtype is torch.float32
-        and parameter.numel() > 0
-    )
-
-
-def _address(parameter: Any) -> int:
-    """The same for two parameters that share their numbers."""
-    return int(parameter.data_ptr()) if _is_plain(parameter) else id(parameter)
+    return min(took_s)
 
 
 Wait: TypeAlias = Callable[[], Vectors]
@@ -218,43 +201,36 @@ class Lanes:
     ) -> Iterator[tuple[Indices, Vectors]]:
         """The batches with their vectors, in their order.
 
-        `begins` is told of each batch, by this thread; False ends the iteration with those under way. `start` starts
-        to compute one, and what it returns waits for the vectors; it is called in a lane's thread where there are
+        `begins` hears of each batch, in this thread; False ends the iteration with those under way. `start` starts
+        to compute one, and what it returns waits for the vectors; it is called in a lane's thread if there are
         several lanes. A batch of one text has the machine to itself: so it gets through where there is memory for no
         more. Raises what `start` raises.
         """
         under_way: deque[tuple[Indices, Wait]] = deque()
-        with self._opened() as submit:
+        pool = None
+        if self.count > 1:
+            import torch
+
+            print(f"{self.count} batches at a time, threads for each: {self.threads}", flush=True)  # noqa: T201 - goes to the log
+            pool = ThreadPoolExecutor(self.count, "lane", torch.set_num_threads, (self.threads,))
+        try:
             for indices in batches:
-                alone = self.count > 1 and len(indices) == 1
-                while alone and under_way:
-                    yield _finished(under_way)
+                alone = pool is not None and len(indices) == 1
+                while under_way and alone:
+                    yield under_way[0][0], under_way.popleft()[1]()
                 if not begins(indices):
                     break
-                under_way.append((indices, start(indices) if alone else submit(start, indices)))
+                if pool is None or alone:
+                    under_way.append((indices, start(indices)))
+                else:
+                    under_way.append((indices, pool.submit(lambda batch: start(batch)(), indices).result))
                 while len(under_way) > (0 if alone else self.ahead):
-                    yield _finished(under_way)
+                    yield under_way[0][0], under_way.popleft()[1]()
             while under_way:
-                yield _finished(under_way)
-
-    @contextmanager
-    def _opened(self) -> Iterator[Callable[[Callable[[Indices], Wait], Indices], Wait]]:
-        if self.count == 1:
-            yield lambda start, indices: start(indices)
-            return
-        import torch
-
-        print(f"{self.count} batches at a time, threads for each: {self.threads}", flush=True)  # noqa: T201 - goes to the log
-        pool = ThreadPoolExecutor(self.count, "lane", torch.set_num_threads, (self.threads,))
-        try:
-            yield lambda start, indices: pool.submit(lambda: start(indices)()).result
+                yield under_way[0][0], under_way.popleft()[1]()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def weights_of(model: Any) -> int:
-    """Numbers in the matrices that each token is multiplied with, about: embeddings are looked up, not multiplied."""
-    return int(model.transformers_model.num_parameters(exclude_embeddings=True))
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def lanes_for(threads: int, batches: int, products: float) -> Lanes:
@@ -274,8 +250,3 @@ def is_stateless(model: Any) -> bool:
     return transformer.config.model_type in STATELESS and not any(
         changing in str(kind) for kind in kinds for changing in _CHANGING_ROPE
     )
-
-
-def _finished(under_way: deque[tuple[Indices, Wait]]) -> tuple[Indices, Vectors]:
-    indices, wait = under_way.popleft()
-    return indices, wait()

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TypeAlias
@@ -20,28 +19,15 @@ import numpy as np
 
 from chunkvisor_worker.batching import Indices
 from chunkvisor_worker.contract.exits import TESTING_FAULTS
-from chunkvisor_worker.contract.files import AttemptFiles, ProvokedFiles
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Phase, ProvokedFault, Spec
 from chunkvisor_worker.contract.wire import read_message
-from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.liveness import BeatWriter
 
+POISON_ROW = "poison-row"
 _BLOCK_BYTES = 256 << 20
 _SIMULATED = "chunkvisor drill: simulated\n"
 """In the log of a fault that could have been a real one, and was not."""
-
-
-class Moment(Enum):
-    """When a fault strikes."""
-
-    LOAD = "load"
-    """Instead of loading the model."""
-    BATCH = "batch"
-    """In the first batch, where the forward pass would be."""
-    WRITE = "write"
-    """When the vectors of the chunk are about to be written."""
-    AFTER = "after"
-    """When all is done, on the way out."""
-
 
 Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]
 """Brings the fault about, or returns the exception that it is."""
@@ -100,18 +86,6 @@ def _device_assert(files: AttemptFiles) -> Exception:
     return _accelerator_error(710, "device-side assert triggered")
 
 
-def _nvml_assert(_files: AttemptFiles) -> Exception:
-    return RuntimeError(
-        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165, please report '
-        "a bug to PyTorch. "
-    )
-
-
-def _hub_busy(_files: AttemptFiles) -> Exception:
-    message = "Client error '429 Too Many Requests' for url 'https://huggingface.co/api/models/drill'"
-    return simulated("huggingface_hub.errors.HfHubHTTPError", message, OSError, status=429)
-
-
 def _segfault(_files: AttemptFiles) -> None:
     ctypes.string_at(0)
 
@@ -122,19 +96,11 @@ def _hang(_files: AttemptFiles) -> NoReturn:
         time.sleep(3600)
 
 
-def _kill(number: signal.Signals) -> Callable[[AttemptFiles], None]:
-    return lambda _files: os.kill(os.getpid(), number)
-
-
 def _nan_row(files: AttemptFiles) -> None:
     with open(files.partial, "r+b") as file:
         np.lib.format.read_magic(file)
         np.lib.format.read_array_header_1_0(file)
         file.write(np.float32(np.nan).tobytes())
-
-
-def _lost_vectors(files: AttemptFiles) -> None:
-    os.truncate(files.vectors, files.vectors.stat().st_size // 2)
 
 
 def _disk_full(_files: AttemptFiles) -> None:
@@ -158,89 +124,92 @@ def _torch_on_gpu(files: AttemptFiles) -> Any:
 
 SABOTAGES: dict[str, Strike] = {
     "oom": _oom,
-    "nvml-assert": _nvml_assert,
+    "nvml-assert": lambda _: RuntimeError(
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165, please report '
+        "a bug to PyTorch. "
+    ),
     "device-assert": _device_assert,
     "illegal-access": lambda _: _accelerator_error(700, "an illegal memory access was encountered"),
     "ecc": lambda _: _accelerator_error(214, "uncorrectable ECC error encountered"),
     "cublas": lambda _: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     "segfault": _segfault,
     "abort": lambda _: os.abort(),
-    "sigkill": _kill(signal.SIGKILL),
-    "sigterm": _kill(signal.SIGTERM),
-    "sigstop": _kill(signal.SIGSTOP),
+    "sigkill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "sigterm": lambda _: os.kill(os.getpid(), signal.SIGTERM),
+    "sigstop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": _hang,
     "exit-0-without-result": lambda _: os._exit(0),
     "exit-1-after-result": lambda _: os._exit(1),
     "nan-row": _nan_row,
-    "lost-vectors": _lost_vectors,
+    "lost-vectors": lambda files: os.truncate(files.vectors, files.vectors.stat().st_size // 2),
     "host-oom": lambda _: MemoryError(),
     "disk-full": _disk_full,
-    "hub-busy": _hub_busy,
+    "hub-busy": lambda _: simulated(
+        "huggingface_hub.errors.HfHubHTTPError",
+        "Client error '429 Too Many Requests' for url 'https://huggingface.co/api/models/drill'",
+        OSError,
+        status=429,
+    ),
     "gpu-busy": lambda _: _accelerator_error(46, "CUDA-capable device(s) is/are busy or unavailable"),
     "import-failed": lambda _: ModuleNotFoundError("No module named 'drill'", name="drill"),
     "bad-input": lambda _: UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
-    "poison-row": _segfault,
+    POISON_ROW: _segfault,
 }
 _MOMENTS = {
-    **dict.fromkeys(("hub-busy", "gpu-busy", "import-failed"), Moment.LOAD),
-    "nan-row": Moment.WRITE,
-    **dict.fromkeys(("exit-1-after-result", "lost-vectors"), Moment.AFTER),
+    **dict.fromkeys(("hub-busy", "gpu-busy", "import-failed"), Phase.MODEL_LOAD),
+    "nan-row": Phase.WRITE,
+    **dict.fromkeys(("exit-1-after-result", "lost-vectors"), Phase.DONE),
 }
-"""Of faults that do not strike in a batch."""
-
-
-POISON_ROW = "poison-row"
+"""When those strike that do not strike in a batch: instead of loading the model, when the vectors of the chunk are
+about to be written, or when all is done, on the way out."""
 
 
 class Tripwire(BeatWriter):
     """The beat of a worker, with a fault in its way that a test has asked for; it strikes at its moment."""
 
-    def __init__(self, files: AttemptFiles, spec: Spec, fault: ProvokedFault, asked: ProvokedFiles) -> None:
+    def __init__(self, files: AttemptFiles, spec: Spec, fault: ProvokedFault, folder: Path) -> None:
         super().__init__(files.beat)
-        self._strike, self._moment = SABOTAGES[fault.name], _MOMENTS.get(fault.name, Moment.BATCH)
-        self._files, self._spec, self._fault, self._asked = files, spec, fault, asked
+        self._moment = _MOMENTS.get(fault.name, Phase.FORWARD)
+        self._files, self._spec, self._fault, self._folder = files, spec, fault, folder
         self._wanted = np.delete(np.arange(spec.start, spec.stop), list(spec.skip))
-        self._texts: frozenset[int] = frozenset()
-        """Of the batch under way."""
 
     def phase(self, phase: Phase) -> None:
         """As `BeatWriter.phase`; then the fault."""
-        loads = phase is Phase.IMPORT and self._moment is Moment.LOAD
+        loads = phase is Phase.IMPORT and self._moment is Phase.MODEL_LOAD
         super().phase(Phase.MODEL_LOAD if loads else phase)
         if loads or phase is Phase.WRITE:
-            self._reach(Moment.LOAD if loads else Moment.WRITE)
+            self._reach(self.beat.phase)
 
     def batch(self, indices: Indices, tokens: int, rows: int = 0) -> None:
         """As `BeatWriter.batch`; then the fault."""
         super().batch(indices, tokens, rows)
-        if not len(self.positions):
-            return  # a canary of another chunk: what is provoked is about the texts of this one
-        self._texts = frozenset(self._wanted[self.positions[indices]].tolist())
-        self._reach(Moment.BATCH)
+        # Not in a canary of another chunk: what is provoked is about the texts of this one.
+        if isinstance(self.positions, np.ndarray):
+            self._reach(Phase.FORWARD, self._wanted[self.positions[indices]].tolist())
 
     def ended(self) -> None:
         """The fault."""
-        self._reach(Moment.AFTER)
+        self._reach(Phase.DONE)
 
-    def _reach(self, moment: Moment) -> None:
-        if self._moment is not moment or not self._is_due():
+    def _reach(self, moment: Phase, texts: list[int] | None = None) -> None:
+        if self._moment is not moment or not self._is_due(texts or []):
             return
         with contextlib.suppress(OSError, ValueError):  # a full or closed log is no reason to spare the worker
             sys.stdout.write(f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n")
             sys.stdout.flush()
         self.provoked = True
-        if error := self._strike(self._files):
+        if error := SABOTAGES[self._fault.name](self._files):
             raise error
 
-    def _is_due(self) -> bool:
+    def _is_due(self, texts: list[int]) -> bool:
         """Whether it is to strike now; each time it may, one worker makes the claim."""
+        claims = [self._folder / f"struck-{number}" for number in range(self._fault.times)]
         if self._fault.name != POISON_ROW:
-            return any(_made(self._asked.claim(number)) for number in range(self._fault.times))
+            return any(_made(claim) for claim in claims)
         # The poison is the first text of the chunk; its number is laid down by the first attempt that gets there.
-        place = self._asked.claim(0)
         with contextlib.suppress(OSError):
-            _made(place, str(self._spec.start))
-            return int(place.read_text()) in self._texts
+            _made(claims[0], str(self._spec.start))
+            return int(claims[0].read_text()) in texts
         return False
 
 
@@ -249,14 +218,13 @@ def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
 
     Of several faults the one that was asked for first strikes; the others wait for the next attempt.
     """
-    for folder in filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep)):
-        asked = ProvokedFiles(Path(folder))
-        fault = read_message(ProvokedFault, asked.fault)
+    for folder in map(Path, filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep))):
+        fault = read_message(ProvokedFault, AttemptFiles(folder).fault)
         if fault is None or fault.name not in SABOTAGES:  # its test is over
             continue
         here = fault.chunk == spec.chunk and fault.output in (None, spec.output)
-        if here and (fault.name == POISON_ROW or not asked.claim(fault.times - 1).exists()):
-            return Tripwire(files, spec, fault, asked)
+        if here and (fault.name == POISON_ROW or not (folder / f"struck-{fault.times - 1}").exists()):
+            return Tripwire(files, spec, fault, folder)
     return None
 
 

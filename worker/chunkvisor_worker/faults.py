@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
-from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import masked, write_message
 
@@ -22,22 +22,26 @@ _MASKED_CHARS = 256 << 10
 """Of a longer text only the two ends are searched for tokens, and kept: bounds time and memory."""
 
 
-def fault_of(
-    exception: BaseException,
-    phase: Phase,
-    batch_rows: int = 0,
-    batch_tokens: int = 0,
-    rows_done: int = 0,
-    provoked: bool = False,
-) -> Fault:
-    """The record of `exception`, raised in `phase`, with the batch under way (0 = none or unknown)."""
+def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *, provoked: bool = False) -> Fault:
+    """The record of `exception`, raised in `phase`, with the batch that the beat says is under way."""
+    beat = beat or Beat(0, 0, phase)
+    chain: list[BaseException] = []
+    link: BaseException | None = exception
+    # What a traceback would show, last raised first; a chain can be a ring.
+    while link is not None and all(link is not each for each in chain) and len(chain) < CHAIN_LIMIT:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    try:
+        stack = "".join(traceback.format_exception(exception))
+    except Exception as error:  # noqa: BLE001 - it formats anybody's objects
+        stack = f"<no traceback: formatting it raised {type(error).__name__}>"
     return Fault(
         phase=phase,
-        chain=tuple(_cause_of(link) for link in _chain(exception)),
-        traceback=_traceback_of(exception),
-        batch_rows=batch_rows,
-        batch_tokens=batch_tokens,
-        rows_done=rows_done,
+        chain=tuple(map(_cause_of, chain)),
+        traceback=_ends(masked(_ends(stack, _MASKED_CHARS)), TRACEBACK_CHARS),
+        batch_rows=beat.batch_rows,
+        batch_tokens=beat.batch_tokens,
+        rows_done=beat.rows_done,
         provoked=provoked,
     )
 
@@ -52,60 +56,43 @@ def recorded(path: Path, phase: Phase) -> Iterator[None]:
         yield
     except BaseException as error:  # noqa: BLE001 - see above
         fault = fault_of(error, phase)
-        try:
-            write_message(path, fault)
-        except OSError:  # a full disk: the exit code has to say it alone
-            with contextlib.suppress(OSError, ValueError):
-                traceback.print_exc()
+        write_fault(path, fault)
         os._exit(exit_code_of(fault))
+
+
+def write_fault(path: Path, fault: Fault) -> None:
+    """Write the record, as far as that can be done: on a full disk the exit code has to say it alone."""
+    try:
+        write_message(path, fault)
+    except OSError:
+        log_traceback()
+
+
+def log_traceback() -> None:
+    """Print what was raised, if standard error is still there."""
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exc()
 
 
 def exit_code_of(fault: Fault) -> WorkerExit:
     """With which code a worker ends that leaves this fault."""
-    return EXIT_OF_OUTCOME.get(diagnose(fault).outcome, WorkerExit.UNKNOWN)
-
-
-def _chain(exception: BaseException) -> Iterator[BaseException]:
-    """The exceptions that a traceback would show, last raised first; a chain can be a ring."""
-    seen: set[int] = set()
-    link: BaseException | None = exception
-    while link is not None and id(link) not in seen and len(seen) < CHAIN_LIMIT:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return EXIT_OF_OUTCOME.get(diagnose(fault).rule.outcome, WorkerExit.UNKNOWN)
 
 
 def _cause_of(exception: BaseException) -> Cause:
-    kind = type(exception)
-    return Cause(
-        name=_name_of(kind),
-        bases=tuple(_name_of(base) for base in kind.__mro__[1:-1]),
-        message=_message_of(exception),
-        error_code=_number(exception, "error_code"),
-        errno=_number(exception, "errno"),
-        http_status=_number(exception, "response", "status_code"),
-    )
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _message_of(exception: BaseException) -> str:
     try:
         message = str(exception)
     except Exception as error:  # noqa: BLE001 - __str__ is anybody's code
         message = f"<str() of the exception raised {type(error).__name__}>"
-    return masked(message[:_MASKED_CHARS])[:MESSAGE_CHARS]
-
-
-def _traceback_of(exception: BaseException) -> str:
-    try:
-        text = "".join(traceback.format_exception(exception))
-    except Exception as error:  # noqa: BLE001 - it formats anybody's objects
-        return f"<no traceback: formatting it raised {type(error).__name__}>"
-    text = masked(_ends(text, _MASKED_CHARS))
-    return _ends(text, TRACEBACK_CHARS)
+    name, *bases = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(exception).__mro__[:-1])
+    return Cause(
+        name=name,
+        bases=tuple(bases),
+        message=masked(message[:_MASKED_CHARS])[:MESSAGE_CHARS],
+        error_code=_number(exception, "error_code"),
+        errno=_number(exception, "errno"),
+        http_status=_number(exception, "response", "status_code"),
+    )
 
 
 def _ends(text: str, limit: int) -> str:
@@ -118,7 +105,7 @@ def _ends(text: str, limit: int) -> str:
 
 
 def _number(value: object, *names: str) -> int | None:
-    """The integer at the end of the attributes; None where there is none, or a property raises."""
+    """The integer at the end of the attributes; None if there is none, or a property raises."""
     with contextlib.suppress(Exception):
         for name in names:
             value = getattr(value, name)

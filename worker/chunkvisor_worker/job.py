@@ -1,15 +1,25 @@
-"""One attempt at one chunk, from its spec to its result or its fault."""
+"""One attempt at one chunk, from its spec to its result or its fault.
 
-import contextlib
+An encoder is used once, in the order load, tokenize, start, encode, facts, release; in a template process it is loaded,
+and in each process forked from it gets what the output wants (`wanted`) and goes on: load again, tokenize, and so on.
+
+- `load` imports what is needed and loads the weights to host memory, unless that is done; it touches no CUDA.
+- `tokenize` takes the texts in and does all that needs no device. `start` moves to the device.
+- `texts_cut` has the texts of more tokens than the model reads, int64 of shape (n, 2): position, and tokens before the
+  cut; known after `start`.
+- `encode` yields (indices, vectors): int64 of shape (n,), positions in the list given to `tokenize`, each exactly once
+  over the whole iteration; float32 of shape (n, dimension). It ends before that if `progress.leaving` says so.
+- `facts` has what was found out about the model. `release` gives the device's memory back, as far as that can be done,
+  and says whether another process may have the device now, before this one has ended.
+"""
+
 import gc
 import hashlib
 import json
 import os
-import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -17,15 +27,17 @@ from chunkvisor_worker.contract.exits import PARENT_PID, TESTING_FAULTS, WorkerE
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_message, write_message
-from chunkvisor_worker.encoder import Encoder
-from chunkvisor_worker.faults import exit_code_of, fault_of
-from chunkvisor_worker.liveness import Gate, be_first_victim, leave
+from chunkvisor_worker.faults import exit_code_of, fault_of, log_traceback, write_fault
+from chunkvisor_worker.liveness import BeatWriter, Gate, be_first_victim, leave
 from chunkvisor_worker.plugin import PluginEncoder
-from chunkvisor_worker.progress import BeatWriter
 from chunkvisor_worker.vectorfile import VectorFile
 
-Build: TypeAlias = Callable[[Spec], Encoder]
-"""Makes the encoder of an attempt."""
+if TYPE_CHECKING:  # a worker of a plug-in imports no more than that needs
+    from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+
+    Encoder: TypeAlias = PluginEncoder | SentenceTransformerEncoder
+else:
+    Encoder = PluginEncoder
 
 _held: list[BaseException] = []
 """Exceptions that must not be freed before the end: see `run_and_exit`."""
@@ -44,12 +56,7 @@ def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path:
     return SentenceTransformerEncoder(model, encode, device)
 
 
-def build_encoder(spec: Spec) -> Encoder:
-    """The encoder of an attempt."""
-    return make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
-
-
-def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWriter | None = None) -> NoReturn:
+def run_and_exit(folder: Path, encoder: Encoder | None = None, progress: BeatWriter | None = None) -> NoReturn:
     """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
     It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
@@ -59,9 +66,9 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
     if spec is None:
-        leave(WorkerExit.USAGE, f"{files.spec} is missing, or is no spec of this version")
+        leave(WorkerExit.USAGE, f"{files.spec} is missing, or is not a spec of this version")
     if spec.threads:
-        # For a torch that is imported later; a worker under supervision has it in its environment from the start.
+        # For a torch that is imported later; a supervised worker has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
     gate = None
     if os.environ.get(PARENT_PID):
@@ -73,38 +80,34 @@ def run_and_exit(folder: Path, build: Build = build_encoder, progress: BeatWrite
         progress = progress or provoked(files, spec)
     progress = progress or BeatWriter(files.beat)
     try:
-        _work(build, spec, files, progress, gate)
-    # Rust panics reach Python as a BaseException that is no Exception (pyo3 PanicException)
+        _work(encoder, spec, files, progress, gate)
+    # Rust panics reach Python as a BaseException that is not an Exception (pyo3 PanicException)
     except BaseException as error:  # noqa: BLE001
         gc.disable()  # a cycle, too, can hold pinned memory
-        _log_traceback()
-        beat = progress.beat
-        fault = fault_of(error, beat.phase, beat.batch_rows, beat.batch_tokens, beat.rows_done, progress.provoked)
-        try:
-            write_message(files.fault, fault)
-        except OSError:
-            _log_traceback()  # a full disk: the exit code has to say it alone
+        log_traceback()
+        fault = fault_of(error, progress.beat.phase, progress.beat, provoked=progress.provoked)
+        write_fault(files.fault, fault)
         leave(exit_code_of(fault))
     progress.ended()
     leave(WorkerExit.DONE)
 
 
-def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
+def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
     progress.know(rows_total=spec.stop - spec.start - len(spec.skip))
     progress.phase(Phase.IMPORT)
-    encoder = build(spec)
+    encoder = encoder or make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
+    encoder.wanted = spec.encode
     encoder.load(progress)
     progress.phase(Phase.TOKENIZE)
-    texts = read_texts(files.texts, spec)
-    canary = _canary_of(spec, texts)
+    texts = _read_texts(files.texts, spec)
+    canary = spec.canary if spec.canary_row is None else texts[spec.canary_row]
     # In doubt, nothing but the canary is touched before the device has shown that it works: not even its tokenizer,
     # which may die of a text, may then be taken for a device that fails.
     encoder.tokenize(texts if canary is None else [canary], progress)
     vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.phase(Phase.READY)
-    limits = gate.wait_for_go().limits if gate else spec.limits
-    if gate:
-        progress.leave_when(lambda: gate.leaving)
+    limits = gate.wait_for_go() if gate else spec.limits
+    progress.gate = gate
     encoder.start(progress)
     rest = np.arange(len(texts), dtype=np.int64)
     if canary is not None:
@@ -116,13 +119,17 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     vectors.note_cut(rest, encoder.texts_cut())
     progress.positions = rest
     progress.phase(Phase.FORWARD)
-    progress.tell_begun(lambda indices: vectors.begin(rest[indices]))
+    progress.begun = lambda indices: vectors.begin(rest[indices])
     for indices, block in encoder.encode(limits, progress) if len(rest) else ():
         vectors.add(rest[indices], block)
     if progress.leaving and vectors.left:
-        leave(WorkerExit.ORPHANED, "told to leave after the batch under way; what is encoded stays in this folder")
+        leave(WorkerExit.ORPHANED, "asked to leave after the batch under way; what is encoded stays in this folder")
     facts = encoder.facts()
-    progress.know(freed=_release(encoder))
+    try:
+        progress.know(freed=encoder.release())
+    except Exception as error:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
+        log_traceback()
+        _held.append(error)
     progress.phase(Phase.WRITE)
     if gate and progress.beat.freed:
         gate.call()
@@ -145,18 +152,14 @@ def _work(build: Build, spec: Spec, files: AttemptFiles, progress: BeatWriter, g
     write_message(files.result, result, durable=False)
 
 
-def _canary_of(spec: Spec, texts: list[str]) -> str | None:
-    return spec.canary if spec.canary_row is None else texts[spec.canary_row]
-
-
 def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter) -> None:
     """Encode the canary, to its end: no other batch begins meanwhile, not even one that is prefetched."""
     own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
     if own is not None:
         vectors.note_cut(own, encoder.texts_cut())
-    progress.positions = own if own is not None else np.zeros(0, dtype=np.int64)
+        progress.positions = own
     progress.phase(Phase.FORWARD)
-    progress.tell_begun(lambda _: vectors.begin_canary() if own is None else vectors.begin(own))
+    progress.begun = lambda _: vectors.begin(own)
     for _, block in encoder.encode(replace(limits, rows=1), progress):
         if own is None:
             vectors.pass_canary(block)
@@ -166,27 +169,9 @@ def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Li
         progress.know(rows_done=0, tokens_done=0, padded_tokens=0)
 
 
-def read_texts(path: Path, spec: Spec) -> list[str]:
+def _read_texts(path: Path, spec: Spec) -> list[str]:
     """The texts of the attempt, in order. Raises TextsDamagedError, OSError."""
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != spec.texts_digest:
         raise TextsDamagedError(f"{path.name} does not have the digest that its spec names")
-    texts = [json.loads(line) for line in data.splitlines()]
-    count = spec.stop - spec.start - len(spec.skip)
-    if len(texts) != count or not all(isinstance(text, str) for text in texts):
-        raise TextsDamagedError(f"{path.name} does not hold {count} strings")
-    return texts
-
-
-def _release(encoder: Encoder) -> bool:
-    try:
-        return encoder.release()
-    except Exception as error:  # noqa: BLE001 - the vectors are there; the end of this process frees the device as well
-        _log_traceback()
-        _held.append(error)
-        return False
-
-
-def _log_traceback() -> None:
-    with contextlib.suppress(OSError, ValueError):  # the encoder may have closed standard error
-        traceback.print_exc()
+    return [json.loads(line) for line in data.splitlines()]

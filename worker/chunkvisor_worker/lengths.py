@@ -5,7 +5,6 @@ A tokenizer and a few JSON files of the model are enough for it: no weights, no 
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import LengthsFiles
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     EncodeSpec,
     LengthsAnswer,
@@ -26,12 +25,10 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
-from chunkvisor_worker.loaded import check_tokenizer
-from chunkvisor_worker.model import NO_LIMIT, chosen_prompt, split_kwargs
+from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, split_kwargs
 
 BLOCK_TEXTS = 1024
 """Texts tokenized at once; more of them keep more cores busy, and more memory."""
-
 _TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 
 
@@ -39,7 +36,7 @@ class Counter:
     """The tokenizer of a model folder, and the limit that the model sets."""
 
     def __init__(self, model: ModelSpec, folder: Path) -> None:
-        """Load it. Raises TokenizerMismatchError, and whatever transformers raises for a folder without one."""
+        """Load it. Raises WrongModelError, and whatever transformers raises for a folder without one."""
         own, _ = split_kwargs(model.kwargs)
         self._prompts = _read(folder / "config_sentence_transformers.json") | own
         modules = _read(folder / "modules.json", list)
@@ -52,26 +49,33 @@ class Counter:
         """Whether texts are made lower case before."""
         self.max_length = model.max_length
         self.tokenizer: Any = None
-        """None where the model has none of its own."""
-        if self.is_transformer:
-            from transformers import AutoTokenizer, logging
+        """None if the model has none of its own."""
+        if not self.is_transformer:
+            return
+        from transformers import AutoTokenizer, logging
 
-            kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
-            logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
-            trust = model.trust_remote_code is True
-            self.tokenizer = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
-            config = _read(place / "config.json")
-            if hasattr(self.tokenizer, "unk_token"):
-                check_tokenizer(self.tokenizer, config.get("vocab_size"))
-            self.max_length = model.max_length or _limit(self.tokenizer, settings, kwargs, config)
+        kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
+        logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
+        trust = model.trust_remote_code is True
+        self.tokenizer = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
+        config = _read(place / "config.json")
+        if hasattr(self.tokenizer, "unk_token"):
+            check_tokenizer(self.tokenizer, config.get("vocab_size"))
+        if self.max_length is None:
+            # What sentence-transformers would read: its own setting, else the tokenizer's, within the positions.
+            length = kwargs.get("model_max_length") or settings.get("max_seq_length")
+            if length is None:
+                positions = config.get("max_position_embeddings")
+                length = self.tokenizer.model_max_length
+                if isinstance(positions, int) and positions > 0:  # XLNet says -1
+                    length = min(length, positions)
+            self.max_length = int(length) if length < NO_LIMIT else None
 
     def prompt(self, encode: EncodeSpec) -> str:
         """The text put before every text, as the encoder has it."""
-        if encode.prompt is not None:
-            return encode.prompt
         # Every model has these two, empty if its files say nothing.
         prompts = {"query": "", "document": "", **(self._prompts.get("prompts") or {})}
-        if encode.prompt_name is not None:
+        if encode.prompt is None and encode.prompt_name is not None:
             return str(prompts.get(encode.prompt_name) or "")
         return str(chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or "")
 
@@ -94,7 +98,13 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
     for start in range(0, task.count, task.chunk_size * task.every):
         stop = min(task.count, start + task.chunk_size)
         lengths = np.array(
-            [n for block in _blocks(task, start, stop) for n in counter.count([prompt + text for text in block])],
+            [
+                length
+                for first in range(start, stop, BLOCK_TEXTS)
+                for length in counter.count(
+                    [prompt + text for text in _texts(task, first, min(stop, first + BLOCK_TEXTS))]
+                )
+            ],
             dtype=np.int64,
         )
         kept = lengths if counter.max_length is None else np.minimum(lengths, counter.max_length)
@@ -104,34 +114,18 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
         batches += len(parts)
         found.append(lengths)
     np.save(out, np.concatenate(found).astype(np.int32) if found else np.zeros(0, np.int32), allow_pickle=False)
-    return LengthsReport(counter.max_length, not counter.is_transformer, tokens, padded, batches)
+    return LengthsReport(str(out), counter.max_length, not counter.is_transformer, tokens, padded, batches)
 
 
-def _limit(
-    tokenizer: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any], config: Mapping[str, Any]
-) -> int | None:
-    """Tokens that sentence-transformers would read: its own setting, else the tokenizer's, within the positions."""
-    length = kwargs.get("model_max_length") or settings.get("max_seq_length")
-    if length is None:
-        positions = config.get("max_position_embeddings")
-        length = tokenizer.model_max_length
-        if isinstance(positions, int) and positions > 0:  # XLNet says -1
-            length = min(length, positions)
-    return int(length) if length < NO_LIMIT else None
-
-
-def _blocks(task: LengthsTask, start: int, stop: int) -> Iterator[list[str]]:
+def _texts(task: LengthsTask, first: int, stop: int) -> list[str]:
+    bounds = np.fromfile(task.offsets, dtype="<u8", count=stop - first + 1, offset=8 * first).astype(np.int64)
     with open(task.texts, "rb") as file:
-        for first in range(start, stop, BLOCK_TEXTS):
-            last = min(stop, first + BLOCK_TEXTS)
-            bounds = np.fromfile(task.offsets, dtype="<u8", count=last - first + 1, offset=8 * first).astype(np.int64)
-            file.seek(int(bounds[0]))
-            data = file.read(int(bounds[-1] - bounds[0]))
-            ends = (bounds - bounds[0]).tolist()
-            yield [data[begin:end].decode() for begin, end in itertools.pairwise(ends)]
+        file.seek(int(bounds[0]))
+        data = file.read(int(bounds[-1] - bounds[0]))
+    return [data[begin:end].decode() for begin, end in itertools.pairwise((bounds - bounds[0]).tolist())]
 
 
-def _tokenizer_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _tokenizer_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
     names = ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs")  # oldest first, as the library renamed them
     merged = {key: value for name in names for key, value in (settings.get(name) or {}).items()}
     merged.pop("trust_remote_code", None)  # not for a model's files to say
@@ -147,23 +141,23 @@ def _read(path: Path, kind: type = dict) -> Any:
 
 
 def main() -> None:
-    """Answer, and leave answer.json or fault.json in the folder."""
-    files = LengthsFiles(only_argument("python -m chunkvisor_worker.lengths FOLDER"))
+    """Answer, and leave result.json or fault.json in the folder."""
+    folder = only_argument("python -m chunkvisor_worker.lengths FOLDER")
+    files = AttemptFiles(folder)
     die_with_parent()
-    request = read_message(LengthsRequest, files.request)
+    request = read_message(LengthsRequest, files.spec)
     if request is None:
-        leave(WorkerExit.USAGE, f"{files.request} is missing or is no request")
+        leave(WorkerExit.USAGE, f"{files.spec} is missing or is not a request")
     with recorded(files.fault, Phase.TOKENIZE):
-        folder = Path(request.model.path) if request.model.path else _fetched(request.model)
-        counter = Counter(request.model, folder)
-        reports = tuple(measure(counter, task, files.lengths(number)) for number, task in enumerate(request.tasks))
-        write_message(files.answer, LengthsAnswer(str(folder), reports))
+        model, path = request.model, request.model.path
+        if path is None:
+            from huggingface_hub import snapshot_download
 
-
-def _fetched(model: ModelSpec) -> Path:
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES))
+            path = snapshot_download(model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES)
+        counter = Counter(model, Path(path))
+        tasks = enumerate(request.tasks)
+        reports = tuple(measure(counter, task, folder / f"lengths{number}.npy") for number, task in tasks)
+        write_message(files.result, LengthsAnswer(path, reports))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Ties the worker's life to its supervisor: a lifeline and a gate on standard input, and a signal as a second line."""
+"""Ties the worker to its parent: a gate on standard input that is a lifeline as well, signals, and its beat.
+
+Only the work loop beats, no thread of its own, so that a hang is seen.
+"""
 
 import contextlib
 import ctypes
@@ -7,56 +10,65 @@ import queue
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from chunkvisor_worker.contract.exits import PARENT_PID, WorkerExit
-from chunkvisor_worker.contract.messages import Go, Leave
-from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.messages import Beat, GateOrder, Limits, Phase
+from chunkvisor_worker.contract.wire import from_json, write_beat
 
-_PR_SET_PDEATHSIG = 1
-_OOM_SCORE = 500
+if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
+    from chunkvisor_worker.batching import Indices
 
 CALL = b"!"
 """Said on the lifeline: when the worker stands at the gate, and when it needs its device no longer."""
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 500
+_INTERVAL_S = 0.05
+"""Between two beats within a phase, at least; a new phase is written at once."""
 
 
 class Gate:
-    """Standard input, read by a thread of its own: a line opens the gate, the end of file ends the worker.
-
-    Another line asks it to leave after the batch under way.
-
-    It is a socket, so that the worker can call on it.
-    """
+    """Standard input, a socket, read by a thread of its own: a line opens the gate, the end ends the worker."""
 
     def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[Go] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[Limits] = queue.SimpleQueue()
         self.leaving = False
         """Whether no batch more is to be begun."""
         threading.Thread(target=self._read, name="lifeline", daemon=True).start()
 
-    def wait_for_go(self) -> Go:
-        """Say that this worker is ready, and block until the supervisor lets it use the device."""
+    def wait_for_go(self) -> Limits:
+        """Say that this worker is ready, and block until the parent lets it use the device."""
         self.call()
         return self._lines.get()
 
     def call(self) -> None:
-        """Have the supervisor read the beat now."""
-        with contextlib.suppress(OSError, ValueError):  # a pipe, or closed: the supervisor looks now and then anyway
+        """Have the parent read the beat now."""
+        with contextlib.suppress(OSError, ValueError):  # a pipe, or closed: the parent looks now and then anyway
             os.write(sys.stdin.fileno(), CALL)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # the other end closed before it read our byte: ECONNRESET, the end as well
             for line in sys.stdin.buffer:
-                go = from_json(Go, line)
-                if go is not None:
-                    self._lines.put(go)
-                elif from_json(Leave, line) is not None:
+                order = from_json(GateOrder, line)
+                if order is not None and order.limits is not None:
+                    self._lines.put(order.limits)
+                elif order is not None:
                     self.leaving = True
         # The parent is gone: end this process, and with it whatever it has started.
         if _has_children() and os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(WorkerExit.ORPHANED)
+
+
+def _has_children() -> bool:
+    try:
+        return any(path.read_bytes().strip() for path in Path("/proc/self/task").glob("*/children"))
+    except OSError:
+        return True
 
 
 def leave(code: WorkerExit, why: str = "") -> NoReturn:
@@ -69,7 +81,7 @@ def leave(code: WorkerExit, why: str = "") -> NoReturn:
 
 
 def only_argument(usage: str) -> Path:
-    """What the command line has behind the program; ends the process where that is not one word."""
+    """What the command line has behind the program; ends the process if that is not one word."""
     if len(sys.argv) != 2:
         leave(WorkerExit.USAGE, f"usage: {usage}")
     return Path(sys.argv[1])
@@ -78,34 +90,99 @@ def only_argument(usage: str) -> Path:
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)).
 
-    Set here and not by a preexec_fn in the parent, which is unsafe beside threads. A parent that died before the call
-    sends nothing any more, hence the check behind it. A process that was started by hand has nobody to die with.
+    Set here and not by a preexec_fn in the parent, which is unsafe next to threads. A parent that died before the call
+    sends nothing any more, hence the check behind it. A process that was started by hand has no such parent.
     """
     if parent_pid := os.environ.get(PARENT_PID):
-        _set_death_signal(signal.SIGKILL)
+        set_death_signal(signal.SIGKILL)
         if os.getppid() != int(parent_pid):
             os._exit(WorkerExit.ORPHANED)
 
 
-def outlive_parent() -> None:
-    """Take `die_with_parent` back."""
-    _set_death_signal(0)
-
-
-def be_first_victim() -> None:
-    """Have the kernel choose this process, not the supervisor, when memory runs out (proc(5), oom_score_adj)."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-    except OSError:
-        return  # no procfs, or a stricter sandbox: the order of victims is then the kernel's own
-
-
-def _set_death_signal(number: int) -> None:
+def set_death_signal(number: int) -> None:
+    """Set the signal that comes with the parent's end; 0 = none."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _has_children() -> bool:
-    try:
-        return any(path.read_bytes().strip() for path in Path("/proc/self/task").glob("*/children"))
-    except OSError:
-        return True
+def be_first_victim() -> None:
+    """Have the kernel choose this process, not the parent, when memory runs out (proc(5), oom_score_adj)."""
+    with contextlib.suppress(OSError):  # no procfs, or a stricter sandbox: the order of victims is the kernel's own
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+
+class BeatWriter:
+    """Where a job and its encoder say what they are doing; each call is a sign of life. Each raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.begun: Callable[[Indices], None] | None = None
+        """Called with the texts of each batch that begins, before anything else."""
+        self.gate: Gate | None = None
+        self._written_s = 0.0
+        self._phase_since_s = time.monotonic()
+        self._go_s: float | None = None
+        self.beat = Beat(0, os.getpid(), Phase.START)
+        """What is known by now; the file has it as it was written last."""
+        self.phase_s: dict[str, float] = {}
+        self.provoked = False
+        """Whether a fault on purpose has struck; see `drill`."""
+        self.positions: Indices | tuple[()] = ()
+        """Among the attempt's texts, of those that the encoder has; none for a canary that is none of them."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether no batch more is to be begun: the vectors of those that have begun are still wanted."""
+        return self.gate is not None and self.gate.leaving
+
+    def know(self, **news: Any) -> None:
+        """Take fields of the beat, to be written with the next."""
+        self.beat = replace(self.beat, **news)
+
+    def phase(self, phase: Phase) -> None:
+        """A new phase begins; a phase may come again, its times add up. One that goes on is a sign of life."""
+        now, before = time.monotonic(), self.beat.phase
+        if phase is before:
+            self.tick()
+            return
+        self.phase_s[str(before)] = round(self.phase_s.get(before, 0.0) + now - self._phase_since_s, 4)
+        self._phase_since_s = now
+        if before is Phase.READY:
+            self._go_s = now
+        if phase is Phase.FORWARD and self._go_s is not None:
+            self.know(opening_s=round(now - self._go_s, 4))
+        self.know(phase=phase)
+        self._write(now)
+
+    def tick(self) -> None:
+        """Still at work within the phase."""
+        now = time.monotonic()
+        if now - self._written_s >= _INTERVAL_S:
+            self._write(now)
+
+    def batch(self, indices: "Indices", tokens: int, rows: int = 0) -> None:
+        """Begin the texts at these positions, at most `rows` (0 = all) at once; padded tokens, 0 = unknown."""
+        if self.begun is not None:
+            self.begun(indices)
+        if self.beat.batch_rows == 0:
+            # The largest batch comes first: if the kernel kills the worker over it, its size has to be known.
+            self._written_s = 0.0
+        self.know(batch_rows=rows or len(indices), batch_tokens=tokens)
+        self.tick()
+
+    def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
+        """End a batch: rows, tokens without padding, tokens with padding."""
+        before = self.beat
+        self.know(
+            rows_done=before.rows_done + rows,
+            tokens_done=before.tokens_done + tokens,
+            padded_tokens=before.padded_tokens + padded_tokens,
+        )
+        self.tick()
+
+    def ended(self) -> None:
+        """The result is there, and the process about to end; for a fire drill to have it fail."""
+
+    def _write(self, now: float) -> None:
+        self._written_s = now
+        self.know(seq=self.beat.seq + 1)
+        write_beat(self._path, self.beat)

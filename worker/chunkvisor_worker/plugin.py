@@ -10,7 +10,7 @@ import numpy as np
 
 from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
-from chunkvisor_worker.progress import BeatWriter
+from chunkvisor_worker.liveness import BeatWriter
 
 BATCHES_PER_CALL = 4
 """How many batches the plug-in gets at a time: few enough that progress is seen."""
@@ -25,11 +25,11 @@ class PluginError(Exception):
 
 
 class PluginEncoder:
-    """Calls a person's encoder slice by slice and checks what it returns."""
+    """Calls a person's encoder slice by slice and checks what it returns; an encoder as `job` describes it."""
 
     def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> None:
         self._model = model
-        self._encode = encode
+        self.wanted = encode
         self._device = device
         self._import_path = import_path
         self._factory: Callable[[ModelSpec, str], Any] | None = None
@@ -41,27 +41,21 @@ class PluginEncoder:
     def load(self, progress: BeatWriter) -> None:
         """Import the plug-in's module; the factory is called in `start`, since it may want the device.
 
-        Raises PluginError where there is no such factory; whatever the import itself raises goes through. A module that
-        is there already is not read again.
+        Raises PluginError if there is no such factory; whatever the import itself raises goes through.
         """
         progress.phase(Phase.IMPORT)
         if self._factory is not None:
             return
         sys.path[:0] = self._import_path
         module_name, _, attribute = self._model.encoder.partition(":")
-        module = importlib.import_module(module_name)
-        factory = getattr(module, attribute, None)
+        factory = getattr(importlib.import_module(module_name), attribute, None)
         if not callable(factory):
             raise PluginError(f"module {module_name} has no factory {attribute!r}")
         self._factory = factory
 
-    def adopt(self, encode: EncodeSpec) -> None:
-        """Take over what one output wants of the vectors."""
-        self._encode = encode
-
     def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
         """Take the texts in, with the prompt before each."""
-        prompt = self._encode.prompt or ""
+        prompt = self.wanted.prompt or ""
         self._texts = [prompt + text for text in texts] if prompt else texts
         progress.tick()
 
@@ -76,16 +70,15 @@ class PluginEncoder:
         return NONE_CUT
 
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
-        """See `Encoder.encode`. Raises BadOutputError where the plug-in breaks its contract."""
-        rows = limits.rows
-        step = 1 if limits.alone else rows * BATCHES_PER_CALL
+        """Vectors, some batches at a time. Raises BadOutputError, PluginError if the plug-in breaks its contract."""
+        step = 1 if limits.alone else limits.rows * BATCHES_PER_CALL
         for first in range(0, len(self._texts), step):
             if progress.leaving:
                 return
             texts = self._texts[first : first + step]
             indices = np.arange(first, first + len(texts), dtype=np.int64)
-            progress.batch(indices, 0, min(rows, len(texts)))
-            vectors = self._finish(self._encoder.encode(texts, rows), len(texts))
+            progress.batch(indices, 0, min(limits.rows, len(texts)))
+            vectors = self._finish(self._encoder.encode(texts, limits.rows), len(texts))
             progress.advance(len(texts), 0, 0)
             yield indices, vectors
 
@@ -97,10 +90,7 @@ class PluginEncoder:
         return Facts(self._dimension, "", self._model.max_length, versions)
 
     def release(self) -> bool:
-        """Have the plug-in give the device back, where it has a method `release`.
-
-        Nobody but the plug-in knows what it holds of a GPU: without that method it is free when its process has ended.
-        """
+        """Have the plug-in give the device back, if it has a method `release`; else its process has to end first."""
         release = getattr(self._encoder, "release", None)
         if callable(release):
             release()
@@ -122,12 +112,12 @@ class PluginEncoder:
             self._converts = True
         with np.errstate(over="ignore"):  # the parent finds an infinity
             vectors: Vectors = returned.astype(np.float32, copy=False)
-        width = self._encode.truncate_dim
+        width = self.wanted.truncate_dim
         if width is not None:
             if width > vectors.shape[1]:
                 raise BadOutputError(f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} dimensions")
             vectors = vectors[:, :width]
-        if self._encode.normalize:
+        if self.wanted.normalize:
             # Like torch, which divides a length of almost 0 by this.
             vectors = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
         self._dimension = vectors.shape[1]

@@ -7,7 +7,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.faults import exit_code_of, fault_of
-from chunkvisor_worker.liveness import die_with_parent
+from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
 
 _PACKAGES = ("torch", "sentence-transformers", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy")
 _SIZE = 64
@@ -24,17 +23,17 @@ _SIZE = 64
 
 def probe(out: Path) -> ProbeReport:
     """Fill the report step by step, saving it before each. Raises OSError where it cannot be saved."""
-    report = ProbeReport(Phase.IMPORT, {"python": platform.python_version(), **_versions()})
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        # A half-removed package has a folder of metadata without a version.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError, TypeError):
+            versions[name] = str(importlib.metadata.version(name))
+    report = ProbeReport(Phase.IMPORT, versions)
     try:
         write_message(out, report, durable=False)
         import torch
 
-        report = replace(
-            report,
-            phase=Phase.FORWARD,
-            cuda=torch.version.cuda,
-            hip=torch.version.hip,
-        )
+        report = replace(report, phase=Phase.FORWARD, cuda=torch.version.cuda, hip=torch.version.hip)
         write_message(out, report, durable=False)
         _multiply(torch, "cpu")
         # An empty CUDA_VISIBLE_DEVICES is how a worker on the CPU is kept off the GPUs: no fault to look for.
@@ -44,30 +43,17 @@ def probe(out: Path) -> ProbeReport:
             # An allocation gives the reason (no driver, no device); is_available() only says no.
             torch.zeros(1, device="cuda")
             for index in range(torch.cuda.device_count()):
-                report = replace(report, gpus=(*report.gpus, _try_gpu(torch, index)))
+                _multiply(torch, f"cuda:{index}")
+                properties = torch.cuda.get_device_properties(index)
+                capability = tuple(torch.cuda.get_device_capability(index))
+                gpu = ProbedGpu(str(properties.name), capability, int(torch.cuda.mem_get_info(index)[1]))
+                report = replace(report, gpus=(*report.gpus, gpu))
                 write_message(out, report, durable=False)
         report = replace(report, phase=Phase.DONE)
     except BaseException as error:  # noqa: BLE001 - whatever a broken installation raises is what was looked for
         report = replace(report, fault=fault_of(error, report.phase))
     write_message(out, report, durable=False)
     return report
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        # A half-removed package has a folder of metadata without a version.
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError, TypeError):
-            found[name] = str(importlib.metadata.version(name))
-    return found
-
-
-def _try_gpu(torch: Any, index: int) -> ProbedGpu:
-    device = f"cuda:{index}"
-    properties = torch.cuda.get_device_properties(index)
-    _multiply(torch, device)
-    _, total = torch.cuda.mem_get_info(index)
-    return ProbedGpu(str(properties.name), tuple(torch.cuda.get_device_capability(index)), int(total))
 
 
 def _multiply(torch: Any, device: str) -> None:
@@ -80,15 +66,10 @@ def _multiply(torch: Any, device: str) -> None:
 
 def main() -> None:
     """Parse the one argument, probe, exit."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m chunkvisor_worker.probe OUT.json\n")
-        os._exit(WorkerExit.USAGE)
+    out = only_argument("python -m chunkvisor_worker.probe OUT.json")
     die_with_parent()
-    report = probe(Path(sys.argv[1]))
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(WorkerExit.DONE if report.fault is None else exit_code_of(report.fault))
+    report = probe(out)
+    leave(WorkerExit.DONE if report.fault is None else exit_code_of(report.fault))
 
 
 if __name__ == "__main__":

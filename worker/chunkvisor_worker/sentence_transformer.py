@@ -1,33 +1,146 @@
 """The encoder that runs a sentence-transformers model on one chunk.
 
 Its vectors are those that `SentenceTransformer.encode` gives for the same texts, up to the rounding that comes with
-another batch. Where there is no GPU to be had it fails, and does not fall back to the CPU.
+another batch. If there is no GPU to be had it fails, and does not fall back to the CPU.
 """
 
 import gc
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chunkvisor_worker import attention, cpu
-from chunkvisor_worker.batching import NONE_CUT, GpuMemory, Indices, Vectors, computed_lengths, cut, cut_measured
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, LinearKernel, ModelSpec, Phase
-from chunkvisor_worker.cpu import Lanes, is_stateless, lanes_for, weights_of
-from chunkvisor_worker.loaded import Heard, check_attention, check_loaded, describe, hearing
+from chunkvisor_worker.batching import (
+    NONE_CUT,
+    GpuMemory,
+    Indices,
+    Vectors,
+    cut,
+    cut_measured,
+    estimated_tokens,
+    padded_tokens,
+)
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
+from chunkvisor_worker.cpu import Lanes
+from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.model import (
+    Heard,
+    check_attention,
     chosen_prompt,
+    describe,
+    flatten,
+    is_flattened,
     is_placed_by_loading,
     is_plain_text_model,
     load_model,
     max_length,
-    sample_vector,
-    set_truncate_dim,
+    table_rows,
 )
 from chunkvisor_worker.plugin import BadOutputError
-from chunkvisor_worker.progress import BeatWriter
-from chunkvisor_worker.tokenized import TokenizedTexts, estimated_lengths, tokenize
+
+_LEFT_BYTES = 256 << 20
+"""What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
+_SLICE_ROWS, _SLICE_BYTES = 256, 1_000_000
+"""Texts, and UTF-8 bytes, tokenized between two signs of life; one longer text is a slice of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedTexts:
+    """All texts of a chunk as a plain text model reads them: token ids without padding, made ahead of the device."""
+
+    rows: list[dict[str, Indices]]
+    """Of each text what the tokenizer gives, `input_ids` among it: int64 of shape (tokens,)."""
+    extras: dict[str, Any]
+    """What the model's preprocessing gives besides, for all texts alike."""
+    flat: bool
+    """Whether the model takes its batches without padding, see `flatten`."""
+    cut: Indices | None
+    """Texts that lost their end, or their beginning; int64 of shape (n, 2): position, and tokens before the cut. None =
+    the tokenizer does not say."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens of each text; int64 of shape (texts,)."""
+        return np.array([len(row["input_ids"]) for row in self.rows], dtype=np.int64)
+
+    def batch(self, model: Any, indices: Indices) -> Any:
+        """Those texts as the model takes them."""
+        rows = [self.rows[index] for index in indices]
+        if self.flat:
+            return flatten(model, rows)
+        return model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
+
+
+def tokenize(
+    model: Any, texts: list[str], prompt: str | None, progress: BeatWriter, task: str | None = None
+) -> TokenizedTexts:
+    """Turn the texts into token ids.
+
+    Raises ValueError for a token id outside the embedding table (on a GPU it would be a device-side assert, which names
+    no cause), and UnicodeEncodeError for a lone surrogate.
+    """
+    # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
+    unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
+    asked = {"task": task} if task is not None else {}
+    rows, extras = list[dict[str, Indices]](), dict[str, Any]()
+    cut_pairs: list[tuple[int, int]] | None = []
+    flat, table = is_flattened(model), table_rows(model.transformers_model)
+    for part in _slices([len(text.encode()) for text in texts]):
+        progress.tick()
+        if flat:
+            model[0].can_flatten_inputs = False  # or it would not give the ids text by text
+        try:
+            features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded, **asked)
+        finally:
+            if flat:
+                model[0].can_flatten_inputs = True
+        columns = {key: value for key, value in features.items() if isinstance(value, list)}
+        extras = {key: value for key, value in features.items() if key not in columns}
+        found = _cut_tokens(features)
+        if cut_pairs is not None and found is not None:
+            cut_pairs += [(part.start + at, tokens) for at, tokens in found]
+        else:
+            cut_pairs = None
+        for row in zip(*columns.values(), strict=True):
+            # 8 bytes for a token; a list of Python integers takes 36.
+            rows.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
+            largest = int(rows[-1]["input_ids"].max(initial=0))
+            if table and largest >= table:
+                raise ValueError(
+                    f"token id {largest} is what the tokenizer gave, but the model's embedding table has only {table} "
+                    "rows: the tokenizer has tokens the model was not trained with"
+                )
+    pairs = None if cut_pairs is None else np.array(cut_pairs, dtype=np.int64).reshape(-1, 2)
+    return TokenizedTexts(rows, extras, flat, pairs)
+
+
+def _slices(sizes: list[int]) -> Iterator[slice]:
+    start = total = 0
+    for position, size in enumerate(sizes):
+        if position > start and (position - start == _SLICE_ROWS or total + size > _SLICE_BYTES):
+            yield slice(start, position)
+            start, total = position, 0
+        total += size
+    if sizes:
+        yield slice(start, len(sizes))
+
+
+def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
+    """(position, tokens before the cut) of the texts that a tokenizer in Rust has cut; None if there is no such one.
+
+    It keeps what it cuts off, so that nothing is tokenized twice.
+    """
+    encodings = getattr(features, "encodings", None)
+    if encodings is None:
+        return None
+    longest, found = max((len(each) for each in encodings), default=0), []
+    for at, each in enumerate(encodings):
+        if len(each) == longest and (rest := each.overflowing):
+            found.append((at, len(each) + sum(len(more) - sum(more.special_tokens_mask) for more in rest)))
+    return found
 
 
 class PinnedBuffers:
@@ -84,12 +197,8 @@ class PinnedBuffers:
         return buffer[: tensor.numel()].view(tensor.shape)
 
 
-_LEFT_BYTES = 256 << 20
-"""What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
-
-
 class SentenceTransformerEncoder:
-    """A sentence-transformers model as an Encoder (see `chunkvisor_worker.encoder`).
+    """A sentence-transformers model as an encoder (see `chunkvisor_worker.job`).
 
     A plain text model is tokenized once, ahead of the device, and forwarded in batches of like token length. Any other
     (custom or multimodal modules, static embeddings, ONNX) goes batch by batch through the
@@ -98,7 +207,7 @@ class SentenceTransformerEncoder:
 
     def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str) -> None:
         self._spec = model
-        self._encode = encode
+        self.wanted = encode
         self._device = device
         self._model: Any = None
         self._prompt: str | None = None
@@ -108,20 +217,19 @@ class SentenceTransformerEncoder:
         """That was saved with the model."""
         self._texts: list[str] = []
         self._tokenized: TokenizedTexts | None = None
-        """None where token counts are only estimated."""
+        """None if token counts are only estimated."""
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
-        self._linear: LinearKernel | None = None
+        self._linear = ""
         self._weights = 0
-        """See `lanes.weights_of`; 0 where batches are computed one after the other."""
+        """Numbers that each token is multiplied with; 0 if batches are computed one after the other."""
         self._pinned = PinnedBuffers()
 
     def load(self, progress: BeatWriter) -> None:
         """Import torch and sentence-transformers and load the weights to host memory.
 
-        A quantized model or one with a device map is loaded by `start` where the device is a GPU. Weights that are
-        there already are kept.
-        Raises ImportError, ValueError, OSError, and whatever the libraries raise.
+        A quantized model or one with a device map is loaded by `start` if the device is a GPU. Weights that are
+        there already are kept. Raises ImportError, ValueError, OSError, and whatever the libraries raise.
         """
         progress.phase(Phase.IMPORT)
         # What an import makes stays. To look for what can be freed among its 400,000 objects, seven times meanwhile and
@@ -138,18 +246,14 @@ class SentenceTransformerEncoder:
         if self._device == "cpu" or not is_placed_by_loading(self._spec):
             self._load("cpu", progress)
 
-    def adopt(self, encode: EncodeSpec) -> None:
-        """Take over what one output wants of the vectors; `load` comes after it, and finds the weights there."""
-        self._encode = encode
-
     def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
-        """Turn the texts into token ids. Raises UnicodeEncodeError (a ValueError) for a lone surrogate."""
+        """Turn the texts into token ids. Raises ValueError, UnicodeEncodeError among them."""
         self._texts = texts
         if self._model is not None:
             self._tokenize(progress)
 
     def start(self, progress: BeatWriter) -> None:
-        """Move the model to the device. Raises torch's own error where there is no GPU to be had."""
+        """Move the model to the device. Raises torch's own error if there is no GPU to be had."""
         if self._device != "cpu":
             import torch
 
@@ -167,11 +271,11 @@ class SentenceTransformerEncoder:
             self._causal = check_attention(self._model, self._spec)
 
     def texts_cut(self) -> Indices:
-        """See `Encoder.texts_cut`."""
+        """Texts of more tokens than the model reads; none if the tokenizer does not say."""
         return NONE_CUT if self._tokenized is None or self._tokenized.cut is None else self._tokenized.cut
 
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
-        """Vectors of all texts, longest first; see `Encoder.encode`.
+        """Vectors of all texts, longest first.
 
         On a GPU a batch is padded and launched while the one before it computes; then the vectors of that one are
         waited for. Nothing in between waits for the device, as far as plain models of transformers go (`attention`):
@@ -180,7 +284,7 @@ class SentenceTransformerEncoder:
         """
         counted = self._tokenized is not None
         if counted:
-            progress.expect(int(self._lengths.sum()))
+            progress.know(tokens_total=int(self._lengths.sum()))
         batches, lanes = self._batches(limits), Lanes(ahead=1)
         if self._device == "cpu":
             batches = list(batches)
@@ -189,7 +293,7 @@ class SentenceTransformerEncoder:
         def begins(indices: Indices) -> bool:
             if progress.leaving:
                 return False
-            progress.batch(indices, int(self._computed(indices).sum()) if counted else 0)
+            progress.batch(indices, self._computed(indices) if counted else 0)
             self._pinned.next_batch()
             return True
 
@@ -197,8 +301,7 @@ class SentenceTransformerEncoder:
             if vectors.ndim != 2 or len(vectors) != len(indices):
                 raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
             self._dimension = vectors.shape[1]
-            computed = self._computed(indices)
-            tokens, padded = (int(each.sum()) if counted else 0 for each in (self._lengths[indices], computed))
+            tokens, padded = (int(self._lengths[indices].sum()), self._computed(indices)) if counted else (0, 0)
             progress.advance(len(indices), tokens, padded)
             yield indices, vectors
 
@@ -213,61 +316,85 @@ class SentenceTransformerEncoder:
         versions["python"] = platform.python_version()
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
-        dtype = str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else ""
-        counts_cut = self._tokenized is not None and self._tokenized.cut is not None
-        loaded = describe(self._model, self._prompt, self._causal, self._heard.bounded())
         return Facts(
             self._dimension,
-            dtype,
+            str(self._model.dtype).removeprefix("torch.") if self._model.dtype is not None else "",
             max_length(self._model),
             versions,
             self._linear,
-            loaded=loaded,
-            counts_cut=counts_cut,
+            loaded=describe(self._model, self._prompt, self._causal, self._heard.bounded()),
+            counts_cut=self._tokenized is not None and self._tokenized.cut is not None,
         )
 
     def release(self) -> bool:
-        """Drop the weights; False where the GPU's memory is not ours to give back (ONNX, OpenVINO). See `Encoder`."""
+        """Drop the weights; False if nearly all of the GPU's memory is not free then, or not ours (ONNX, OpenVINO)."""
         if self._device == "cpu":
             return True
-        return self._model is not None and self._model.get_backend() == "torch" and _drop_weights(self._model)
+        if self._model is None or self._model.get_backend() != "torch":
+            return False
+        import torch
+
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            tensor.data = tensor.new_empty(0)
+        torch.cuda.empty_cache()
+        return bool(torch.cuda.memory_reserved() <= _LEFT_BYTES)
 
     def _load(self, device: str, progress: BeatWriter) -> None:
         progress.phase(Phase.MODEL_LOAD)
         if self._model is None:
-            with hearing(self._heard):
-                self._model = load_model(self._spec, device)
-            check_loaded(self._model, self._spec, self._heard)
-            self._truncate_dim = self._model.truncate_dim
+            model = self._model = load_model(self._spec, device, self._heard)
+            self._truncate_dim = model.truncate_dim
             if device == self._device == "cpu":
-                self._causal = check_attention(self._model, self._spec)
-            if is_plain_text_model(self._model):
-                self._weights = weights_of(self._model)  # before layers are packed: those keep none
+                self._causal = check_attention(model, self._spec)
+            if is_plain_text_model(model):
+                # Embeddings are looked up, not multiplied. Before layers are packed: those keep none.
+                self._weights = int(model.transformers_model.num_parameters(exclude_embeddings=True))
                 if self._device == "cpu":
-                    self._linear = cpu.choose(self._model, lambda: sample_vector(self._model))
-        set_truncate_dim(self._model, self._encode.truncate_dim, self._truncate_dim)
-        self._prompt = chosen_prompt(self._encode, self._model.prompts, self._model.default_prompt_name)
+                    self._linear = cpu.choose(model, self._sample_vector)
+        # The first dimensions of each vector, as asked for or else as saved with the model.
+        asked = self.wanted.truncate_dim
+        self._model.truncate_dim = None  # or the library would count those of before
+        full = self._model.get_embedding_dimension()
+        if asked is not None and full is not None and asked > full:
+            raise ValueError(f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions only")
+        self._model.truncate_dim = self._truncate_dim if asked is None else asked
+        self._prompt = chosen_prompt(self.wanted, self._model.prompts, self._model.default_prompt_name)
+
+    def _sample_vector(self) -> Any:
+        """The vector of a text of eight tokens, of shape (1, dimension), by a plain text model.
+
+        The tokenizer is not asked for it: it would start threads, which a template must not have.
+        """
+        import torch
+
+        rows = table_rows(self._model.transformers_model) or 8
+        ids = torch.arange(rows // 2, rows // 2 + 8)[None] % rows
+        with torch.inference_mode():
+            return self._model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"]
 
     def _tokenize(self, progress: BeatWriter) -> None:
         progress.phase(Phase.TOKENIZE)
         # What the model's own `encode` is to be given, it is given.
-        if is_plain_text_model(self._model) and not self._encode.kwargs:
-            self._tokenized = tokenize(self._model, self._texts, self._prompt, progress, self._encode.task)
+        if is_plain_text_model(self._model) and not self.wanted.kwargs:
+            self._tokenized = tokenize(self._model, self._texts, self._prompt, progress, self.wanted.task)
             self._lengths = self._tokenized.lengths
-        else:
-            self._lengths = estimated_lengths(self._model, self._texts, self._prompt)
+            return
+        sizes = [len(f"{self._prompt or ''}{text}".encode()) for text in self._texts]
+        limit = max_length(self._model) or max(sizes, default=0)
+        self._lengths = np.array([min(limit, estimated_tokens(size)) for size in sizes], dtype=np.int64)
 
-    def _computed(self, indices: Indices) -> Indices:
-        return computed_lengths(self._lengths, indices, flat=self._tokenized is not None and self._tokenized.flat)
+    def _computed(self, indices: Indices) -> int:
+        """Tokens that the device works on for the batch."""
+        return padded_tokens(self._lengths, indices, flat=self._tokenized is not None and self._tokenized.flat)
 
     def _lanes(self, batches: Sequence[Indices]) -> Lanes:
-        if self._tokenized is None or self._tokenized.flat or not is_stateless(self._model):
+        if self._tokenized is None or self._tokenized.flat or not cpu.is_stateless(self._model):
             return Lanes()
         import torch
 
         shared = [each for each in batches if len(each) > 1]
-        largest = max((int(self._computed(each).sum()) for each in shared), default=0)
-        return lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
+        largest = max((self._computed(each) for each in shared), default=0)
+        return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
 
     def _batches(self, limits: Limits) -> Iterable[Indices]:
         known = self._tokenized
@@ -276,18 +403,26 @@ class SentenceTransformerEncoder:
             return cut(self._lengths, limits, flat=flat)
         import torch
 
-        needs = GpuMemory(torch).needs
-        return cut_measured(self._lengths, limits, needs, self._mask_element_bytes(), flat=flat)
-
-    def _mask_element_bytes(self) -> int:
-        """Size of a number of an attention mask; 0 where attention takes no mask over pairs of tokens."""
+        # The size of a number of an attention mask; 0 if attention takes no mask over pairs of tokens.
         config = getattr(self._model.transformers_model, "config", None)
-        return int(self._model.dtype.itemsize) if getattr(config, "_attn_implementation", "") == "sdpa" else 0
+        sdpa = getattr(config, "_attn_implementation", "") == "sdpa"
+        element_bytes = int(self._model.dtype.itemsize) if sdpa else 0
+        return cut_measured(self._lengths, limits, GpuMemory(torch).needs, element_bytes, flat=flat)
 
     def _forward(self, indices: Indices) -> Callable[[], Vectors]:
         tokenized = self._tokenized
         if tokenized is None:
-            return self._forward_texts(indices)
+            task = {"task": self.wanted.task} if self.wanted.task is not None else {}
+            tensor = self._model.encode(
+                [self._texts[index] for index in indices],
+                prompt=self._prompt,
+                batch_size=len(indices),
+                show_progress_bar=False,
+                convert_to_tensor=True,
+                normalize_embeddings=self.wanted.normalize,
+                **{**task, **self.wanted.kwargs},
+            )
+            return self._pinned.begin_copy(tensor.float())
         import torch
 
         batch = tokenized.batch(self._model, indices)
@@ -303,29 +438,6 @@ class SentenceTransformerEncoder:
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
             if self._model.truncate_dim is not None:
                 vectors = vectors[..., : self._model.truncate_dim]
-            if self._encode.normalize:
+            if self.wanted.normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
             return self._pinned.begin_copy(vectors.float())
-
-    def _forward_texts(self, indices: Indices) -> Callable[[], Vectors]:
-        task = {"task": self._encode.task} if self._encode.task is not None else {}
-        tensor = self._model.encode(
-            [self._texts[index] for index in indices],
-            prompt=self._prompt,
-            batch_size=len(indices),
-            show_progress_bar=False,
-            convert_to_tensor=True,
-            normalize_embeddings=self._encode.normalize,
-            **{**task, **self._encode.kwargs},
-        )
-        return self._pinned.begin_copy(tensor.float())
-
-
-def _drop_weights(model: Any) -> bool:
-    """Give the GPU's memory back; whether nearly all of it is free then. Raises what torch raises."""
-    import torch
-
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.new_empty(0)
-    torch.cuda.empty_cache()
-    return bool(torch.cuda.memory_reserved() <= _LEFT_BYTES)

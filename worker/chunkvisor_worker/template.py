@@ -10,40 +10,62 @@ be killed can be given away.
 
 import contextlib
 import faulthandler
+import functools
 import gc
+import importlib
+import importlib.abc
 import os
+import re
 import select
 import signal
 import socket
+import sys
 import time
 import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     MESSAGE_LIMIT_BYTES,
     EncodeSpec,
-    Ended,
-    Fork,
-    Order,
-    Report,
+    Spec,
+    TemplateNews,
+    TemplateOrder,
     TemplateSpec,
 )
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
-from chunkvisor_worker.encoder import Encoder
 from chunkvisor_worker.faults import fault_of
-from chunkvisor_worker.forked import be_worker, find_pools
-from chunkvisor_worker.job import make_encoder
-from chunkvisor_worker.liveness import be_first_victim, die_with_parent, leave, only_argument, outlive_parent
-from chunkvisor_worker.progress import BeatWriter
-from chunkvisor_worker.taint import GpuQuestions, find_taint
+from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
+from chunkvisor_worker.liveness import (
+    BeatWriter,
+    be_first_victim,
+    die_with_parent,
+    leave,
+    only_argument,
+    set_death_signal,
+)
 
-# The rule for code that uses a GPU without asking, and is shown none.
 _HIDDEN_GPU = "no-gpu-visible"
-
-# How long workers may outlive their parent before they are killed.
+"""The rule for code that uses a GPU without asking, and is shown none."""
 _GRACE_S = 5.0
+"""How long workers may outlive their parent before they are killed."""
+_FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Threads that their own library mends after a fork. jemalloc, which pyarrow brings (and transformers imports pyarrow
+if it is installed), takes its locks before a fork and begins without the thread in the child: pthread_atfork, and
+background_thread_postfork_child in its background_thread.c."""
+_GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
+"""The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's driver."""
+_QUESTIONS = ("is_available", "device_count")
+"""Functions of torch.cuda. All others that tell of a GPU start CUDA, and fail without one."""
+_LIBRARIES = frozenset(
+    {"torch", "transformers", "sentence_transformers", "accelerate", "huggingface_hub", "functools", "contextlib"}
+)
+"""They ask in their own interest, in a forked worker once more (see `_begin_anew`)."""
 
 
 class Template:
@@ -67,12 +89,12 @@ class Template:
                 data, fds, _, _ = socket.recv_fds(self._orders, MESSAGE_LIMIT_BYTES, 2)
                 if not data:
                     return
-                order = from_json(Order, data)
+                order = from_json(TemplateOrder, data)
                 if order is not None and order.reap is not None:
                     os.waitpid(order.reap, 0)
                     gc.collect()  # a few objects, all others being frozen; so that a chunk leaves nothing behind
-                elif order is not None and order.fork is not None and len(fds) == 2:
-                    pidfd = self._fork(order.fork, fds)
+                elif order is not None and len(fds) == 2:
+                    pidfd = self._fork(order, fds)
                     if pidfd is not None:
                         poll.register(pidfd, select.POLLIN)
                 for received in fds:
@@ -88,18 +110,18 @@ class Template:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    def _fork(self, fork: Fork, fds: list[int]) -> int | None:
+    def _fork(self, order: TemplateOrder, fds: list[int]) -> int | None:
         """Start a worker, and report it; returns its pidfd, None if there is none."""
         try:
             pid = os.fork()
         except OSError as error:
-            self._orders.send(to_json(Report(not_forked=str(error))))
+            self._orders.send(to_json(TemplateNews(not_forked=str(error))))
             return None
         if pid == 0:
-            be_worker(fork, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)
+            _be_worker(order, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)
         pidfd = os.pidfd_open(pid)
         self._alive[pidfd] = pid
-        socket.send_fds(self._orders, [to_json(Report(forked=pid))], [pidfd])
+        socket.send_fds(self._orders, [to_json(TemplateNews(forked=pid))], [pidfd])
         return pidfd
 
     def _tell_end(self, pidfd: int) -> None:
@@ -109,14 +131,182 @@ class Template:
         status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert status is not None
         returncode = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
-        self._orders.send(to_json(Report(ended=Ended(pid, returncode))))
+        self._orders.send(to_json(TemplateNews(ended=pid, returncode=returncode)))
 
 
-def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
+def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder) -> NoReturn:
+    """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
+
+    There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
+    parent is gone, the lifeline ends this process; if that fails (a library that never lets go of the GIL), the
+    template does.
+
+    `not_ours` are the template's own descriptors. Others stay open: an import may have opened them, and a Python object
+    whose descriptor was closed would close another one later.
+    """
+    try:
+        os.setsid()
+        for number, fd in enumerate((stdin, log, log)):
+            os.dup2(fd, number)
+        for fd in not_ours:
+            os.close(fd)
+        faulthandler.enable()
+        for name in order.removed:
+            os.environ.pop(name, None)
+        os.environ.update(order.environment)
+        sys.argv[1:] = [order.folder]
+        if use := find_gpu_use():
+            leave(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
+        _begin_anew(AttemptFiles(Path(order.folder)))
+        run_and_exit(Path(order.folder), encoder)
+    except BaseException:  # noqa: BLE001 - nothing may get back into the template's loop
+        traceback.print_exc()
+    leave(WorkerExit.UNKNOWN)
+
+
+def _begin_anew(files: AttemptFiles) -> None:
+    """Undo what the template had to do otherwise than a fresh worker."""
+    spec = read_message(Spec, files.spec)
+    if spec is not None and spec.threads:
+        # As many threads for torch, OpenMP and BLAS as a fresh worker has. What the user's own code has chosen stays,
+        # as far as that is known: one thread is what the template had. Asked first: the answer is OpenMP's, which the
+        # pools change, while torch's own MKL is reached by torch alone.
+        torch = sys.modules.get("torch")
+        untouched = torch is not None and torch.get_num_threads() == 1
+        if (pools := _find_pools()) is not None:
+            pools.limit(limits=spec.threads)
+        if torch is not None and untouched:
+            torch.set_num_threads(spec.threads)
+    if spec is not None and spec.device != "cpu" and (module := sys.modules.get("transformers.utils.import_utils")):
+        for value in list(vars(module).values()):
+            # Have transformers look again (lru_cache): there was no GPU in the template.
+            clear: Any = getattr(value, "cache_clear", None)
+            if callable(clear):
+                clear()
+    # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
+    if generators := sys.modules.get("numpy.random"):
+        generators.seed()
+
+
+@functools.cache
+def _find_pools() -> Any:
+    """Return a ThreadpoolController of threadpoolctl over the OpenMP and BLAS libraries loaded so far, or None.
+
+    The template asks first, so that its workers need not look for the libraries again.
+    """
+    try:
+        return importlib.import_module("threadpoolctl").ThreadpoolController()
+    except ImportError:  # a numpy loaded by the template then multiplies with one thread
+        return None
+
+
+def find_gpu_use() -> str:
+    """Say in words by what this process has begun to use a GPU; empty if it has not.
+
+    No CUDA context survives a fork (CUDA C++ Programming Guide, "CUDA initialization and fork"). CUDA and NVML
+    themselves are not asked: to ask them is to start them. That the driver's library is mapped says nothing:
+    libcublasLt opens libcuda.so.1 as it is loaded, so that every `import torch` of a CUDA build maps it. What is
+    initialized, CUDA or NVML, by whatever framework, holds a file of the driver open.
+    """
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of this listing itself
+            if _GPU_FILE.search(target := str(entry.readlink())):
+                return f"it has {target} open"
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda"):
+        return ""
+    if torch.cuda.is_initialized():
+        return "torch has initialized CUDA"
+    # In a forked process: torch marks every fork that comes after it has asked the driver for anything.
+    return "torch had asked CUDA before the fork" if torch.cuda._is_in_bad_fork() else ""
+
+
+def find_taint() -> str:
+    """Say in words why no worker may be forked from this process; empty if all is well."""
+    if use := find_gpu_use():
+        return f"loading the model, or importing the plug-in, has begun to use the GPU ({use})"
+    # A fork leaves other threads behind, with whatever locks they hold.
+    threads, own = list[str](), Path("/proc/thread-self").readlink().name
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            name = (task / "comm").read_text().strip() or "?"
+            if task.name != own and name not in _FORK_SAFE_THREADS:
+                threads.append(name)
+    if threads:
+        return f"loading the model, or importing the plug-in, has started threads ({', '.join(threads[:5])})"
+    return ""
+
+
+class GpuQuestions(importlib.abc.MetaPathFinder):
+    """A context that notes when code of a model or a plug-in asks for a GPU; the answer is not changed.
+
+    A template shows it none. Code that builds on that answer would build something else in a forked worker than in a
+    fresh one: `DEVICE = "cuda" if torch.cuda.is_available() else "cpu"` in a plug-in's module computes on the CPU, say.
+    """
+
+    def __init__(self) -> None:
+        self.asked = ""  # who asked first, and what; empty = nothing did
+        self._replaced: dict[str, Callable[..., Any]] = {}
+
+    def __enter__(self) -> "GpuQuestions":
+        sys.meta_path.insert(0, self)
+        self.find_spec("")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)
+        for name, original in self._replaced.items():
+            setattr(sys.modules["torch.cuda"], name, original)
+        self.asked = self.asked or next(filter(None, map(_cached_question, list(sys.modules.items()))), "")
+
+    def find_spec(self, _fullname: str, _path: Any = None, _target: Any = None) -> None:
+        """Find nothing; but listen to torch.cuda once it is there: torch imports much after it, which comes by here."""
+        cuda: Any = sys.modules.get("torch.cuda")
+        if not self._replaced and all(hasattr(cuda, name) for name in _QUESTIONS):
+            for name in _QUESTIONS:
+                self._replaced[name] = getattr(cuda, name)
+                setattr(cuda, name, self._listening(name))
+
+    def _listening(self, name: str) -> Callable[..., Any]:
+        original = self._replaced[name]
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if not self.asked and (asker := _asker(sys._getframe(1))):
+                self.asked = f"{asker} asks torch.cuda.{name}()"
+            return original(*args, **kwargs)
+
+        return ask
+
+
+def _asker(frame: FrameType | None) -> str:
+    """Name module and line of the code that asks; empty if a library does, or is being imported itself."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        top = module.partition(".")[0]
+        if top in ("importlib", "_frozen_importlib") or frame.f_code.co_filename.startswith("<frozen importlib"):
+            return ""
+        if top not in (*_LIBRARIES, "chunkvisor_worker", "__main__"):
+            return f"{module}, line {frame.f_lineno},"
+        frame = frame.f_back
+    return ""
+
+
+def _cached_question(item: tuple[str, Any]) -> str:
+    """Find a function of transformers that keeps its answer, so that a later question never gets to torch."""
+    name, module = item
+    for value in list(vars(module).values()) if name.startswith("transformers_modules.") else ():
+        function = getattr(value, "__name__", "")
+        of_transformers = getattr(value, "__module__", "") == "transformers.utils.import_utils"
+        if of_transformers and ("flash_attn" in function or "cuda" in function):
+            return f"{name} can ask transformers' {function}()"
+    return ""
+
+
+def _load(files: AttemptFiles) -> tuple[Encoder | None, str]:
     """Return (the loaded encoder, "") or (None, why no worker can be forked from this process)."""
     spec = read_message(TemplateSpec, files.spec)
     if spec is None:
-        return None, f"{files.spec} is missing or is no spec"
+        return None, f"{files.spec} is missing or is not a spec"
     progress = BeatWriter(files.beat)
     questions = GpuQuestions()
     try:
@@ -124,16 +314,16 @@ def load(files: AttemptFiles) -> tuple[Encoder | None, str]:
         # On the CPU a fresh worker is shown no GPU either.
         with contextlib.nullcontext() if spec.device == "cpu" else questions:
             encoder.load(progress)
-    except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and needs its record, too
+    except BaseException as error:  # noqa: BLE001 - a Rust panic is not an Exception, and needs its record, too
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
-        first = fault.chain[0]
-        words = first.message if first.name.startswith("chunkvisor_worker.") else f"{first.name}: {first.message}"
-        if spec.device != "cpu" and diagnose(fault).rule.name == _HIDDEN_GPU:
-            return None, _asks(words)  # not a fault of the machine, so there is no record of it
+        found = diagnose(fault)
+        if spec.device != "cpu" and found.rule.name == _HIDDEN_GPU:
+            return None, _asks(found.headline)  # not a fault of the machine, so there is no record of it
         write_message(files.fault, fault, durable=False)
-        return None, f"it cannot be loaded: {words}" + (f"; {_asks(questions.asked)}" if questions.asked else "")
-    find_pools()
+        asked = f"; {_asks(questions.asked)}" if questions.asked else ""
+        return None, f"it cannot be loaded: {found.headline}{asked}"
+    _find_pools()
     # What has begun to use a GPU has asked for one as well.
     unfit = find_taint() or (_asks(questions.asked) if questions.asked else "")
     return (None, unfit) if unfit else (encoder, "")
@@ -154,18 +344,18 @@ def main() -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     started_s = time.monotonic()
-    encoder, unfit = load(AttemptFiles(folder))
+    encoder, unfit = _load(AttemptFiles(folder))
     if encoder is None:
-        orders.send(to_json(Report(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
+        orders.send(to_json(TemplateNews(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
         os._exit(WorkerExit.SETUP)
     # What is here now stays: the collector must not write to its pages, which all workers share.
     gc.collect()
     gc.freeze()
     # From now on it is the second line for its workers: it must outlive the parent for a moment to end them.
-    outlive_parent()
+    set_death_signal(0)
     template = Template(orders, encoder)
     with contextlib.suppress(ConnectionError):  # the parent is gone
-        orders.send(to_json(Report(loaded_s=round(time.monotonic() - started_s, 3))))
+        orders.send(to_json(TemplateNews(loaded_s=round(time.monotonic() - started_s, 3))))
         template.serve()
     template.end_stragglers()
     leave(WorkerExit.DONE)

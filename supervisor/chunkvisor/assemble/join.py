@@ -262,7 +262,7 @@ def build_manifest(
             "truncate_dim": encode.truncate_dim,
         },
         "source": {"files": origin.files, "digest": origin.digest},
-        **({"linear": asdict(facts.linear)} if facts.linear else {}),
+        **({"linear": facts.linear} if facts.linear else {}),
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -8,8 +8,7 @@ from chunkvisor.judge import Verdict
 from chunkvisor.units import did_you_mean
 from chunkvisor.words import ENTRIES, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import Rule
-from chunkvisor_worker.contract.rules import OF_GPUS, RULES
+from chunkvisor_worker.contract.rules import OF_GPUS, RULES, Rule
 
 _WIDTH = 96
 _ON_CPU = (

@@ -45,7 +45,7 @@ from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.staging import propose, request_of, staged_before, worker_rate
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, most_lanes
-from chunkvisor_worker.contract.files import LengthsFiles
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.wire import read_message, write_message
 
@@ -317,24 +317,24 @@ def _count_tokens(
 ) -> tuple[Path | None, str]:
     """Ask the child that has the tokenizer; return the model's folder, and why tokens cannot be counted."""
     folder.mkdir(mode=0o700)
-    files, tasks = LengthsFiles(folder), list[LengthsTask]()
+    files, tasks = AttemptFiles(folder), list[LengthsTask]()
     for output in outputs:
         table, encode = TableFiles(output.table.folder), config.effective_encode(output.name)
         limits = resolve_limits(encode, _kind(config), plugin=False)
         numbers = output.table.distinct, output.chunks.chunk_size, output.every
         tasks.append(LengthsTask(str(table.texts), str(table.offsets), *numbers, encode_spec(encode), limits))
     spec = model_spec(config.model, source.path, source.revision)
-    write_message(files.request, LengthsRequest(spec, tuple(tasks)), durable=False)
+    write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
     returncode = run_child(command, files.log, environment=for_tokenizer())
-    answer = read_message(LengthsAnswer, files.answer)
+    answer = read_message(LengthsAnswer, files.result)
     if answer is None or len(answer.reports) != len(tasks):
         verdict = verdict_of_child(returncode, files.fault, files.log)
         here = Path(source.path) if source.path is not None else None
         return here, f", tokens could not be counted: {verdict.reason} {verdict.remedy}".strip()
     refuse_wrong_model(config, answer.path)  # it may have found the tokenizer's files on the hub
-    for number, (output, report) in enumerate(zip(outputs, answer.reports, strict=True)):
-        output.lengths, output.report = np.load(files.lengths(number), allow_pickle=False), report
+    for output, report in zip(outputs, answer.reports, strict=True):
+        output.lengths, output.report = np.load(report.lengths, allow_pickle=False), report
         output.unit = "estimated_tokens" if report.estimated else "tokens"
     return Path(answer.path), ""
 

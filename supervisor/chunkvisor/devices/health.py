@@ -20,7 +20,7 @@ from chunkvisor.devices.gpu import (
 )
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import OomFigures
+from chunkvisor_worker.contract.taxonomy import OomFigures
 
 # A killed context is gone when the memory in use is back to what it was before, give or take this much (the NVIDIA
 # Resiliency Extension waits for the same amount). A context with its libraries takes about as much.

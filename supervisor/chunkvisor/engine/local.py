@@ -24,7 +24,14 @@ from chunkvisor.events.event import TemplateEvent, TemplateFailed, TemplateReady
 from chunkvisor.judge import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.exits import RUN_ID, Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import MESSAGE_LIMIT_BYTES, Fault, Fork, Order, Report, Spec, TemplateSpec
+from chunkvisor_worker.contract.messages import (
+    MESSAGE_LIMIT_BYTES,
+    Fault,
+    Spec,
+    TemplateNews,
+    TemplateOrder,
+    TemplateSpec,
+)
 from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 
@@ -88,11 +95,11 @@ class TemplateProcess:
                 data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_LIMIT_BYTES, 1)
             except OSError:
                 data, fds = b"", []
-            self._hear(from_json(Report, data) if data else None, fds)
+            self._hear(from_json(TemplateNews, data) if data else None, fds)
         if self.loading and time.monotonic() - self._started_s > self._startup_s:
             self.fail(f"it has not loaded within {self._startup_s:.0f} s (startup_timeout)")
 
-    def _hear(self, report: Report | None, fds: list[int]) -> None:
+    def _hear(self, report: TemplateNews | None, fds: list[int]) -> None:
         if report is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(ANSWER_S)
@@ -108,7 +115,7 @@ class TemplateProcess:
         elif report.not_forked is not None:
             self._not_forked = report.not_forked
         elif report.ended is not None:
-            self.statuses[report.ended.pid] = report.ended.returncode
+            self.statuses[report.ended] = report.returncode
         for fd in fds:
             os.close(fd)
 
@@ -122,7 +129,7 @@ class TemplateProcess:
         worker, self._forked, self._not_forked = WarmWorker(self, environment[RUN_ID]), None, ""
         try:
             with open(files.log, "ab") as log:
-                order = to_json(Order(Fork(str(files.folder), changed, removed)))
+                order = to_json(TemplateOrder(str(files.folder), changed, removed))
                 socket.send_fds(self._socket, [order], [worker.theirs.fileno(), log.fileno()])
             deadline_s = time.monotonic() + ANSWER_S
             while self._forked is None and not self._not_forked and not self.failure:
@@ -146,7 +153,7 @@ class TemplateProcess:
         self.statuses.pop(pid, None)
         if not self.failure:
             with contextlib.suppress(OSError):  # a zombie more in a template that is about to be replaced
-                self._socket.send(to_json(Order(reap=pid)))
+                self._socket.send(to_json(TemplateOrder(reap=pid)))
 
     def fail(self, why: str, grace_s: float = 0.0) -> None:
         """Give it up: kill it, if it does not end in time; its workers live on without it."""

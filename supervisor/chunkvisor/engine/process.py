@@ -14,7 +14,7 @@ import psutil
 
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Go, Leave, Limits
+from chunkvisor_worker.contract.messages import GateOrder, Limits
 from chunkvisor_worker.contract.wire import to_json
 
 # Beyond this a log is emptied while its process lives.
@@ -184,15 +184,15 @@ class LocalWorker:
     def go(self, limits: Limits) -> None:
         """See Worker; it may call once more then."""
         self._quiet = True
-        self._send(Go(limits))
+        self._send(limits)
 
     def leave(self) -> None:
         """See Worker."""
-        self._send(Leave(leave=True))
+        self._send(None)
 
-    def _send(self, message: Go | Leave) -> None:
+    def _send(self, limits: Limits | None) -> None:
         with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
-            self._ours.sendall(to_json(message))
+            self._ours.sendall(to_json(GateOrder(limits)))
 
     def oom_kills(self) -> int:
         """See Worker."""

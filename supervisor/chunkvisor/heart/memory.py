@@ -9,7 +9,7 @@ from chunkvisor.heart.work import DevicePlace
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.contract.rule import LOAD
+from chunkvisor_worker.contract.rules import LOAD
 
 Where = int | str | tuple[int, int] | None
 """A device, a machine, a chunk of an output, or (None) the run."""

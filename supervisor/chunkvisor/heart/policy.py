@@ -13,7 +13,7 @@ from chunkvisor.heart.memory import Lesson
 from chunkvisor.judge import BACKOFF_S, Budget, Company, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
-from chunkvisor_worker.contract.rule import LOAD
+from chunkvisor_worker.contract.rules import LOAD
 
 LOOKS = 2
 """A fault that a text can cause is taken for its doing when it comes back."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor_worker.batching import PROBE_TOKENS, cut, cut_measured, fitting_tokens, padded_tokens, unseen_mask_bytes
+from chunkvisor_worker.batching import PROBE_TOKENS, cut, cut_measured, padded_tokens
 from chunkvisor_worker.contract.messages import Limits
 
 GB = 1 << 30
@@ -66,29 +66,6 @@ def test_limits_hold(lengths: list[int], limits: Limits) -> None:
             assert padded_tokens(lengths, batch) <= limits.tokens
         if limits.padding is not None:
             assert padded_tokens(lengths, batch) - sum(lengths[position] for position in batch) <= limits.padding
-
-
-@pytest.mark.parametrize(
-    ("took_bytes", "free_bytes", "expected"), [(GB, 10 * GB, 24_576), (GB, GB, 4096), (0, GB, 4096)]
-)
-def test_tokens_that_fit(took_bytes: int, free_bytes: int, expected: int) -> None:
-    """Memory is taken to grow with the padded tokens; what has fitted fits again."""
-    assert fitting_tokens(4096, took_bytes, free_bytes) == expected
-
-
-@pytest.mark.parametrize(
-    ("lengths", "element_bytes", "expected"),
-    [
-        ([1000], 2, 1000**2 * 5),  # no padding, no mask
-        ([512, 512], 4, 2 * 512**2 * 9),
-        ([512, 500], 4, 2 * 512**2 * 4),  # a mask, not copied for its width
-        ([501, 500], 4, 0),  # as large as they get
-        ([], 4, 0),
-    ],
-)
-def test_what_a_mask_would_have_taken(lengths: list[int], element_bytes: int, expected: int) -> None:
-    """A batch without padding has no mask, one of a round length a small one."""
-    assert unseen_mask_bytes(np.array(lengths, dtype=np.int64), element_bytes) == expected
 
 
 def test_batches_leave_room_for_a_mask() -> None:

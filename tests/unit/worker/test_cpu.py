@@ -120,8 +120,7 @@ def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch, wanted: st
     monkeypatch.setenv(LINEAR, wanted)
     monkeypatch.setattr(cpu, "measured_ratio", lambda layers: ratio)
     model = two_layers()
-    chosen = choose(model, forward_of(model))
-    assert (chosen.name, chosen.time_ratio) == (name, 0.0 if wanted else ratio)
+    assert choose(model, forward_of(model)) == name
     assert model[0].weight.is_mkldnn is (name == "onednn")
 
 
@@ -148,7 +147,7 @@ def test_a_model_that_packed_weights_do_not_suit_keeps_its_own(monkeypatch: pyte
     before = model.layer.weight.detach().clone()
     answers = iter([torch.ones(1, 4), torch.full((1, 4), 1.001 if found == "other numbers" else math.nan)])
     chosen = choose(model, forward_of(model) if found == "error" else lambda: next(answers))
-    assert chosen.name == "torch"
+    assert chosen == "torch"
     assert type(model.layer) is torch.nn.Linear
     assert torch.equal(model.layer.weight, before)
 
@@ -260,22 +259,6 @@ def test_told_to_leave(lanes: Lanes) -> None:
     """Once no batch more may begin, those under way still come back."""
     found = lanes.compute(batches_of(2, 2, 2, 2), lambda indices: bool(indices[0] < 4), Machine().start)
     assert positions(found) == [0, 1, 2, 3]
-
-
-@needs("torch")
-def test_an_error_in_a_lane_is_raised_as_it_is() -> None:
-    """What a batch fails with is raised when its vectors are asked for; batches before it have theirs."""
-    machine = Machine()
-
-    def start(indices: Indices) -> Callable[[], Vectors]:
-        if indices[0] == 4:
-            raise MemoryError("no memory for the batch")
-        return machine.start(indices)
-
-    found = Lanes(2, 1, 2).compute(batches_of(2, 2, 2, 2), lambda _: True, start)
-    assert [next(found)[0].tolist(), next(found)[0].tolist()] == [[0, 1], [2, 3]]
-    with pytest.raises(MemoryError, match="no memory for the batch"):
-        next(found)
 
 
 def model(model_type: str, *rope_types: object) -> Any:

@@ -1,4 +1,4 @@
-"""Files of an attempt folder, and how a file is written so that a reader sees all of it or nothing."""
+"""Files of the folder of an attempt or of another child, and how a file is written all at once."""
 
 import contextlib
 import itertools
@@ -27,14 +27,14 @@ class FileIn:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFiles:
-    """Every path in the folder of one attempt, named once."""
+    """Every path in the folder of one attempt, or of another question to a child."""
 
     folder: Path
 
     spec = FileIn("spec.json")
-    """What to do; written by the supervisor."""
+    """What to do; written by the parent."""
     texts = FileIn("texts.jsonl")
-    """The chunk's texts, one JSON string a line; written by the supervisor."""
+    """The chunk's texts, one JSON string a line; written by the parent."""
     beat = FileIn("beat.json")
     """Phase and progress; rewritten by the worker's own work loop, so that a hang shows."""
     log = FileIn("worker.log")
@@ -46,48 +46,13 @@ class AttemptFiles:
     batches = FileIn("batches.jsonl")
     """A line for each batch that began, and one for each that is written."""
     cut = FileIn("cut.bin")
-    """Texts of more tokens than the model reads: int32 pairs of a position and the tokens before the cut. Missing if
-    there is none."""
+    """Texts of more tokens than the model reads: int32 pairs of a position and the tokens before the cut."""
     result = FileIn("result.json")
     """Written last, and only when the vectors are on disk."""
     fault = FileIn("fault.json")
     """Why there is no result."""
     verdict = FileIn("verdict.json")
-    """What the supervisor made of the attempt; its presence says that the attempt is judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class LengthsFiles:
-    """Every path in the folder of one question about lengths, named once."""
-
-    folder: Path
-
-    request = FileIn("request.json")
-    """A LengthsRequest, written by the parent."""
-    answer = FileIn("answer.json")
-    """A LengthsAnswer, written last."""
-    fault = FileIn("fault.json")
-    """A Fault: why there is no answer."""
-    log = FileIn("lengths.log")
-    """Standard output and standard error of the child."""
-
-    def lengths(self, task: int) -> Path:
-        """Name the int32 array of shape (texts looked at,): tokens before any cut, special ones included."""
-        return self.folder / f"lengths{task}.npy"
-
-
-@dataclass(frozen=True, slots=True)
-class ProvokedFiles:
-    """Every path in the folder of one fault that a test has asked for."""
-
-    folder: Path
-
-    fault = FileIn("fault.json")
-    """A ProvokedFault."""
-
-    def claim(self, number: int) -> Path:
-        """Name the file that a worker makes before the fault strikes for the `number`th time."""
-        return self.folder / f"struck-{number}"
+    """What the parent made of the attempt; its presence says that the attempt is judged."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -175,15 +140,11 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
 def read_bounded(path: Path) -> bytes | None:
     """Return the file's bytes, or None if there is no file of a sensible size that can be read."""
     try:
         # A worker may have put a pipe there: to open or read one must not hang the parent, and is nothing to read.
-        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             # Room for what is there: to map and unmap that for the largest record costs more than to read a small one.
             there_bytes = os.fstat(file.fileno()).st_size
             data = file.read(min(there_bytes, READ_LIMIT_BYTES) + 1) or b""

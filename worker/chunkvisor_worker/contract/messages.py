@@ -1,4 +1,4 @@
-"""What the parent and its helpers say to each other, as frozen dataclasses; `wire` has their JSON form."""
+"""What the parent and its children say to each other, as frozen dataclasses; `wire` has their JSON form."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -114,17 +114,11 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
-    """The line that opens the gate."""
+class GateOrder:
+    """A line on a worker's standard input."""
 
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """The line that asks for an early end: what is encoded stays, and no batch more is begun."""
-
-    leave: bool
+    limits: Limits | None
+    """Begin, under these; None = leave: what is encoded stays, and no batch more is begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +144,6 @@ class Beat:
     """The device is free for the next worker, though this one has not ended."""
     opening_s: float = 0.0
     """From `go` to the first batch: CUDA context, copy of the weights, a plug-in's factory; 0 = not there yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinearKernel:
-    """What computes the linear layers of a model on a CPU; the vectors are equal to 1e-6 (see `cpu`)."""
-
-    name: str
-    """"torch" (its own products) or "onednn" (with packed weights)."""
-    time_ratio: float = 0.0
-    """Time that oneDNN takes, by that of torch's own, as the worker has measured; 0 = not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +178,8 @@ class Facts:
     """Of the weights as loaded; empty for a plug-in that does not say."""
     max_length: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    linear: LinearKernel | None = None
-    """None on a GPU, and for what is no plain text model."""
+    linear: str = ""
+    """What computes the linear layers of a plain text model on a CPU: "torch", or "onednn" with packed weights."""
     loaded: Loaded | None = None
     """None for a plug-in."""
     counts_cut: bool = False
@@ -254,21 +238,15 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A line of an attempt's batch log: a batch begins."""
+class BatchLine:
+    """A line of an attempt's batch log; one of the three."""
 
-    batch: int
-    rows: tuple[int, ...]
-    """Positions in the file of vectors; none for a canary that is not one of the attempt's texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A line of an attempt's batch log: the vectors of a batch are in the file."""
-
-    batch: int
-    digest: str
-    """xxh3-64 of them, in the order of the batch's rows."""
+    rows: tuple[int, ...] | None = None
+    """A batch begins: positions in the file of vectors; none for a canary that is not one of the attempt's texts."""
+    facts: Facts | None = None
+    """The file of vectors is there, before its first batch is written; or the canary has its vector."""
+    digest: str | None = None
+    """The vectors of the oldest batch under way are in the file: xxh3-64 of them, in the order of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,37 +305,23 @@ class TemplateSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """Start a worker; with it come two descriptors, for its standard input and for its log."""
+class TemplateOrder:
+    """From the parent: start a worker for the attempt in the folder, or reap one.
 
-    folder: str
-    """Of the attempt."""
+    With a folder come two descriptors, for the worker's standard input and for its log.
+    """
+
+    folder: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that the worker has and the template has not, or has with another value."""
     removed: tuple[str, ...] = ()
     """Variables that only the template has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """From the parent; one of the two."""
-
-    fork: Fork | None = None
     reap: int | None = None
     """The pid of an ended worker: its group is dead, its number may be given away."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A worker is a zombie; it stays one until it is to be reaped."""
-
-    pid: int
-    returncode: int
-    """As subprocess gives it: negative for a signal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
+class TemplateNews:
     """From the template; one of them."""
 
     loaded_s: float | None = None
@@ -368,7 +332,10 @@ class Report:
     """The pid of the worker asked for; with it comes its pidfd."""
     not_forked: str | None = None
     """Why there is no worker."""
-    ended: Ended | None = None
+    ended: int | None = None
+    """The pid of a worker that is a zombie, and stays one until it is to be reaped."""
+    returncode: int = 0
+    """Of that one, as subprocess gives it: negative for a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +367,10 @@ class LengthsRequest:
 
 @dataclass(frozen=True, slots=True)
 class LengthsReport:
-    """Of one task; the lengths themselves are in `LengthsFiles.lengths`."""
+    """Of one task."""
 
+    lengths: str
+    """File of an int32 array of shape (texts looked at,): tokens before any cut, special ones included."""
     max_length: int | None
     """Tokens the model reads of a text, None if it has no limit."""
     estimated: bool

@@ -6,52 +6,96 @@ context are the codes for which CUDA's driver_types.h (13.0) says "the process m
 """
 
 import errno
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rule import (
-    AT_WORK,
-    BEFORE_WORK,
-    CONFIG,
-    DISK,
-    LOAD,
-    MACHINE,
-    ON_TEXTS,
-    PASSING,
-    Rule,
-    Sign,
-)
+from chunkvisor_worker.contract.messages import Phase
+
+MACHINE, DISK, PASSING, CONFIG = os.EX_UNAVAILABLE, os.EX_IOERR, os.EX_TEMPFAIL, os.EX_CONFIG
+"""Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config, model or input."""
+
+LOAD = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)
+"""No text has been touched yet: no row can be the cause."""
+BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
+"""No batch has been on the device yet: a smaller one cannot help."""
+AT_WORK = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
+"""The device has begun to compute."""
+ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)
+"""The worker is handling texts: one of them can be the cause."""
 
 
-def runtime_error(pattern: str, *codes: int) -> Sign:
-    """Make the sign of most of torch's faults: RuntimeError, with a cudaError_t if the release gives one."""
-    return Sign(classes=("builtins.RuntimeError",), codes=codes, pattern=pattern)
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What gives a fault away in one exception; everything that is set must hold."""
+
+    classes: tuple[str, ...] = ()
+    """Qualified class names, of the exception or of a base class; empty = any."""
+    numbers: tuple[int, ...] = ()
+    """cudaError_t, errno or HTTP status. They decide over the pattern: texts differ between releases."""
+    pattern: str | None = None
+    """Searched in the head of the message."""
 
 
-def error(pattern: str, *classes: str) -> Sign:
-    """Make the sign of a text, in exceptions of the given classes or, without any, in all."""
-    return Sign(classes=classes, pattern=pattern)
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A fault that we know."""
+
+    name: str
+    """Stable identifier; users search the handbook for it."""
+    outcome: Outcome
+    cause: str
+    """What happened, in a sentence or two for the person."""
+    remedy: str
+    """What to do, likewise."""
+    signs: tuple[Sign, ...] = ()
+    """Any of them suffices."""
+    phases: tuple[Phase, ...] = ()
+    """The rule holds in these only; empty = any."""
+    log: str | None = None
+    """Searched in the end of the log of a worker that left no record, `^` and `$` line by line."""
+    returncodes: tuple[int, ...] = ()
+    """Of a worker that left no record, as `Popen.returncode`: -n is death by signal n."""
+    exit_code: int | None = None
+    """With which `chunkvisor` ends if this stops the run; None = the outcome alone decides."""
+    smaller_batch_helps: bool = False
+    """The same work can succeed in smaller batches."""
+    row_can_cause: bool = False
+    """A row of the input can be the cause: taking the chunk apart makes sense."""
+    if_ended: str = ""
+    """What to do if it has ended the run, where there is more to say than of every fault with its outcome."""
 
 
 def of_class(*classes: str) -> Sign:
     """Make the sign of a class that says it all."""
-    return Sign(classes=classes)
+    return Sign(classes)
 
 
-def os_error(*errnos: int) -> Sign:
+def error(pattern: str, *classes: str) -> Sign:
+    """Make the sign of a text, in exceptions of the given classes or, without any, in all."""
+    return Sign(classes, (), pattern)
+
+
+def runtime_error(pattern: str, *codes: int) -> Sign:
+    """Make the sign of most of torch's faults: RuntimeError, with a cudaError_t in most cases."""
+    return Sign(("builtins.RuntimeError",), codes, pattern)
+
+
+def os_error(*errnos: int, pattern: str | None = None) -> Sign:
     """Make the sign of an error of the system."""
-    return Sign(classes=("builtins.OSError",), errnos=errnos)
+    return Sign(("builtins.OSError",), errnos, pattern)
 
 
-def hub_error(name: str) -> str:
-    """Name a class of huggingface_hub."""
-    return f"huggingface_hub.errors.{name}"
+def of_hub(*names: str) -> Sign:
+    """Make the sign of classes of huggingface_hub."""
+    return Sign(tuple(f"huggingface_hub.errors.{name}" for name in names))
 
 
 def _family(outcome: Outcome, **usual: Any) -> Callable[..., Rule]:
-    """Make rows of one outcome: name, cause, remedy and signs, and by name what is not `usual`."""
+    """Make rows of one outcome: name, cause, remedy and signs, and by keyword what is not `usual`."""
 
     def rule(name: str, cause: str, remedy: str, *signs: Sign, **unusual: Any) -> Rule:
         return Rule(name=name, cause=cause, remedy=remedy, signs=signs, **({"outcome": outcome} | usual | unusual))
@@ -71,8 +115,18 @@ host_oom = _family(Outcome.HOST_OOM, exit_code=MACHINE)
 hub = _family(Outcome.HUB, exit_code=PASSING)
 bad_input = _family(Outcome.BAD_INPUT, phases=ON_TEXTS, exit_code=CONFIG, row_can_cause=True)
 
+
+def at_work(name: str, cause: str, remedy: str, pattern: str, *codes: int, **unusual: Any) -> Rule:
+    """Make the row of a fault of a computing GPU, whose text may be all that a worker leaves, in its log."""
+    usual: dict[str, Any] = {"phases": AT_WORK, "log": pattern}
+    return device_fault(name, cause, remedy, runtime_error(pattern, *codes), **(usual | unusual))
+
+
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
-_MISMATCH = of_class("chunkvisor_worker.loaded.TokenizerMismatchError")
+_CUDA_ERROR = (
+    of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
+    runtime_error(r"\bCUDA (?:driver )?error: "),
+)
 
 _INTERRUPTION = (
     crashed(
@@ -86,20 +140,15 @@ _INTERRUPTION = (
     ),
 )
 
-_ECC, _NVLINK, _LOST_GPU = r"uncorrectable ECC error encountered", r"uncorrectable NVLink error", "GPU is lost"
+_LOST_GPU, _ECC = r"GPU is lost|GPU has fallen off the bus", r"uncorrectable ECC error encountered"
 _HARDWARE = (
     hardware_fault(
         "gpu-lost",
-        "The GPU has fallen off the PCIe bus (Xid 79): the driver cannot talk to it any more.",
-        "Reboot the machine; if it comes back, check power cables, seating and cooling of the GPU.",
-        error(rf"{_LOST_GPU}|GPU has fallen off the bus"),
-        log=rf"{_LOST_GPU}|GPU has fallen off the bus",
-    ),
-    hardware_fault(
-        "gpu-needs-reset",
-        "The GPU is in a state that only a reset ends.",
-        "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot.",
-        error(r"GPU requires re(?:start|set)"),
+        "The GPU has fallen off the PCIe bus (Xid 79), or is in a state that only a reset ends.",
+        "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot; if it comes back, "
+        "check power cables, seating and cooling of the GPU.",
+        error(rf"{_LOST_GPU}|GPU requires re(?:start|set)"),
+        log=_LOST_GPU,
     ),
     hardware_fault(
         "gpu-ecc-error",
@@ -108,102 +157,54 @@ _HARDWARE = (
         runtime_error(_ECC, 214),
         log=_ECC,
     ),
-    hardware_fault(
-        "gpu-nvlink-error",
-        "The link between the GPUs failed (Xid 74).",
-        "See `nvidia-smi nvlink -e`; run on one GPU, reset the GPUs or reboot.",
-        runtime_error(_NVLINK, 220),
-        log=_NVLINK,
-    ),
 )
 
-_CONTAINED = r"Invalid access of peer GPU memory over nvlink or a hardware error"
-_KERNEL = (
-    r"an illegal instruction was encountered|misaligned address|invalid program counter"
-    r"|operation not supported on global/shared address space|hardware stack error"
-)
-_CONTEXT = r"tensor memory not completely freed|an async error has occured in external entity outside of CUDA"
-_ILLEGAL = r"an illegal memory access was encountered|unspecified launch failure"
-_ASSERT, _TIMEOUT = r"device-side assert triggered", r"the launch timed out and was terminated"
-_MPS_ENDED = r"the MPS client has been terminated by the server"
-_CUDA = (
-    device_fault(
-        # Codes that mean a kernel's or a text's fault once there has been a kernel and a text.
-        "gpu-fault-before-work",
-        "The GPU failed before the first batch, while the CUDA context was made or the weights were copied.",
-        "A new worker tries again; if it returns, see the kernel's log for Xid messages and reset the GPU or reboot.",
-        runtime_error(
-            rf"{_ASSERT}|{_ILLEGAL}|{_TIMEOUT}|{_KERNEL}|{_CONTEXT}",
-            *(53, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 911),
-        ),
-        phases=BEFORE_WORK,
-        exit_code=MACHINE,
-    ),
-    device_fault(
+_KERNELS = (
+    at_work(
         "device-side-assert",
         "A kernel found an index out of bounds; mostly a token id or a position that the model does not have.",
-        "The next worker runs with CUDA_LAUNCH_BLOCKING=1 to name the place; if many rows do it, tokenizer and "
-        "model do not belong together, or model.max_length is more than the model has positions.",
-        runtime_error(_ASSERT, 710),
+        "The log of the next worker names the place (CUDA_LAUNCH_BLOCKING=1). If many rows do it, tokenizer and model "
+        "do not belong together, or model.max_length is more than the model has positions.",
         # The kernel prints its assertion to stderr, e.g. Indexing.cu: "Assertion `srcIndex < srcSelectDimSize` failed".
-        log=rf"{_ASSERT}|block: \[[\d,]{{1,40}}\], thread: \[[\d,]{{1,40}}\] Assertion ",
+        r"device-side assert triggered|block: \[[\d,]{1,40}\], thread: \[[\d,]{1,40}\] Assertion ",
+        710,
         row_can_cause=True,
     ),
-    device_fault(
+    at_work(
         "illegal-memory-access",
-        "A kernel touched memory that is not its own: a bug, an overflow at a huge batch, rarely the hardware.",
-        "The chunk is tried again, then with a smaller batch, then row by row; if it returns, look for Xid 48, "
-        "94 or 95 in the kernel's log and try another attn_implementation.",
-        runtime_error(_ILLEGAL, 53, 700, 719),
-        log=_ILLEGAL,  # bitsandbytes prints this and calls exit(1)
+        "A kernel touched memory that is not its own (a bug, an overflow at a huge batch, rarely the hardware), or ran "
+        "too long for the watchdog of a GPU with a display.",
+        "Look for Xid 48, 94 or 95 in the kernel's log, and try another attn_implementation or a smaller batch.",
+        # bitsandbytes prints it, and exits.
+        r"an illegal memory access was encountered|unspecified launch failure|the launch timed out and was terminated",
+        *(53, 700, 702, 719),
         smaller_batch_helps=True,
         row_can_cause=True,
     ),
-    device_fault(
+    at_work(
         "broken-kernel",
         "The GPU refused a kernel's instructions: a wrong build or a bug of a kernel.",
         "Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this GPU and each "
         "other, or set model.kwargs.attn_implementation to sdpa.",
-        runtime_error(_KERNEL, 714, 715, 716, 717, 718),
-        log=r"an illegal instruction was encountered|CUDA error: (?:misaligned address|hardware stack)",
+        r"an illegal instruction was encountered|CUDA error: misaligned address|invalid program counter"
+        r"|operation not supported on global/shared address space|hardware stack error",
+        *(714, 715, 716, 717, 718),
         exit_code=MACHINE,
     ),
-    device_fault(
-        "launch-timeout",
-        "The watchdog of a GPU that drives a display ended a kernel that ran too long.",
-        "Use a GPU without a display, or a smaller batch.",
-        runtime_error(_TIMEOUT, 702),
-        log=_TIMEOUT,
-        smaller_batch_helps=True,
-    ),
-    device_fault(
-        "contained-error",
-        "A hardware error, or an access to another GPU's memory, hit this process only (Xid 94); the GPU goes on.",
-        "The chunk is tried again; if it returns, see `nvidia-smi -q -d ECC,ROW_REMAPPER` and reset the GPU.",
-        runtime_error(_CONTAINED, 226),
-        log=_CONTAINED,
-        exit_code=MACHINE,
-    ),
-    device_fault(
-        "mps-terminated",
-        "The MPS server ended this process, mostly because a neighbor on the same GPU crashed.",
-        "The chunk is tried again; run without MPS if neighbors crash often.",
-        runtime_error(_MPS_ENDED, 810),
-        log=_MPS_ENDED,
-        exit_code=PASSING,
-    ),
-    device_fault(
+    at_work(
         "context-lost",
-        "The CUDA context is broken by an error that CUDA calls fatal for the process.",
-        "The chunk is tried again in a new process; if it returns, report the error to the model's authors.",
-        runtime_error(_CONTEXT, 721, 911),
-        log=_CONTEXT,
+        "The CUDA context is broken by an error that CUDA calls fatal for the process, mostly one of the hardware.",
+        "Look for Xid messages in the kernel's log, see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset the GPU.",
+        r"Invalid access of peer GPU memory over nvlink or a hardware error|uncorrectable NVLink error"
+        r"|tensor memory not completely freed|an async error has occured in external entity outside of CUDA",
+        *(220, 226, 721, 911),
+        exit_code=MACHINE,
     ),
     device_fault(
         # Without the statuses that mean out of memory or setup: they have rules of their own.
         "cuda-library-failed",
         "cuBLAS or cuDNN failed inside a computation: out of memory in disguise, an earlier fault, or a bug.",
-        "The chunk is tried again, then with a smaller batch, then row by row.",
+        "Try a smaller encode.batch_tokens, and builds of torch and the driver that belong together.",
         runtime_error(
             r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|INVALID_VALUE|NOT_SUPPORTED)"
             r"|CUDNN_STATUS_(?:EXECUTION_FAILED|MAPPING_ERROR|INTERNAL_ERROR(?!_)|NOT_SUPPORTED|NOT_INITIALIZED)"
@@ -213,28 +214,23 @@ _CUDA = (
     ),
 )
 
-# Out of memory, in all its spellings: torch's allocator; plain RuntimeErrors of old torch, of the cudaMallocAsync
-# backend, of driver calls and of the libraries' handles; JAX and ONNX Runtime, for plug-in encoders.
+# Out of memory, in all its spellings: torch's allocator; plain RuntimeErrors of the cudaMallocAsync backend, of driver
+# calls and of the libraries' handles; JAX and ONNX Runtime, for plug-in encoders.
 _OOM = (
     of_class("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError"),
     runtime_error(
         r"CUDA out of memory|CUDA (?:driver )?error: out of memory|would exceed allowed memory\. \(out of memory\)"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+        r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory",
         2,
     ),
     error(r"RESOURCE_EXHAUSTED: |Failed to allocate memory for requested buffer of size"),
 )
 _NVML = r'NVML_SUCCESS == (?s:.{0,300})INTERNAL ASSERT FAILED at "[^"]{0,300}\b'
-_NO_HANDLE = runtime_error(r"CUBLAS_STATUS_NOT_INITIALIZED")
-# Before the first batch the weights did not fit next to what others hold, and a smaller batch cannot help.
+_NVML_ALLOCATOR = runtime_error(rf'{_NVML}CUDACachingAllocator\.cpp"')
+NO_ROOM = "gpu-full-before-work"
 _GPU_MEMORY = (
-    gpu_busy(
-        "gpu-full-at-first-call",
-        "The GPU had no room even for a CUDA context: other processes hold its memory.",
-        "See `nvidia-smi` for the processes on the GPU and end them, or choose another with `device:`.",
-        runtime_error(r"Unexpected error from cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory"),
-    ),
-    gpu_busy(
+    misconfigured(
         # torch 2.13 and later reach NVML from ExpandableSegment::map; torch itself refuses the remedy that it prints
         # (expandable_segments_handle_type:posix_fd) as an unknown key.
         "nvml-assert-expandable-segments",
@@ -243,16 +239,16 @@ _GPU_MEMORY = (
         "Remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF; or leave TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC "
         "at 0, as chunkvisor sets it, and update torch; a reboot repairs NVML.",
         runtime_error(rf'{_NVML}PeerToPeerAccess\.cpp"'),
-        outcome=Outcome.SETUP,
-        exit_code=CONFIG,
     ),
     gpu_busy(
-        "nvml-assert-before-work",
-        "The weights did not fit in the GPU's free memory, and torch failed to say so because NVML is broken.",
-        "Free the GPU (see `nvidia-smi`) or take a larger one; reboot or reload the driver to repair NVML.",
-        runtime_error(rf'{_NVML}CUDACachingAllocator\.cpp"'),
+        # Before the first batch, so that a smaller one cannot help.
+        NO_ROOM,
+        "The GPU had no room for the weights or the libraries before the first batch: other processes hold its "
+        "memory, or the model is larger than the GPU.",
+        "See `nvidia-smi` for the processes on the GPU and end them; if there are none, use a smaller model or a "
+        "larger GPU; `chunkvisor doctor CONFIG` says which model.dtype suits the card.",
+        *(*_OOM, _NVML_ALLOCATOR),
         phases=BEFORE_WORK,
-        exit_code_alone=MACHINE,
     ),
     gpu_oom(
         # torch 2.1 to 2.13 ask NVML for the process list while composing the message (pytorch#99699);
@@ -260,50 +256,22 @@ _GPU_MEMORY = (
         "nvml-assert-allocator",
         "The GPU ran out of memory, and torch failed to say so because NVML is broken: the assertion is in the "
         "code that composes the out-of-memory message.",
-        "The run goes on with a smaller batch; reboot or reload the driver when you can, since `nvidia-smi` is "
-        "probably broken too.",
-        runtime_error(rf'{_NVML}CUDACachingAllocator\.cpp"'),
+        "Reboot or reload the driver when you can, since `nvidia-smi` is probably broken too.",
+        _NVML_ALLOCATOR,
         if_ended="Run `nvidia-smi`. If it fails, reload the NVIDIA driver or reboot. If it works, see who holds the "
         "GPU's memory; else use a GPU with more of it, or a smaller model.max_length.",
     ),
     gpu_oom(
-        "gpu-memory-cap",
-        "The process reached the share of GPU memory that it was given (per_process_memory_fraction).",
-        "Raise the share in PYTORCH_CUDA_ALLOC_CONF under `env:`; the run goes on with a smaller batch.",
-        runtime_error(r"preemptively rejected|Preemptively rejecting allocation"),
-    ),
-    gpu_busy(
-        "gpu-full-before-work",
-        "The GPU had no room for the weights or the libraries before the first batch: other processes hold its "
-        "memory, or the model is larger than the GPU.",
-        "See `nvidia-smi` for the processes on the GPU and end them; if there are none, use a smaller model or a "
-        "larger GPU; `chunkvisor doctor CONFIG` says which model.dtype suits the card.",
-        *(*_OOM, _NO_HANDLE),
-        phases=BEFORE_WORK,
-        exit_code_alone=MACHINE,
-    ),
-    gpu_oom(
         "gpu-out-of-memory",
         "The batch did not fit in the GPU's memory.",
-        "The run goes on with half the batch; smaller encode.batch_size and encode.batch_tokens save the failed "
-        "tries. If single long texts do not fit, `chunkvisor doctor CONFIG` says which model.dtype takes less memory.",
+        "Smaller encode.batch_size and encode.batch_tokens save the failed tries. If single long texts do not fit, "
+        "`chunkvisor doctor CONFIG` says which model.dtype takes less memory.",
         *_OOM,
         log=r"CUDA out of memory|CUDA error: out of memory",
     ),
-    gpu_oom(
-        "cublas-not-initialized",
-        "cuBLAS could not start: mostly because the GPU's memory is full, sometimes because of an earlier fault "
-        "such as a token id that the model does not have.",
-        "The chunk is tried again, then with a smaller batch, then row by row.",
-        _NO_HANDLE,
-        phases=AT_WORK,
-    ),
 )
 
-_CUDNN = (
-    r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
-    r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
-)
+_NO_KERNELS = r"no kernel image is available for execution on the device|device kernel image is invalid"
 # torch reports most of these as RuntimeError("Unexpected error from cudaGetDeviceCount(). ... Error N: <string>"),
 # without a code; the strings are libcudart's.
 _DRIVER = (
@@ -336,41 +304,36 @@ _DRIVER = (
         "Wait for the other process or end it; `nvidia-smi -q -d COMPUTE` shows the mode.",
         runtime_error(r"CUDA-capable device\(s\) is/are busy or unavailable", 46),
     ),
-    setup(
+    gpu_busy(
         "gpu-services-not-ready",
         "The GPU's services are not up yet, mostly the Fabric Manager of a machine with NVSwitch.",
         "Start them (`systemctl start nvidia-fabricmanager nvidia-persistenced`).",
         runtime_error(r"system not yet initialized", 802),
-        outcome=Outcome.GPU_BUSY,
+        exit_code=MACHINE,
     ),
     gpu_busy(
-        "mps-unavailable",
-        "The MPS server of this GPU refuses clients or cannot be reached.",
-        "Start or restart it (`nvidia-cuda-mps-control -d`), or unset CUDA_MPS_PIPE_DIRECTORY.",
+        "mps-failed",
+        "The MPS server of this GPU refuses clients, cannot be reached, or ended this process, mostly because a "
+        "neighbor on the GPU crashed.",
+        "Start or restart it (`nvidia-cuda-mps-control -d`), or unset CUDA_MPS_PIPE_DIRECTORY to do without it.",
         runtime_error(
             r"Error 80[5-9]: |MPS client failed to connect|between the MPS server and the MPS client failed"
-            r"|MPS server is not ready|hardware resources required to (?:create MPS client|support device connections)",
-            *(805, 806, 807, 808, 809),
+            r"|MPS server is not ready|hardware resources required to (?:create MPS client|support device connections)"
+            r"|the MPS client has been terminated by the server",
+            *(805, 806, 807, 808, 809, 810),
         ),
     ),
     setup(
         "driver-library-mismatch",
-        "Kernel module and libraries of the NVIDIA driver are of different versions, mostly after an update.",
-        "Reboot, or unload and load the nvidia kernel modules.",
-        runtime_error(r"unsupported display driver / cuda driver combination", 803),
+        "The CUDA library that was loaded does not fit the NVIDIA driver: the driver was updated under a running "
+        "kernel module, or a stub or a compatibility library came first.",
+        "Remove cuda/stubs and cuda-compat from LD_LIBRARY_PATH; else reboot, or unload and load the kernel modules.",
+        runtime_error(
+            r"unsupported display driver / cuda driver combination|CUDA driver is a stub library"
+            r"|forward compatibility was attempted on non supported HW",
+            *(34, 803, 804),
+        ),
         error(r"Driver/library version mismatch"),
-    ),
-    setup(
-        "forward-compatibility",
-        "A CUDA compatibility library was loaded that this GPU or driver does not support.",
-        "Remove the cuda-compat package or its folder from LD_LIBRARY_PATH; if there is none, reboot.",
-        runtime_error(r"forward compatibility was attempted on non supported HW", 804),
-    ),
-    setup(
-        "stub-driver",
-        "The CUDA stub library, made for building only, was loaded instead of the driver's.",
-        "Remove the folder cuda/stubs from LD_LIBRARY_PATH.",
-        runtime_error(r"CUDA driver is a stub library", 34),
     ),
     setup(
         "torch-without-cuda",
@@ -378,61 +341,32 @@ _DRIVER = (
         "Install a CUDA build of torch, or set `device: cpu`.",
         error(r"Torch not compiled with CUDA enabled", "builtins.AssertionError"),
     ),
-    device_fault(
+    crashed(
         # A forked worker found CUDA initialized before the fork; a fresh interpreter never does.
         "cuda-before-fork",
         "The worker was forked from a process that had touched CUDA, which no fork survives.",
         "Set workers.start to fresh; if the model or a plug-in touches CUDA while loading, make it wait.",
         runtime_error(r"Cannot re-initialize CUDA in forked subprocess"),
-        outcome=Outcome.CRASHED,
     ),
     setup(
         "gpu-not-supported-by-torch",
-        "This torch, or an extension, was not built for this generation of GPU.",
-        "Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability.",
+        "This torch, or an extension, has no kernels for this generation of GPU, and none can be compiled here.",
+        "Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability; for kernels in PTX, "
+        "unset CUDA_DISABLE_PTX_JIT, and give the container the driver's libnvidia-ptxjitcompiler.",
         runtime_error(
-            r"no kernel image is available for execution on the device|invalid device function"
-            r"|device kernel image is invalid|the provided PTX was compiled with an unsupported toolchain"
-            r"|CUBLAS_STATUS_ARCH_MISMATCH|CUDNN_STATUS_ARCH_MISMATCH",
-            *(98, 200, 209, 222, 300),
+            rf"{_NO_KERNELS}|invalid device function|the provided PTX was compiled with an unsupported toolchain"
+            r"|CUBLAS_STATUS_ARCH_MISMATCH|CUDNN_STATUS_ARCH_MISMATCH"
+            r"|a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation was disabled",
+            *(98, 200, 209, 218, 221, 222, 223, 300),
         ),
-        log=r"no kernel image is available for execution on the device|device kernel image is invalid",
+        log=_NO_KERNELS,
     ),
-    setup(
-        "ptx-not-compiled",
-        "torch or an extension has no ready kernels for this GPU, and those in PTX cannot be compiled here.",
-        "Install a build for this GPU; or unset CUDA_DISABLE_PTX_JIT and CUDA_DISABLE_JIT, and give the "
-        "container the driver's libnvidia-ptxjitcompiler.",
-        runtime_error(
-            r"a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation was disabled",
-            *(218, 221, 223),
-        ),
-    ),
-    setup(
-        "cuda-call-refused",
-        "The operating system, the container or this kind of GPU (virtual, a slice) does not allow a CUDA call.",
-        "Take allocator options such as expandable_segments out of PYTORCH_CUDA_ALLOC_CONF, give the container "
-        "all devices of the GPU (`docker run --gpus all`), and see the kernel's log.",
-        runtime_error(
-            r"OS call failed or operation not supported on this OS"
-            r"|(?m:CUDA (?:driver )?error: operation not (?:permitted|supported)$)",
-            *(304, 800, 801),
-        ),
-    ),
-    setup(
+    misconfigured(
         "no-such-gpu",
         "The config names a GPU or a device that does not exist here.",
         "Correct `device:`; `nvidia-smi -L` lists the GPUs.",
         runtime_error(r"GPU device may be out of range|invalid device ordinal", 101),
         runtime_error(r"^Expected one of cpu, cuda, .{0,300} device type at start|^Invalid device string: "),
-        exit_code=CONFIG,
-    ),
-    setup(
-        "cudnn-mixed",
-        "Parts of several cuDNN versions were loaded together, or some are missing.",
-        "Remove other copies of cuDNN from LD_LIBRARY_PATH, and install the nvidia-cudnn package that torch asks for.",
-        runtime_error(_CUDNN),
-        log=_CUDNN,
     ),
     setup(
         "container-lost-gpu",
@@ -440,44 +374,32 @@ _DRIVER = (
         "Recreate the container with the devices given explicitly (NVIDIA/nvidia-container-toolkit#48 lists the ways).",
         error(r"Failed to initialize NVML: Unknown Error|operating system has blocked the request"),
     ),
-    device_fault(
-        "cuda-unknown-error",
-        "CUDA failed in the middle of the work, without saying why.",
-        "The chunk is tried again in a new process; if it returns, see the kernel's log for Xid messages and "
-        "`nvidia-smi`.",
-        runtime_error(r"CUDA (?:driver )?error: unknown error", 999),
-        phases=AT_WORK,
-        exit_code=MACHINE,
-    ),
     setup(
         "cuda-does-not-start",
-        "The driver could not be started, without saying why.",
-        "See whether `nvidia-smi` works and what the kernel's log says; after a suspend, reload nvidia_uvm "
-        "(`modprobe -r nvidia_uvm && modprobe nvidia_uvm`) or reboot.",
+        "The driver could not be started, or the system, the container or this kind of GPU does not allow a CUDA call.",
+        "See whether `nvidia-smi` works and what the kernel's log says. Take expandable_segments and the like out of "
+        "PYTORCH_CUDA_ALLOC_CONF, give a container all devices of the GPU (`docker run --gpus all`), or reboot.",
         runtime_error(
             r"CUDA driver initialization failed|CUDA unknown error - this may be due to"
-            r"|CUDA (?:driver )?error: (?:initialization|unknown) error",
-            *(3, 999),
+            r"|CUDA (?:driver )?error: (?:initialization error|operation not (?:permitted|supported)\b(?! on global))"
+            r"|Unexpected error from cudaGetDeviceCount|OS call failed or operation not supported on this OS",
+            *(3, 304, 800, 801),
         ),
-        runtime_error(r"Unexpected error from cudaGetDeviceCount"),
-    ),
-    setup(
-        # Only the context and the weights have been asked for: what fails here fails in every worker.
-        "cuda-error-before-work",
-        "A CUDA call failed before the first batch, with an error that chunkvisor does not know.",
-        "Look the error up in NVIDIA's documentation; `chunkvisor doctor` tries the GPU without a run.",
-        of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
-        runtime_error(r"\bCUDA (?:driver )?error: "),
-        outcome=Outcome.DEVICE_FAULT,
-        phases=BEFORE_WORK,
     ),
     device_fault(
-        # AcceleratorError of a code without a rule; and old torch, which raises a plain RuntimeError.
+        # Codes that mean a kernel's or a text's fault once there has been a kernel and a text are here as well.
+        "gpu-fault-before-work",
+        "The GPU failed before the first batch, while the CUDA context was made or the weights were copied.",
+        "Look for Xid messages in the kernel's log; reset the GPU or reboot.",
+        *_CUDA_ERROR,
+        phases=BEFORE_WORK,
+        exit_code=MACHINE,
+    ),
+    device_fault(
         "cuda-error",
         "A CUDA call failed with an error that chunkvisor does not know.",
-        "The chunk is tried again in a new process; if it returns, look the error up in NVIDIA's documentation.",
-        of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
-        runtime_error(r"\bCUDA (?:driver )?error: "),
+        "Look the error up in NVIDIA's documentation, and look for Xid messages in the kernel's log.",
+        *_CUDA_ERROR,
     ),
 )
 
@@ -491,9 +413,8 @@ _HOST = (
         "The disk is full, or the user's quota is.",
         "Free some space on the disk of the workdir, and on that of TMPDIR.",
         # numpy's tofile and np.save(path) raise OSError without an errno.
-        Sign(
-            classes=("builtins.OSError",),
-            errnos=(errno.ENOSPC, errno.EDQUOT),
+        os_error(
+            *(errno.ENOSPC, errno.EDQUOT),
             pattern=rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} written",
         ),
         error(r"database or disk is full", "sqlite3.OperationalError"),
@@ -530,8 +451,7 @@ _HOST = (
     host_oom(
         "host-out-of-memory",
         "The machine or the container had no memory left for the process; this is not the GPU's memory.",
-        "Give it more memory, end other programs, or lower workers.standby and workers.per_device; the run goes "
-        "on with a smaller batch.",
+        "Give it more memory, end other programs, or lower workers.standby and workers.per_device.",
         of_class("builtins.MemoryError"),
         # RuntimeErrors of torch: its CPU allocator, and cuDNN's buffers on the host.
         runtime_error(
@@ -554,99 +474,70 @@ _HUB = (
         "model-not-cached",
         "The model is not, or not completely, in the local cache, and the hub may not be asked (offline mode).",
         "Run once with the network allowed, or copy the model here and give model.name its folder.",
-        of_class(hub_error("OfflineModeIsEnabled"), hub_error("IncompleteSnapshotError")),
-        error(r"outgoing traffic has been disabled", hub_error("LocalEntryNotFoundError")),
+        of_hub("OfflineModeIsEnabled", "IncompleteSnapshotError"),
+        error(r"outgoing traffic has been disabled", "huggingface_hub.errors.LocalEntryNotFoundError"),
     ),
     hub(
         "hub-busy",
         "The server of the model hub is overloaded or down, or limits our rate.",
-        "The run waits and asks again; set HF_TOKEN for a higher limit, or give model.name a local folder.",
-        Sign(http_statuses=(408, 429, 500, 502, 503, 504)),
-        error(r"\b429 Too Many Requests|Server error '5\d\d", hub_error("HfHubHTTPError")),
-    ),
-    misconfigured(
-        # A subclass of RepositoryNotFoundError.
-        "model-gated",
-        "The model is gated: its owner wants you to accept the license first.",
-        "Accept it on the model's page, and set HF_TOKEN to a token of that account.",
-        of_class(hub_error("GatedRepoError")),
-    ),
-    misconfigured(
-        "model-not-found",
-        "The hub has no such model, or hides it: it is private, or the token is wrong or expired.",
-        "Check model.name and HF_TOKEN.",
-        of_class(hub_error("RepositoryNotFoundError")),
-    ),
-    misconfigured(
-        "revision-not-found",
-        "The model has no such revision, or lacks a file in it.",
-        "Check model.revision against the model's page.",
-        of_class(hub_error("RevisionNotFoundError"), hub_error("RemoteEntryNotFoundError")),
+        "Set HF_TOKEN for a higher limit, or give model.name a local folder.",
+        Sign(numbers=(408, 429, 500, 502, 503, 504)),
+        error(r"\b429 Too Many Requests|Server error '5\d\d", "huggingface_hub.errors.HfHubHTTPError"),
     ),
     misconfigured(
         "hub-access-denied",
-        "The hub refused access, or has disabled this model.",
-        "Check that HF_TOKEN is valid and may read this model.",
-        Sign(http_statuses=(401, 403), classes=(hub_error("HfHubHTTPError"),)),
-        of_class(hub_error("LocalTokenNotFoundError"), hub_error("DisabledRepoError")),
+        "The hub refused access: the model is gated, disabled or private, or the token is wrong.",
+        "Accept the license on the model's page, and set HF_TOKEN to a valid token of that account.",
+        of_hub("GatedRepoError", "LocalTokenNotFoundError", "DisabledRepoError"),
+        Sign(("huggingface_hub.errors.HfHubHTTPError",), (401, 403)),
     ),
     misconfigured(
-        "model-name-invalid",
-        "model.name is neither a folder here nor a possible name on the hub.",
-        "Write it as owner/name, or as the path of a folder.",
-        of_class(hub_error("HFValidationError")),
+        "model-not-found",
+        "model.name is not a folder here, and the hub has no such model or revision, or hides it since it is private.",
+        "Check model.name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for a private model.",
+        of_hub("RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError", "HFValidationError"),
         error(r"^Repo id must ", "builtins.OSError"),
     ),
     hub(
         "hub-unreachable",
         "The model hub cannot be reached.",
-        "Check the network, the proxy and HF_ENDPOINT, or give model.name a local folder; the run waits "
-        "and asks again.",
+        "Check the network, the proxy and HF_ENDPOINT, or give model.name a local folder.",
         of_class("httpx.TransportError", "httpx2.TransportError"),
         of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
-        error(r"An error happened while trying to locate", hub_error("LocalEntryNotFoundError")),
+        error(r"An error happened while trying to locate", "huggingface_hub.errors.LocalEntryNotFoundError"),
     ),
     hub(
         # Not in the later phases: there a broken pipe is a ConnectionError too.
         "network-failed",
         "A network connection failed while the model was being loaded.",
-        "Check the network and the proxy. The run waits and asks again.",
+        "Check the network and the proxy.",
         of_class("builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror"),
         error(r"We couldn't connect to '", "builtins.OSError"),
         phases=LOAD,
     ),
 )
 
+_CUDNN = (
+    r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
+    r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
+)
 _MODEL = (
     misconfigured(
-        # The worker's own checks.
+        # The worker's own checks, and those of sentence-transformers.
         "setting-impossible",
         "The model or the plug-in cannot do what the config asks for.",
         "Correct the key of the config that the message names.",
         of_class("chunkvisor_worker.plugin.PluginError"),
-        error(r"^(?:model|encode)\.\w+ is ", "builtins.ValueError"),
+        error(
+            r"^(?:model|encode)\.\w+ is |^Prompt name .{1,300} not found in the|is not a prompt of this model",
+            "builtins.ValueError",
+        ),
     ),
     misconfigured(
         "wrong-model",
-        "The model that is loaded is not the one that its files describe.",
-        "The message says what to set or to install. docs/reference/right-vectors.md has all that is checked.",
-        of_class("chunkvisor_worker.loaded.WrongModelError"),
-    ),
-    misconfigured(
-        # transformers builds a tokenizer of five special tokens if the files are missing, and says nothing.
-        "tokenizer-mismatch",
-        "The tokenizer does not belong to the weights, or its files are missing: the vectors would look right "
-        "and be wrong.",
-        "Download the model again, with all its tokenizer files.",
-        _MISMATCH,
-        phases=LOAD,
-    ),
-    misconfigured(
-        "model-folder-missing",
-        "The model's folder does not exist here.",
-        "Correct model.name; a relative path is relative to the config file.",
-        error(r"^Path .{1,4096} not found$", "builtins.FileNotFoundError"),
-        phases=LOAD,
+        "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
+        "The message says what to set, to install or to download. docs/reference/right-vectors.md has all checks.",
+        of_class("chunkvisor_worker.model.WrongModelError"),
     ),
     misconfigured(
         "custom-code-refused",
@@ -661,35 +552,14 @@ _MODEL = (
         error(r"does not recognize this architecture", "builtins.ValueError"),
     ),
     misconfigured(
-        "weights-missing",
-        "The model's folder has no weights, mostly because a download was cut short.",
-        "Download the model again.",
-        error(r"^Error no file named ", "builtins.OSError"),
-    ),
-    misconfigured(
-        "weights-damaged",
-        "The weights file is cut short, empty, or the pointer of a Git LFS checkout.",
+        "model-files-damaged",
+        "Files of the model are missing, cut short, of another revision, or pointers of a Git LFS checkout.",
         "Download the model again; in a Git checkout run `git lfs pull`.",
+        error(r"^Error no file named |is not a valid JSON file", "builtins.OSError"),
         error(r"Error while deserializing", *_SAFETENSORS),
-        runtime_error(r"PytorchStreamReader failed"),
-    ),
-    misconfigured(
-        "model-config-damaged",
-        "The model's config.json is not valid JSON.",
-        "Download the model again.",
-        error(r"is not a valid JSON file", "builtins.OSError"),
-    ),
-    misconfigured(
-        "weights-mismatch",
-        "The shapes of the weights are not those that the model's config.json asks for; the log lists them.",
-        "Download config and weights again, from the same revision.",
-        runtime_error(r"You set `ignore_mismatched_sizes` to `False`|^Error\(s\) in loading state_dict"),
-    ),
-    misconfigured(
-        "prompt-unknown",
-        "The model has no prompt of that name.",
-        "Correct encode.prompt_name; the message lists the names.",
-        error(r"^Prompt name .{1,300} not found in the|is not a prompt of this model", "builtins.ValueError"),
+        runtime_error(
+            r"PytorchStreamReader failed|You set `ignore_mismatched_sizes` to `False`|^Error\(s\) in loading state_dict"
+        ),
     ),
     misconfigured(
         "attention-unsupported",
@@ -711,20 +581,16 @@ _MODEL = (
         ),
     ),
     misconfigured(
-        "model-option-unknown",
-        "The model's constructor does not take one of the options.",
-        "Correct model.kwargs; the message names the option.",
-        error(r"got an unexpected keyword argument", "builtins.TypeError"),
-        phases=LOAD,
-    ),
-    misconfigured(
         "library-missing",
         "A package is installed, but a shared library that it needs is missing or of another version.",
-        "Install builds that belong together, in a separate environment; the message names the library.",
+        "Install builds that belong together, in a separate environment, and take other copies of the library (cuDNN) "
+        "out of LD_LIBRARY_PATH; the message names it.",
+        runtime_error(_CUDNN),
         error(
             r"cannot open shared object file|undefined symbol|version `.{1,80}' not found",
             *("builtins.ImportError", "builtins.OSError"),
         ),
+        log=_CUDNN,
     ),
     misconfigured(
         "permission-denied",
@@ -739,13 +605,13 @@ _INPUT = (
     crashed(
         "texts-damaged",
         "The texts of the attempt are not those that were written for it.",
-        "The chunk is tried again; if it returns, check the disk, and that nothing else writes in the workdir.",
+        "Check the disk, and that nothing else writes in the workdir.",
         of_class("chunkvisor_worker.job.TextsDamagedError"),
     ),
     crashed(
         "bad-output",
         "The encoder gave vectors that cannot be right: too few, misshapen or of the wrong type.",
-        "The chunk is tried again, then bisected; a plug-in has to return float32 of (texts, dimension).",
+        "Correct the encoder: a plug-in has to return float32 of (texts, dimension).",
         of_class("chunkvisor_worker.plugin.BadOutputError"),
         outcome=Outcome.BAD_OUTPUT,
         row_can_cause=True,
@@ -756,20 +622,14 @@ _INPUT = (
         "A text is not valid Unicode (it holds half of a surrogate pair), or is not a text at all.",
         "Correct the row in the source, mostly text cut in the middle of an emoji.",
         error(r"^(?:TextEncodeInput|TextInputSequence|PreTokenizedInputSequence) must be", "builtins.TypeError"),
-        of_class("builtins.UnicodeEncodeError"),
-    ),
-    bad_input(
-        "not-a-text",
-        "A value is not a text (a number, bytes or nothing).",
-        "Correct the row in the source.",
         error(r"^Unsupported input type: ", "builtins.ValueError"),
+        of_class("builtins.UnicodeEncodeError"),
     ),
     bad_input(
         "token-out-of-range",
         "A token id or a position is more than the model has.",
         "If it is one row, correct it; if many, tokenizer and model do not belong together.",
-        _MISMATCH,  # before the GPU, where it would be a device-side assert
-        error(r"^index out of range in self", "builtins.IndexError"),
+        error(r"^index out of range in self|^token id \d+ is ", "builtins.IndexError", "builtins.ValueError"),
     ),
     bad_input(
         "text-too-long",
@@ -784,7 +644,7 @@ _INPUT = (
         # A Rust panic is a BaseException, not an Exception.
         "tokenizer-panic",
         "A library written in Rust, mostly the tokenizer, stopped at a bug of its own.",
-        "The chunk is tried again, then bisected; update tokenizers.",
+        "Update tokenizers.",
         of_class("pyo3_runtime.PanicException"),
         log=r"^thread '.{0,80}' panicked at ",
         row_can_cause=True,
@@ -797,7 +657,7 @@ _PROCESS = (
     crashed(
         "killed-from-outside",
         "The kernel (for want of memory), a batch system, a person or the program itself killed the worker.",
-        "Nothing, as long as the run continues: the chunk is tried again, then in halves.",
+        "Nothing, as long as the run continues.",
         returncodes=(-SIGKILL,),
         exit_code=MACHINE,  # no text and no package kills from outside
         smaller_batch_helps=True,
@@ -830,7 +690,7 @@ _PROCESS = (
         "bus-error",
         "The process touched a part of a mapped file that is not there: the disk is full, /dev/shm is too small, "
         "or the weights were cut short while open.",
-        "Check free space and the model's files; the chunk is tried again.",
+        "Check free space and the model's files.",
         log=r"Fatal Python error: Bus error",
         returncodes=(-SIGBUS,),
         row_can_cause=True,
@@ -838,8 +698,7 @@ _PROCESS = (
     crashed(
         "segmentation-fault",
         "Native code crashed: a bug or a clash of packages; the log has the Python stack.",
-        "Update torch and the packages on the stack if it returns. Meanwhile the chunk is tried again, then with a "
-        "smaller batch, then in halves.",
+        "Update torch and the packages on the stack.",
         log=r"Fatal Python error: (?:Segmentation fault|Floating.point exception)",
         returncodes=(-SIGSEGV, -SIGFPE),
         smaller_batch_helps=True,
@@ -848,8 +707,7 @@ _PROCESS = (
     crashed(
         "aborted",
         "Native code gave up; the log says why, above the Python stack.",
-        "Read the lines above the stack, and update the package that wrote them. Meanwhile the chunk is tried again, "
-        "then in halves.",
+        "Read the lines above the stack, and update the package that wrote them.",
         log=r"Fatal Python error: Aborted|terminate called (?:after throwing|without an active exception)",
         returncodes=(-SIGABRT,),
         row_can_cause=True,
@@ -868,16 +726,15 @@ _UNKNOWN = (
     misconfigured(
         "unknown-at-load",
         "The model or the encoder could not be loaded.",
-        "Repair what the end of the log names: a file of the model, or the encoder. `chunkvisor doctor CONFIG` repeats "
-        "it without a run.",
+        "Repair what the end of the log names: a file of the model, an option of model.kwargs, or the encoder. "
+        "`chunkvisor doctor CONFIG` repeats it without a run.",
         Sign(),
         phases=LOAD,
     ),
     crashed(
         "unknown-on-texts",
         "The encoder failed while it handled texts, with an error that chunkvisor does not know.",
-        "Read the traceback at the end of the log. If few texts fail, look at them; if many do, look at the encoder "
-        "and the model. Meanwhile the chunk is tried again, then in halves.",
+        "Read the traceback at the end of the log. If few texts fail, look at them; if many do, look at the encoder.",
         Sign(),
         phases=ON_TEXTS,
         row_can_cause=True,
@@ -885,12 +742,12 @@ _UNKNOWN = (
     crashed(
         "unknown",
         "The worker failed with an error that chunkvisor does not know.",
-        "The chunk is tried again; read the traceback in the attempt's fault.json.",
+        "Read the traceback in the attempt's fault.json.",
         Sign(),
     ),
 )
 
-_OF_GPUS = (*_HARDWARE, *_CUDA, *_GPU_MEMORY, *_DRIVER)
+_OF_GPUS = (*_HARDWARE, *_KERNELS, *_GPU_MEMORY, *_DRIVER)
 OF_GPUS = frozenset(rule.name for rule in _OF_GPUS)
 """Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
 

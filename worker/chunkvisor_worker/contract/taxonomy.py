@@ -1,4 +1,4 @@
-"""Tells what a fault is, by the tables of `rules`."""
+"""Tells what a fault is, by the table of `rules`, and reads the figures of torch's out-of-memory message."""
 
 import re
 from collections.abc import Sequence
@@ -7,8 +7,7 @@ from signal import SIGABRT, Signals
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.rule import AT_WORK, ON_TEXTS, Rule
-from chunkvisor_worker.contract.rules import OF_GPUS, RULES
+from chunkvisor_worker.contract.rules import AT_WORK, OF_GPUS, ON_TEXTS, RULES, Rule, Sign
 
 HEAD_CHARS = 16 << 10
 """How much of a message is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
@@ -18,18 +17,35 @@ modules, 15,000 characters with the smallest of models."""
 LINE_CHARS = 500
 """The line for the person is no longer."""
 
-# torch ends its messages with advice that quotes other faults' names (CUDAMiscFunctions.cpp, CUDAException.cpp).
+# torch ends its messages with advice that quotes other faults' names (CUDAMiscFunctions.cpp, CUDAException.cpp); 2.14
+# and later append lines of the driver, which tell of other calls too: nothing after them counts.
 _ADVICE = re.compile(
     r"^(?:CUDA kernel errors might be|For debugging consider passing|Compile with `TORCH_USE_CUDA_DSA`"
-    r"|For more detailed error information, run with CUDA_LOG_FILE|Search for `cudaError)[^\n]*",
+    r"|For more detailed error information, run with CUDA_LOG_FILE|Search for `cudaError)[^\n]*"
+    r"|The CUDA driver logged these messages(?s:.*)",
     re.MULTILINE,
 )
-_DRIVER_LOG = re.compile(r"The CUDA driver logged these messages")
-"""torch 2.14 and later append lines of the driver, which tell of other calls too: nothing after it counts."""
-_EXPLAINED_BY_LOG = frozenset((SIGABRT,))
-"""Signals that say less than the reason printed before them: a library that gives up. With any other signal the log
-tells of another matter: some are sent by others, and the kernel's come at once, without a word."""
 _CONTROL = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+_DECISIVE = frozenset(
+    {
+        *(Outcome.HARDWARE_FAULT, Outcome.SETUP, Outcome.GPU_BUSY, Outcome.DISK_FULL, Outcome.HUB),
+        Outcome.DEVICE_FAULT,
+    }
+)
+"""Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about."""
+_SPEAKERS = (
+    r"(?:CUDA (?:driver )?error: |CUDA failed with error |CUDA failure |Unexpected error from cuda|cuDNN error: "
+    r"|NVML: |NVIDIA-SMI has failed|Unable to determine the device handle for |The NVIDIA driver on your system "
+    r"|Found no NVIDIA driver |\[enforce fail at |unable to open shared memory object |\[Errno -?\d{1,5}\] )"
+)
+"""How the driver, the libraries and the kernel begin what they say themselves."""
+_LOG_SPEAKERS = (
+    rf"\s*(?:what\(\): .*|[\w.]*(?:Error|Exception): (?:{_SPEAKERS}.*)?|libgomp: |\S*python[\d.]*: |{_SPEAKERS}.*)?"
+)
+"""What may stand before that in a line of a log: the class of an exception, or a program's name."""
+_LIBRARIES = ("torch.", "cupy.", "cupy_backends.", "pynvml.", "onnxruntime.", "jaxlib.", "huggingface_hub.")
+"""Their own exceptions never quote a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +56,47 @@ class Diagnosis:
     headline: str
     """One plain line: the exception by which the rule was found, or the line of the log."""
     cause: Cause | None = None
-    """That exception; None where there is only a log or a return code."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """What the attempt ends as, if nothing weighs more."""
-        return self.rule.outcome
+    """That exception; None if there is only a log or a return code."""
 
 
 def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
     """The first rule that any exception of the chain falls under; never raises, always finds one."""
-    heads = [(cause, head_of(cause.message)) for cause in fault.chain] or [(Cause("unknown", (), ""), "")]
+    heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
     for rule in _rules(fault.phase, on_cpu=on_cpu):
-        for cause, head in heads:
-            if rule.matches(cause, fault.phase, head):
-                return Diagnosis(rule, _line(cause, head), cause)
+        at_start = _is_decisive(rule) and fault.phase in ON_TEXTS
+        for cause, head in heads or [(Cause("unknown", (), ""), "")]:
+            if rule.phases and fault.phase not in rule.phases:
+                continue
+            if any(_shows(sign, cause, head, at_start=at_start) for sign in rule.signs):
+                first = next((line.strip() for line in head.splitlines() if line.strip()), "")
+                ours = first and cause.name.startswith("chunkvisor_worker.")  # our own words need no class
+                name = cause.name.rpartition(".")[2]
+                return Diagnosis(rule, _plain(first if ours else f"{name}: {first}" if first else name), cause)
     raise AssertionError("the last rule takes everything")
 
 
 def diagnose_log(tail: str, returncode: int, *, phase: Phase | None = None, on_cpu: bool = False) -> Diagnosis | None:
     """What ended a worker that left no record, by the end of its log and `Popen.returncode`.
 
-    None where they do not tell: for a plain exit without a known text, and for success. Texts go before return codes,
-    since an abort says less than the reason that was printed before it; but not before other signals, whose reason
-    is the signal itself. `phase` is that of the last beat: an exit code of a worker that was at texts is theirs.
+    None if they do not tell: for a plain exit without a known text, and for success. `phase` is that of the last beat:
+    an exit code of a worker that was at texts is theirs.
     """
     if returncode == 0:
         return None
     end = tail[-TAIL_CHARS:]
     rules = _rules(phase, on_cpu=on_cpu)
-    explained = returncode > 0 or -returncode in _EXPLAINED_BY_LOG
+    # An abort says less than the reason printed before it. With any other signal the log tells of another matter: some
+    # are sent by others, and the kernel's come at once, without a word.
+    explained = returncode > 0 or returncode == -SIGABRT
     for rule in rules:
         elsewhere = rule.phases and phase is not None and phase not in rule.phases
         told = (explained or returncode in rule.returncodes) and not elsewhere
-        if told and (found := rule.found_in_log(end)):
-            return Diagnosis(rule, _plain(_line_around(end, found.start())))
+        if told and rule.log and (line := _line_of(rule, end)):
+            return Diagnosis(rule, _plain(line))
     for rule in rules:
         if returncode in rule.returncodes and (returncode < 0 or phase not in ON_TEXTS):
-            return Diagnosis(rule, _ended_by(returncode))
+            how = f"ended by {Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+            return Diagnosis(rule, how)
     return None
 
 
@@ -89,28 +108,102 @@ def _rules(phase: Phase | None, *, on_cpu: bool) -> Sequence[Rule]:
     return [rule for rule in RULES if rule.name not in OF_GPUS or (rule.row_can_cause and at_texts)]
 
 
-def head_of(message: str) -> str:
-    """What of a message may be matched: the beginning, without torch's advice and the driver's log."""
-    return _ADVICE.sub("", _DRIVER_LOG.split(message[:HEAD_CHARS], maxsplit=1)[0])
+def _is_decisive(rule: Rule) -> bool:
+    return rule.outcome in _DECISIVE or (rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None)
 
 
-def _line(cause: Cause, head: str) -> str:
-    name = cause.name.rpartition(".")[2]
-    first = next((line for line in head.splitlines() if line.strip()), "")
-    if first and cause.name.startswith("chunkvisor_worker."):
-        return _plain(first.strip())  # our own words need no class
-    return _plain(f"{name}: {first.strip()}" if first else name)
+def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
+    """Whether the exception shows the sign; `head` is its message without advice.
+
+    With `at_start`, its words count only if the driver or a library speaks from the beginning of the message: an
+    encoder may quote a text behind words of its own. Classes that only a library has need no such proof.
+    """
+    if sign.classes and not set(sign.classes).intersection((cause.name, *cause.bases)):
+        return False
+    number = next((each for each in (cause.error_code, cause.errno, cause.http_status) if each is not None), None)
+    if sign.numbers and number is not None:
+        return number in sign.numbers
+    if sign.pattern is None:
+        return not sign.numbers
+    own = any(not name.startswith("builtins.") for name in sign.classes) or cause.name.startswith(_LIBRARIES)
+    if own or not at_start or re.match(rf"\s*{_SPEAKERS}", head):
+        return re.search(sign.pattern, head) is not None
+    return re.match(sign.pattern, head) is not None
 
 
-def _line_around(text: str, position: int) -> str:
-    stop = text.find("\n", position)
-    return text[text.rfind("\n", 0, position) + 1 : stop if stop >= 0 else None]
-
-
-def _ended_by(returncode: int) -> str:
-    return f"ended by {Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+def _line_of(rule: Rule, end: str) -> str:
+    """The line of a log that tells of the rule: any, but if the rule is decisive its words have to begin the line."""
+    anywhere = not _is_decisive(rule) or rule.outcome is Outcome.DEVICE_FAULT  # kernels print theirs in many ways
+    for found in re.finditer(rule.log or "", end, re.MULTILINE):
+        first = end.rfind("\n", 0, found.start()) + 1
+        if anywhere or re.fullmatch(_LOG_SPEAKERS, end[first : found.start()][-500:]):
+            return end[first:].partition("\n")[0]
+    return ""
 
 
 def _plain(line: str) -> str:
     plain = _CONTROL.sub(" ", line).strip()
     return plain if len(plain) <= LINE_CHARS else f"{plain[:LINE_CHARS]}…"
+
+
+# format_size of CUDACachingAllocator.cpp: two decimals and a binary unit, or whole bytes.
+_SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
+_UNIT_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_NOBODYS_BYTES = 768 << 20
+"""In use, and by no process that NVML names: what the driver keeps, and the windows of a desktop."""
+_CONTEXT_BYTES = 512 << 20
+"""Of a CUDA context with its libraries; torch's own count leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class OomFigures:
+    """What the GPU's memory was at the time; figures of GiB are rounded to 0.01 of one."""
+
+    wanted_bytes: int
+    """Of the one allocation that failed; more may have been to come."""
+    total_bytes: int
+    free_bytes: int
+    process_bytes: int | None
+    """All that this process holds, as NVML says; None if it does not (no NVML, another PID namespace)."""
+    reserved_bytes: int
+    """What torch's allocator holds in this process."""
+    others_named: bool = False
+    """Whether NVML names other processes next to this one."""
+
+    @property
+    def ours_bytes(self) -> int:
+        """What this process holds, as well as is known."""
+        if self.process_bytes is not None:
+            return max(self.process_bytes, self.reserved_bytes)
+        return self.reserved_bytes + min(_CONTEXT_BYTES, max(0, self.total_bytes - self.free_bytes))
+
+    @property
+    def others_bytes(self) -> int:
+        """What other processes and the driver hold."""
+        return max(0, self.total_bytes - self.free_bytes - self.ours_bytes)
+
+    @property
+    def larger_than_gpu(self) -> bool:
+        """Whether it would not fit on a GPU that is ours alone; False also if that cannot be told (yet)."""
+        if self.ours_bytes + self.wanted_bytes > self.total_bytes:
+            return True
+        # If far more was free, it is in pieces, or was taken and given back meanwhile: no matter of size.
+        full = self.free_bytes - self.wanted_bytes < self.total_bytes // 32
+        return full and not self.others_named and self.others_bytes < _NOBODYS_BYTES
+
+
+def read_oom(message: str) -> OomFigures | None:
+    """The figures of a `torch.OutOfMemoryError`'s message; None if they are not all there."""
+
+    def figure(form: str) -> int | None:
+        found = re.search(form.replace("SIZE", _SIZE), message)
+        return round(float(found[1]) * _UNIT_BYTES[found[2]]) if found else None
+
+    wanted, total = figure(r"CUDA out of memory\. Tried to allocate SIZE"), figure("has a total capacity of SIZE")
+    free, process = figure("of which SIZE is free"), figure("this process has SIZE memory in use")
+    if wanted is None or not total or free is None:
+        return None
+    reserved = (figure("SIZE is allocated by PyTorch") or 0) + (figure("SIZE is reserved by PyTorch but") or 0)
+    # If this process is not named, another name can be its own: container and host count pids differently.
+    others_named = process is not None and figure(r"\bProcess \d+ has SIZE memory in use") is not None
+    return OomFigures(wanted, total, free, process, reserved, others_named)

@@ -1,7 +1,6 @@
 """The doctor's checks: each judges what `readings` has read, and yields what it finds."""
 
 import os
-import re
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,11 +48,6 @@ _VARIABLES = {
 }
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-_OF_A_RUN = re.compile(
-    r"chunk is tried again|run (?:goes on|waits)|(?:next|new) worker (?:runs|tries)|bisected|fault\.json|failed tries"
-    r"|chunkvisor doctor",
-    re.IGNORECASE,
-)
 
 
 def examine(r: Readings) -> list[Finding]:
@@ -62,13 +56,6 @@ def examine(r: Readings) -> list[Finding]:
     checks = {name: check for name, check in CHECKS.items() if not (on_cpu and name in _OF_GPUS)}
     found = [replace(each, check=each.check or name) for name, check in checks.items() for each in check(r)]
     return [replace(_refusal(halt), check=name) for name, halt in r.refused.items()] + found
-
-
-def before_a_run(remedy: str) -> str:
-    """Return the clauses of a rule's remedy that help before a run; the others say what a run does by itself."""
-    clauses = re.split(r";\s|(?<=[a-z)`])\.(?:\s|$)", remedy)
-    kept = (clause.strip() for clause in clauses if clause.strip() and not _OF_A_RUN.search(clause))
-    return "; ".join(re.sub(r"^if it (?:returns|comes back), ", "", clause, flags=re.IGNORECASE) for clause in kept)
 
 
 def _refusal(halt: Halt, what: str = "") -> Finding:
@@ -242,7 +229,7 @@ def _why(r: Readings) -> tuple[str, str, str]:
         return "", "it hangs", "if the GPU's driver is stuck, reboot; nvidia-smi would hang as well"
     found = diagnose(fault) if fault is not None else diagnose_log(r.probe.log_tail, r.probe.returncode or 0)
     if found is not None:
-        why, mend = f"{found.rule.cause.rstrip('.')}: {found.headline}", before_a_run(found.rule.remedy)
+        why, mend = f"{found.rule.cause.rstrip('.')}: {found.headline}", found.rule.remedy
         return found.rule.name, why, mend
     ended = [f"it ended with {describe_exit(r.probe.returncode or 0)}", last_line(r.probe.log_tail)]
     return "", ": ".join(filter(None, ended)), ""
@@ -345,7 +332,7 @@ def _model(r: Readings) -> _Found:
         mend = f"unset HF_HUB_OFFLINE for the first run, or before it: {fetch}"
         yield Finding(FAULT, f"{missing}, and HF_HUB_OFFLINE forbids to download it", mend, "config")
     elif r.no_download is not None:
-        mend = before_a_run(r.no_download.remedy) or f"check the network, or fetch it where there is one: {fetch}"
+        mend = r.no_download.remedy or f"check the network, or fetch it where there is one: {fetch}"
         blame = "machine" if r.no_download.outcome is Outcome.HUB else "config"
         yield Finding(FAULT, f"{missing}, and the hub does not give it: {r.no_download.reason}", mend, blame)
     else:
@@ -393,10 +380,10 @@ def _sample(r: Readings, sample: Sample) -> _Found:
     for trial in filter(None, (sample.trial, sample.again)):
         if trial.vectors is None:
             verdict, plugin_raised = trial.verdict, r.place == "plugin" and trial.verdict.outcome is Outcome.CRASHED
-            check = {"wrong-model": "right-vectors", "tokenizer-mismatch": "tokenizer"}.get(verdict.rule, "")
+            check = "right-vectors" if verdict.rule == "wrong-model" else ""
             text = f"a worker got three short texts and failed: {verdict.outcome}: {verdict.reason}"
             text += f"\nlast line of its log: {trial.log_line}" if trial.log_line else ""
-            mend = before_a_run(verdict.remedy) or "correct what the log names: the encoder, torch, or another package"
+            mend = verdict.remedy or "correct what the log names: the encoder, torch, or another package"
             # What a plug-in raises, or vectors that are none, no repair of the machine changes.
             config = plugin_raised or verdict.outcome in (Outcome.BAD_OUTPUT, Outcome.BAD_INPUT, Outcome.SETUP)
             if verdict.exit_code is not None:

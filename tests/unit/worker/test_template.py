@@ -1,12 +1,13 @@
-"""Code that asks for a GPU while it is loaded in a template, where none is shown, is noticed."""
+"""What keeps a template from being forked from: code that asks for a GPU while it is loaded, and threads."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from chunkvisor_worker.taint import GpuQuestions
+from chunkvisor_worker.template import GpuQuestions, find_taint
 
 
 @pytest.fixture
@@ -19,18 +20,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
             del sys.modules[name]
-
-
-def loaded(folder: Path, files: dict[str, str], name: str) -> str:
-    """What was asked while `name` was imported."""
-    for path, text in files.items():
-        (folder / path).parent.mkdir(exist_ok=True, parents=True)
-        (folder / path).write_text(text)
-    with GpuQuestions() as questions:
-        __import__(name)
-    return questions.asked
 
 
 ASK = "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
@@ -43,16 +34,10 @@ ASK = "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
             {"ask_plain.py": ASK}, "ask_plain", "ask_plain, line 2, asks torch.cuda.is_available()", id="a plug-in"
         ),
         pytest.param(
-            {"ask_helper.py": ASK, "ask_by_helper.py": "import ask_helper\n"},
-            "ask_by_helper",
-            "ask_helper, line 2, asks torch.cuda.is_available()",
-            id="what a plug-in imports",
-        ),
-        pytest.param(
-            {"ask_count.py": "from torch.cuda import device_count\nN = device_count()\n"},
-            "ask_count",
+            {"ask_count.py": "from torch.cuda import device_count as n\nN = n()\n", "ask_by.py": "import ask_count"},
+            "ask_by",
             "ask_count, line 2, asks torch.cuda.device_count()",
-            id="by name",
+            id="what a plug-in imports",
         ),
         pytest.param(
             {"ask_later.py": "import torch\ndef f():\n    return torch.cuda.is_available()\n"},
@@ -60,7 +45,6 @@ ASK = "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
             "",
             id="not while it is loaded",
         ),
-        pytest.param({"ask_nothing.py": "import json\n"}, "ask_nothing", "", id="nothing"),
         pytest.param(
             {
                 "transformers_modules/__init__.py": "",
@@ -70,23 +54,38 @@ ASK = "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
             "transformers_modules.m.code can ask transformers' is_flash_attn_2_available()",
             id="by a function that keeps its answer",
         ),
+        pytest.param(
+            {"accelerate/__init__.py": "", "accelerate/asks.py": ASK, "ask_imports.py": "import accelerate.asks"},
+            "ask_imports",
+            "",
+            id="a library, which asks again after the fork",
+        ),
     ],
-)
+)  # fmt: skip
 def test_who_asks(folder: Path, files: dict[str, str], name: str, asked: str) -> None:
-    """Code of the model or the plug-in that asks while it is loaded is named, with its line."""
-    pytest.importorskip("torch")
-    assert loaded(folder, files, name) == asked
-
-
-def test_libraries_may_ask_and_torch_is_as_it_was_afterwards(folder: Path) -> None:
-    """A library's own question counts for nothing, since it is asked again after the fork; nothing listens on."""
+    """Code of the model or the plug-in that asks while it is loaded is named, with its line; nothing listens on."""
     torch = pytest.importorskip("torch")
     original = torch.cuda.is_available
-    library = {
-        "accelerate/__init__.py": "",
-        "accelerate/asks.py": ASK,
-        "ask_imports.py": "import accelerate.asks\nassert accelerate.asks.DEVICE == 'cpu'\n",
-    }
-    assert loaded(folder, library, "ask_imports") == ""
+    for path, text in files.items():
+        (folder / path).parent.mkdir(exist_ok=True, parents=True)
+        (folder / path).write_text(text)
+    with GpuQuestions() as questions:
+        __import__(name)
+    assert questions.asked == asked
     assert torch.cuda.is_available is original
-    assert not any(isinstance(finder, GpuQuestions) for finder in sys.meta_path)
+    assert questions not in sys.meta_path
+
+
+def test_the_asking_thread_is_none_of_them_whatever_its_number() -> None:
+    """A thread may have a lower number than the one that asks: numbers begin anew at pid_max."""
+    found: list[str] = []
+
+    def ask() -> None:
+        Path("/proc/thread-self/comm").write_text("asks")
+        found.append(find_taint())
+
+    younger = threading.Thread(target=ask)  # asks with the higher number, as if numbers had begun anew
+    younger.start()
+    younger.join()
+    assert "has started threads" in found[0]
+    assert "asks" not in found[0]

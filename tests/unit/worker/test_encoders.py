@@ -1,0 +1,96 @@
+"""Which tokenizers are refused for which embedding tables, and what a plug-in may return."""
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.liveness import BeatWriter
+from chunkvisor_worker.model import WrongModelError, check_tokenizer
+from chunkvisor_worker.plugin import PluginEncoder, PluginError
+
+
+class FakeTokenizer:
+    """Says how many tokens it knows, and splits at spaces."""
+
+    unk_token = "[UNK]"
+
+    def __init__(self, size: int, words: tuple[str, ...]) -> None:
+        self._size = size
+        self._words = words
+        self.parallelism: set[str | None] = set()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def tokenize(self, text: str) -> list[str]:
+        """Known words, and [UNK] for the others."""
+        self.parallelism.add(os.environ.get("TOKENIZERS_PARALLELISM"))
+        return [word if word in self._words else self.unk_token for word in text.split()]
+
+
+WORDS = ("quick", "brown", "fox", "dog.", "lazy")
+
+
+@pytest.mark.parametrize(
+    ("size", "table_rows", "words", "message"),
+    [
+        (30522, 30522, WORDS, ""),
+        (151_646, 151_936, WORDS, ""),  # Qwen2: a padded table
+        (262_145, 262_144, WORDS, ""),  # EmbeddingGemma: an image token without a row
+        (30522, None, WORDS, ""),
+        (5, 30522, ("quick",), "knows 5 tokens, .* 30522 rows: most words would be unknown.*Download the model again"),
+        (119_547, 30522, ("quick", "fox"), "30522 rows: its files belong to another model"),
+        (30522, 30522, (), "knows the words of no language"),
+        (5, None, (), "knows the words of no language"),
+    ],
+)
+def test_tokenizer(size: int, table_rows: int | None, words: tuple[str, ...], message: str) -> None:
+    """Padded tables, a few surplus tokens and unknown tables pass; a foreign or empty tokenizer is refused."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    tokenizer = FakeTokenizer(size, words)
+    if message:
+        with pytest.raises(WrongModelError, match=message):
+            check_tokenizer(tokenizer, table_rows)
+    else:
+        check_tokenizer(tokenizer, table_rows)
+    assert tokenizer.parallelism <= {"false"}, "threads were started, which no fork survives"
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+
+
+def vectors(monkeypatch: pytest.MonkeyPatch, folder: Path, returned: Any) -> np.ndarray:
+    """What an encoder makes of nine texts, one a batch, whose plug-in answers each call with rows of `returned`."""
+    module: Any = ModuleType("returning")
+    module.encode = lambda texts, _: np.repeat(returned, len(texts), axis=0)
+    module.make = lambda model, device: module
+    monkeypatch.setitem(sys.modules, "returning", module)
+    encoder = PluginEncoder(ModelSpec("any", encoder="returning:make"), EncodeSpec(), "cpu", ())
+    progress = BeatWriter(folder / "beat.json")
+    encoder.load(progress)
+    encoder.tokenize(["text"] * 9, progress)
+    encoder.start(progress)
+    return np.concatenate([rows for _, rows in encoder.encode(Limits(rows=1), progress)])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_floats_are_converted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: Any
+) -> None:
+    """float16 and float64 become float32, float16 exactly, and the log says so once."""
+    row = np.array([[0.1, -2.5, 65504.0, 6e-8]], dtype=dtype)
+    found = vectors(monkeypatch, tmp_path, row)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.repeat(row.astype(np.float32), 9, axis=0))
+    assert capsys.readouterr().out.count("converted to float32") == (dtype is not np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "complex64", "object"])
+def test_other_types_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str) -> None:
+    """Anything else is the plug-in's fault, and no text's."""
+    with pytest.raises(PluginError, match="returned an array of"):
+        vectors(monkeypatch, tmp_path, np.ones((1, 3)).astype(dtype))
