@@ -4,7 +4,6 @@ import ctypes
 import json
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,17 +11,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from chunkvisor.errors import ExitCode, Halt, halt_of
-from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
 from chunkvisor_worker.contract.wire import Message, from_json, write_message
 
 _PR_SET_PDEATHSIG = 1
-_LOOK_MS = 100
-_STACK_MS = 2000
+_LOOK_S = 0.02
+_STACK_S = 1.0
 """For the stack of a child that takes too long."""
 _PATIENCE_S = 10.0
 """For the end of a killed child; one that sleeps in a driver is left behind."""
@@ -40,33 +37,24 @@ def run_child(
 ) -> int:
     """Run the command to its end, in a new session, and return its code; what it prints is appended to `log`.
 
-    Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Nothing that the
+    Calls `on_wait` again and again; what that raises ends the child and is raised again. Nothing that the
     child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started. With
     `stack`, a child that takes too long is first asked where it is, which Python's faulthandler answers in the log.
     """
     with open(log, "ab") as stream:
         child = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=stream,
-            stderr=stream,
-            env=None if environment is None else dict(environment),
-            start_new_session=True,
+            command, stdin=stdin, stdout=stream, stderr=stream, env=environment, start_new_session=True
         )
-    deadline_s, look = time.monotonic() + timeout_s, select.poll()
+    deadline_s = time.monotonic() + timeout_s
     try:
-        with open(os.pidfd_open(child.pid), "rb") as pidfd:  # becomes readable at the end of the child (pidfd_open(2))
-            look.register(pidfd, select.POLLIN)
-            try:
-                while not look.poll(_LOOK_MS):
-                    if time.monotonic() > deadline_s:
-                        raise TimeoutError(f"not done after {timeout_s:.0f} s")
-                    on_wait()
-            except TimeoutError:
+        while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > deadline_s:
                 if stack:
-                    signal.pidfd_send_signal(pidfd.fileno(), signal.SIGABRT)
-                    look.poll(_STACK_MS)
-                raise
+                    child.send_signal(signal.SIGABRT)
+                    time.sleep(_STACK_S)
+                raise TimeoutError(f"not done after {timeout_s:.0f} s")
+            on_wait()
+            time.sleep(_LOOK_S)
     finally:
         # Until it is reaped, the kernel gives its number to no other group.
         with suppress(ProcessLookupError, PermissionError):
@@ -76,44 +64,20 @@ def run_child(
     return child.returncode
 
 
-def for_tokenizer() -> dict[str, str]:
-    """Return the environment of a child that has a tokenizer.
-
-    No GPU may be touched; and a message of a library must not look like one of ours.
-    """
-    environment = {**os.environ, PARENT_PID: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
-    return environment | {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel end this process with its parent; only the parent's exit before this call needs a look."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        sys.exit(ExitCode.TERMINATED)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How a child has ended that was asked for something."""
-
-    status: int
-    """Its exit code, negative for a signal."""
-    halt: Halt | None = None
-    """Why it did not do it, where it could tell."""
-
-
-def ask_child(module: str, request: object, folder: Path, log: Path, on_wait: Callable[[], None]) -> Answer:
+def ask_child(
+    module: str, request: object, folder: Path, log: Path, on_wait: Callable[[], None]
+) -> tuple[int, Halt | None]:
     """Have a program of ours do what is asked, in an existing folder; its main is `answer_parent`.
 
-    Raises what `run_child` raises.
+    Returns its exit code, and why it did not do it, where it could tell. Raises what `run_child` raises.
     """
     write_message(folder / "request.json", request, durable=False)
     # -P keeps the current folder off sys.path: a csv.py of the person's would shadow the library's.
     status = run_child([sys.executable, "-P", "-m", module, str(folder), str(os.getpid())], log, on_wait)
     try:
-        return Answer(status, halt_of(json.loads(read_bounded(folder / "answer.json") or b"")))
+        return status, halt_of(json.loads(read_bounded(folder / "answer.json") or b""))
     except (ValueError, KeyError, TypeError):
-        return Answer(status)
+        return status, None
 
 
 def answer_parent(
@@ -130,18 +94,20 @@ def answer_parent(
     os.umask(0o077)
     folder, request = Path(arguments[0]), None
     if len(arguments) > 1:
-        die_with_parent(int(arguments[1]))
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(arguments[1]):  # it has ended before that call
+            sys.exit(ExitCode.TERMINATED)
     try:
         request = from_json(kind, (folder / "request.json").read_bytes())
         assert request is not None
         work(request, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
-        with suppress(OSError):  # on a full disk there is no room for it, which must not change the exit code
-            traceback.print_exc()
         halt = in_words(error, request, folder)
-        if halt is None:
-            return ExitCode.BUG
-        with suppress(OSError):  # on a full disk the exit code has to do
-            write_atomic(folder / "answer.json", json.dumps(halt.details()).encode())
-        return halt.code
+        # On a full disk there is no room for either: the exit code has to do.
+        with suppress(OSError):
+            traceback.print_exc()
+        with suppress(OSError):
+            if halt is not None:
+                write_atomic(folder / "answer.json", json.dumps(halt.details()).encode())
+        return halt.code if halt is not None else ExitCode.BUG
     return ExitCode.COMPLETE

@@ -4,7 +4,6 @@ Vectors may come from the output's own earlier final, from other outputs, or fro
 only under the same vector identity.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,11 +30,10 @@ from chunkvisor.events.event import Emit, Warned
 from chunkvisor.sources.dedupe import WhereWriter, matches
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import pick_rows
-from chunkvisor.store.identity import BadText, Fixed, Identity, read_facts, read_fixed, read_staged
+from chunkvisor.store.identity import BadText, Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.ledger import Ledger, Place, PlaceKind, Reuse, ledger_of, read_reuse, write_plan
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import Place, PlaceKind, Reuse, ReuseFiles, read_reuse, work_with, write_plan
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Facts
@@ -108,23 +106,23 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Offer | None:
     Its chunks are read, each against its digest.
     """
     try:
-        fixed, record, facts = read_fixed(layout), read_staged(layout), read_facts(layout)
-        if fixed is None or record is None or facts is None or not _fits(layout, fixed, wanted):
+        fixed, reuse, table = read_fixed(layout), read_reuse(layout), TableFiles(layout.table)
+        if fixed is None or not _fits(layout, fixed, wanted) or (ledger := ledger_of(layout)) is None:
             return None
-        reuse, table = read_reuse(layout), TableFiles(layout.table)
-        ledger = Ledger(layout, *work_with(reuse, fixed, record.staged))
         ledger.load()
     except (DamagedError, OSError):
+        return None
+    if ledger.facts is None:
         return None
     rows = CommittedRows(layout, ledger, reuse)
     if rows.empty:
         return None
-    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=facts.versions)
+    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=ledger.facts.versions)
 
     def numbers(found: Rows) -> Rows:
         return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
 
-    return Offer(place, table.index, facts, rows, numbers)
+    return Offer(place, table.index, ledger.facts, rows, numbers)
 
 
 def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
@@ -151,8 +149,7 @@ class Planner:
     """Of one run: what it has checked, it need not check again."""
 
     def __init__(self, emit: Emit, on_wait: Callable[[], None]) -> None:
-        self._emit = emit
-        self._on_wait = on_wait
+        self._emit, self._on_wait = emit, on_wait
         self._problems: dict[tuple[str, str], str | None] = {}
 
     def plan(
@@ -168,7 +165,10 @@ class Planner:
         make_folder(partial, durable=False)  # its name comes with the last rename
         writer = WhereWriter(partial, table)
         used, facts = self._look_up(name, writer, TableFiles(table.folder).index, candidates)
-        encoded, places, files = table.distinct, list[Place](), ReuseFiles(partial)
+        if not used and not needed:
+            remove_folder(partial)
+            return None
+        encoded, places = table.distinct, list[Place]()
         if used:
             encoded, taken = writer.write()
             places = [replace(each.place, texts=taken.get(number, 0)) for number, each in enumerate(used)]
@@ -178,13 +178,6 @@ class Planner:
                 if each.place.kind is PlaceKind.COPY and each.reader is not None and number in taken
             }
             copy_rows(partial, copies, self._on_wait)
-            for path in (files.where, files.encoded, files.copied):
-                if path.exists():
-                    with open(path, "rb") as file:
-                        os.fsync(file.fileno())
-        elif not needed:
-            remove_folder(partial)
-            return None
         write_plan(partial, table.distinct, encoded, places)
         remove_folder(folder)
         # The name is on the disk with the facts, or with the first chunk; until then nothing rests on the plan.
@@ -206,7 +199,10 @@ class Planner:
                 known = numbers >= 0
                 if not known.any():
                     continue
-                if not has_some and (problem := self._problem(candidate)) is not None:
+                key = (candidate.place.words, candidate.place.final_digest)
+                if key not in self._problems:
+                    self._problems[key] = candidate.problem(self._on_wait)
+                if (problem := self._problems[key]) is not None:
                     self._emit(Warned(f"{name}: no vectors are reused from {candidate.place.words}: {problem}"))
                     break
                 has_some = True
@@ -216,71 +212,57 @@ class Planner:
                 facts = facts or candidate.facts
         return used, facts
 
-    def _problem(self, candidate: Offer) -> str | None:
-        key = (candidate.place.words, candidate.place.final_digest)
-        if key not in self._problems:
-            self._problems[key] = candidate.problem(self._on_wait)
-        return self._problems[key]
-
 
 def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Callable[[], None]) -> Taken:
     """Open what is taken over. Fixes the facts of the output, if nothing of it was encoded.
 
     Raises TakenDamagedError if something is not what it was, OSError, Halt.
     """
-    readers, without = dict[int, RowReader](), dict[int, BadText]()
+    readers, bad = dict[int, RowReader](), dict[tuple[int, int], BadText]()
     for number, place in enumerate(reuse.places):
         if not place.texts:  # another one has all its texts
             continue
-        reader, rows = _reader_of(layout, reuse, place, on_block)
-        readers[number] = reader
-        if rows:
-            without |= _texts_without(reuse, number, rows, on_block)
+        readers[number] = reader = _reader_of(layout, reuse, place, number, bad, on_block)
         if ledger.facts is None:
-            facts = read_facts(Layout(layout.workdir).output(place.output))
-            facts = facts or Facts(reader.dimension, versions=place.versions)
+            facts = read_facts(Layout(layout.workdir).output(place.output)) or Facts(0, versions=place.versions)
             ledger.fix_facts(replace(facts, dimension=reader.dimension))
         if ledger.facts is not None and reader.dimension != ledger.facts.dimension:
             raise TakenDamagedError(f"{place.words} has vectors of {reader.dimension} numbers")
+    without, rows = dict[int, BadText](), np.array([row for _, row in bad], dtype=np.int64)
+    for start in range(0, reuse.texts if bad else 0, _TEXTS_AT_ONCE):
+        where = reuse.where(start, min(start + _TEXTS_AT_ONCE, reuse.texts))
+        for at in np.flatnonzero(np.isin(where["row"], rows)).tolist():
+            if (found := bad.get((int(where["place"][at]), int(where["row"][at])))) is not None:
+                without[start + at] = replace(found, text=start + at)
+        on_block()
     return Taken(reuse, readers, without)
 
 
 def _reader_of(
-    layout: OutputLayout, reuse: Reuse, place: Place, on_block: Callable[[], None]
-) -> tuple[RowReader, dict[int, BadText]]:
-    """Return the reader, and its rows without a vector."""
+    layout: OutputLayout,
+    reuse: Reuse,
+    place: Place,
+    number: int,
+    bad: dict[tuple[int, int], BadText],
+    on_block: Callable[[], None],
+) -> RowReader:
+    """Return the reader of a place, and note its rows without a vector in `bad`, by place and row."""
     if place.kind is PlaceKind.COPY:
         if (copied := copied_rows(reuse.folder)) is None:
             raise TakenDamagedError(f"{reuse.folder} is damaged")
-        return copied, {}
+        return copied
+    source = Layout(layout.workdir).output(place.output)
     if place.kind is PlaceKind.EARLIER:
         source = layout.earlier
         manifest = read_recorded(source) if earlier_holds(layout, place.final_digest) else None
     else:
-        source = Layout(layout.workdir).output(place.output)
         manifest = read_finished(source)
-    if manifest is None:
-        raise TakenDamagedError(f"{place.words} is damaged, or not there")
-    if not form_of(manifest).is_exact:
-        raise TakenDamagedError(f"{place.words} is not in float32 any more")
+    if manifest is None or not form_of(manifest).is_exact:
+        raise TakenDamagedError(f"{place.words} is damaged, not there, or not in float32 any more")
     try:
-        bad = {
-            int(each["row"]): BadText(0, Outcome(each["outcome"]), f"{each['reason']} (in {place.words})")
-            for each in every_row(source, manifest)
-        }
-        return FinalRows(source, manifest, Scratch(layout.workdir, on_block)), bad
+        for each in every_row(source, manifest):
+            reason = f"{each['reason']} (in {place.words})"
+            bad[number, int(each["row"])] = BadText(0, Outcome(each["outcome"]), reason)
+        return FinalRows(source, manifest, Scratch(layout.workdir, on_block))
     except DamagedError as error:
         raise TakenDamagedError(f"{error} is damaged") from error
-
-
-def _texts_without(
-    reuse: Reuse, number: int, rows: dict[int, BadText], on_block: Callable[[], None]
-) -> dict[int, BadText]:
-    """Return the texts that would be taken from these rows, by number."""
-    found, wanted = dict[int, BadText](), np.fromiter(rows, dtype=np.int64)
-    for start in range(0, reuse.texts, _TEXTS_AT_ONCE):
-        where = reuse.where(start, min(start + _TEXTS_AT_ONCE, reuse.texts))
-        for at in np.flatnonzero((where["place"] == number) & np.isin(where["row"], wanted)).tolist():
-            found[start + at] = replace(rows[int(where["row"][at])], text=start + at)
-        on_block()
-    return found

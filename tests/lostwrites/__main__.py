@@ -1,16 +1,14 @@
 """Rebuilds folders after power cuts and resumes in each: `python -m tests.lostwrites [SCENARIO…] [--folders 1000]`.
 
-`--sites` takes each sync out of the code in turn instead, and tells whether that is noticed.
+`--no-syncs` takes all syncs for not called, which has to be noticed.
 Without an installed chunkvisor: PYTHONPATH=supervisor:worker.
 """
 
 import argparse
 import random
-import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `harness`, as pytest has it
@@ -18,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `harness`, as pytest h
 from .crashes import Crashes
 from .judge import Judge, scratch_folder
 from .scenarios import SCENARIOS
-from .sites import record_all, sites, take_out
 
 
 def main() -> int:
@@ -29,44 +26,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="chooses the folders; a fresh one by default")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--show", type=int, default=3, help="so many of the unsound are shown")
-    parser.add_argument(
-        "--sites", nargs="?", const="", metavar="REGEX", help="take syncs out in turn; each has to be missed"
-    )
+    parser.add_argument("--no-syncs", action="store_true", help="as if nothing had been synced")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
-    if options.sites is not None:
-        return take_out_each(seed, options.sites, options.scenarios)
     unsound = 0
     for name in options.scenarios or SCENARIOS:
-        unsound += play(name, options.folders, seed, options.at_once, options.show)
+        unsound += play(name, options.folders, seed, options.at_once, options.show, synced=not options.no_syncs)
     return 1 if unsound else 0
 
 
-def take_out_each(seed: int, word: str, names: Sequence[str]) -> int:
-    """All syncs that it fits; returns 1 where one is not missed."""
-    folder, missed = scratch_folder(), 0
-    try:
-        recordings = record_all(folder, names)
-        for site in (site for site in sites() if re.search(word, str(site))):
-            found = take_out(site, recordings, random.Random(seed))
-            missed += not found.scenario
-            crash = found.judgement.crash if found.judgement else None
-            problem = found.judgement.problems[0].splitlines()[0] if found.judgement else ""
-            lost = f"after call {crash.at}, lost: {crash.what}" if crash else "NOT NOTICED"
-            print(f"{site}: {found.scenario}, {lost}: {problem} ({found.tried} folders)", flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    print(f"{missed} syncs could be missing without notice; seed {seed}")
-    return 1 if missed else 0
-
-
-def play(name: str, count: int, seed: int, at_once: int, show: int) -> int:
+def play(name: str, count: int, seed: int, at_once: int, show: int, *, synced: bool) -> int:
     """One scenario; returns how many folders were unsound."""
     began_s, chance, scenario = time.monotonic(), random.Random(seed), SCENARIOS[name]
     folder = scratch_folder()
     try:
         recording = scenario.record(folder)
-        possible = list(Crashes(recording, chance).legal())
+        possible = list(Crashes(recording, chance, synced=synced).legal())
         chosen = chance.sample(possible, count) if len(possible) > count else possible
         unsound = refused = 0
         with Judge(scenario, recording, at_once) as judge:
@@ -78,7 +53,7 @@ def play(name: str, count: int, seed: int, at_once: int, show: int) -> int:
                         crash = judgement.crash
                         print(f"--- {name}, after call {crash.at}, lost: {crash.what}")
                         for call in recording.calls[max(0, crash.at - 3) : crash.at]:
-                            print(f"    {call.kind.name} {call.path} {call.other} {call.lines[:3]}")
+                            print(f"    {call.kind.name} {call.path} {call.other}")
                         print(*judgement.problems, sep="\n", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

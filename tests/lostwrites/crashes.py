@@ -4,13 +4,13 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from .disk import Disk, File
-from .recording import Call, Kind, Recording
+from .recording import Kind, Recording
 
 _STORY = re.compile(r"(^|.*/)(runs|events\.jsonl|report\.html|worker\.log|ingest\.log|\.?beat\.json.*)(/.*)?")
 """Written for people: no resume reads it, so that folders that differ only there count as one."""
@@ -54,22 +54,12 @@ class Crash:
         return self.digest, sum(event["event"] in _PROMISES for event in self.told)
 
 
-Ignored = Callable[[Call], bool]
-"""Of a sync: whether it is as if it had never been called."""
-
-
-def none(_call: Call) -> bool:
-    """Every sync counts."""
-    return False
-
-
 class Crashes:
     """The power cuts of one recording."""
 
-    def __init__(self, recording: Recording, chance: random.Random, ignored: Ignored = none) -> None:
-        self._recording = recording
-        self._chance = chance
-        self._ignored = ignored
+    def __init__(self, recording: Recording, chance: random.Random, *, synced: bool = True) -> None:
+        """`synced=False`: as if no sync had ever been called, which has to be noticed."""
+        self._recording, self._chance, self._synced = recording, chance, synced
 
     def legal(self) -> Iterator[Crash]:
         """Distinct ones, after each call: all gone, all there, one thing gone, one thing there, some."""
@@ -80,35 +70,11 @@ class Crashes:
                     seen.add(crash.key)
                     yield crash
 
-    def newly_possible(self) -> Iterator[Crash]:
-        """Distinct ones in which something is gone that the ignored syncs would have made durable, and little else."""
-        seen: set[tuple[str, int]] = set()
-        sound = Crashes(self._recording, self._chance)._states()
-        for (at, disk, told), (_, other, _told) in zip(self._states(), sound, strict=True):
-            steps = sorted(disk.steps.keys() - other.steps.keys())
-            files = [file for file in self._pending(disk) if not other.files[file.number].pending]
-            cuts: list[tuple[frozenset[int], dict[int, str], str]] = []
-            if steps:
-                cuts.append((disk.without(steps), {}, "the names of that sync"))
-                sizes = {file.number: "size" for file in self._pending(disk)}
-                cuts.append((disk.without(steps), sizes, "the names of that sync, and content but for sizes"))
-            cuts += [(disk.without([step]), {}, _words(disk, step)) for step in steps[-6:]]
-            everything = frozenset(disk.steps)
-            for file in files:
-                cuts += [(everything, {file.number: way}, f"content, {way}") for way in ("none", "size", "torn")]
-            if steps or files:
-                cuts.append((frozenset(), {file.number: "none" for file in files}, "all that was not synced"))
-            for kept, ways, what in cuts:
-                crash = _crash(at, disk, kept, ways, what, told)
-                if crash.key not in seen:
-                    seen.add(crash.key)
-                    yield crash
-
     def _states(self) -> Iterator[tuple[int, Disk, tuple[Mapping[str, Any], ...]]]:
         disk, told = Disk(), list[Mapping[str, Any]]()
         yield 0, disk, ()
         for at, call in enumerate(self._recording.calls, 1):
-            if not (call.kind is Kind.SYNC and self._ignored(call)):
+            if call.kind is not Kind.SYNC or self._synced:
                 disk.do(call)
             ended = [number for number, end in enumerate(self._recording.ends) if end == at]
             told += [{"event": "command_ended", "number": number} for number in ended]

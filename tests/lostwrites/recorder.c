@@ -2,7 +2,7 @@
  *
  * Preloaded into all processes of a recording. A call and its record are made under one lock, which all processes share
  * and the kernel frees when its holder dies, so that the records of several processes are in one order. The record of
- * a write has its data; that of a sync has a note, which hook/sitecustomize.py gives: where in the code it was called.
+ * a write has its data.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,12 +23,11 @@
 enum { CREATE = 1, MKDIR, WRITE, TRUNCATE, ALLOCATE, RENAME, LINK, SYMLINK, UNLINK, RMDIR, SYNC };
 
 struct header {
-    uint32_t kind, path, other, note;
+    uint32_t kind, path, other, unused;
     uint64_t inode, data;
     int64_t offset;
 };
 
-static __thread char note[1024];
 static const char *root_folder, *log_file, *apart;
 
 __attribute__((constructor)) static void begin(void) {
@@ -37,9 +36,6 @@ __attribute__((constructor)) static void begin(void) {
     apart = getenv("LOSTWRITES_OTHER_DISK");
     if (log_file == NULL) root_folder = NULL;
 }
-
-/* Where in the code the next sync of this thread is called. */
-void lostwrites_note(const char *words) { snprintf(note, sizeof note, "%s", words); }
 
 static int under(const char *folder, const char *path) {
     size_t length = folder ? strlen(folder) : 0;
@@ -83,12 +79,9 @@ static int lock(void) {
 
 static void tell(int log, uint32_t kind, uint64_t inode, const char *path, const char *other, int64_t offset,
                  const struct iovec *data, int parts, uint64_t size) {
-    const char *words = kind == SYNC ? note : "";
-    struct header header = {kind, (uint32_t)strlen(path), (uint32_t)strlen(other), (uint32_t)strlen(words),
-                            inode, size, offset};
-    struct iovec all[64] = {{&header, sizeof header}, {(void *)path, header.path}, {(void *)other, header.other},
-                            {(void *)words, header.note}};
-    int count = 4;
+    struct header header = {kind, (uint32_t)strlen(path), (uint32_t)strlen(other), 0, inode, size, offset};
+    struct iovec all[64] = {{&header, sizeof header}, {(void *)path, header.path}, {(void *)other, header.other}};
+    int count = 3;
     uint64_t left = size;
     for (int part = 0; part < parts && left && count < 64; part++) {
         all[count] = data[part];
@@ -96,7 +89,6 @@ static void tell(int log, uint32_t kind, uint64_t inode, const char *path, const
         left -= all[count++].iov_len;
     }
     if (left || syscall(SYS_writev, log, all, count) < 0) abort();
-    if (kind == SYNC) note[0] = 0;
 }
 
 static void unlock(int log) {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _FLAGS = ("-O1", "-std=gnu17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
-_HEADER = struct.Struct("=4I2Qq")
+_HEADER = struct.Struct("=3I4x2Qq")
 _LIMIT_S = 1200
 """Of a command that is recorded: seconds, but minutes on a machine that has no time for it."""
 
@@ -48,8 +48,6 @@ class Call:
     offset: int = 0
     """Of a write; of a change of size, the size."""
     data: bytes = b""
-    lines: tuple[str, ...] = ()
-    """Of a sync: the lines of ours that called it, the innermost first."""
 
 
 @dataclass(slots=True)
@@ -89,10 +87,8 @@ class Recorder:
         self._folder = folder.resolve()
         self._log = log
         preload = " ".join(filter(None, [str(build()), os.environ.get("LD_PRELOAD")]))
-        path = os.pathsep.join([str(HERE / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._variables = {
             "LD_PRELOAD": preload,
-            "PYTHONPATH": path,
             "LOSTWRITES_ROOT": str(self._folder),
             "LOSTWRITES_LOG": str(log),
             "LOSTWRITES_OTHER_DISK": str(other_disk.resolve()) if other_disk else "",
@@ -124,15 +120,14 @@ class Recorder:
 def _calls(log: bytes, root: str) -> Iterator[tuple[int, Call]]:
     at = 0
     while at < len(log):
-        kind, path, other, note, inode, size, offset = _HEADER.unpack_from(log, at)
+        kind, path, other, inode, size, offset = _HEADER.unpack_from(log, at)
         parts, at = [], at + _HEADER.size
-        for length in (path, other, note, size):
+        for length in (path, other, size):
             parts.append(log[at : at + length])
             at += length
-        names = [part.decode() for part in parts[:3]]
+        names = [part.decode() for part in parts[:2]]
         target = names[1] if kind == Kind.SYMLINK else _relative(names[1], root)
-        lines = tuple(filter(None, names[2].split("|")))
-        yield at, Call(Kind(kind), inode, _relative(names[0], root), target, offset, parts[3], lines)
+        yield at, Call(Kind(kind), inode, _relative(names[0], root), target, offset, parts[2])
 
 
 def _relative(path: str, root: str) -> str:

@@ -62,14 +62,15 @@ def play(asked: dict[str, Any]) -> NoReturn:
     os.dup2(log, 1)
     os.dup2(log, 2)
     stats = {int(inode): tuple(state) for inode, state in asked.get("stats", {}).items()}
-    state_of = chunkvisor.store.records._state
+    state_of = chunkvisor.store.records.state_of
 
-    def as_recorded(found: os.stat_result) -> tuple[int, int, int, int]:
-        recorded = stats.get(found.st_ino)
+    def as_recorded(path: Path) -> tuple[int, int, int, int]:
+        found = state_of(path)
+        recorded = stats.get(found[-1])
         # A power cut leaves number and times of a file that it takes the content of.
-        return recorded if recorded is not None and recorded[0] == found.st_size else state_of(found)
+        return recorded if recorded is not None and recorded[0] == found[0] else found
 
-    mock.patch.object(chunkvisor.store.records, "_state", as_recorded).start()
+    mock.patch.object(chunkvisor.store.records, "state_of", as_recorded).start()
     make_zygote(lambda _role: None)
     if command[0] == "python":
         sys.argv = command[1:]

@@ -36,10 +36,9 @@ from chunkvisor.sources.resolve import IngestRequest, resolve
 from chunkvisor.sources.stage import stage
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts, read_fixed, read_staged
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.layout import Layout, read_holder
 from chunkvisor.store.ledger import ledger_of, read_quarantine
-from chunkvisor.store.records import DamagedError, LessonFile, Pin, read_pin, write_pin
-from chunkvisor.store.workdir import read_holder
+from chunkvisor.store.records import DamagedError, LessonFile, Pin, read_pins, write_pin
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Result, Spec
 from chunkvisor_worker.contract.wire import read_beat, read_message
@@ -329,7 +328,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: list(read_events(layout.events))
     yield lambda: json.dumps(read_status(workdir).to_json())
     yield lambda: list(verify(workdir))
-    yield lambda: read_pin(layout.model, "org/model", None)
+    yield lambda: read_pins(layout.model)
     yield lambda: resolve_local(_local(made), layout.model)
     yield lambda: _lessons(made.place, layout.lessons)
     for name in ("out", "more"):

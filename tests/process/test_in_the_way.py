@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.workdir import read_holder
+from chunkvisor.store.layout import Layout, read_holder
 from harness import expected, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 

@@ -8,8 +8,7 @@ import pytest
 
 import chunkvisor
 from chunkvisor.assemble.badrows import LISTED
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.workdir import mark
+from chunkvisor.store.layout import Layout, mark
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
 

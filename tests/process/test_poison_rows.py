@@ -399,22 +399,22 @@ def test_undamaged(halfway: Halfway, tmp_path: Path) -> None:
 
 def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that turns out damaged when its chunk is put together is computed again by the same run."""
-    from chunkvisor.store.ledger import Part, Parts
+    from chunkvisor.store.ledger import Parts
 
     place = few(tmp_path / "place", FEW[:4])
-    place.lay("t1", "value_error!")
-    compose, damaged = Parts.compose, list[Part]()
+    place.lay("t3", "value_error!")
+    compose, damaged = Parts.compose, list[int]()
 
     def damage_first(parts: Parts, dimension: int) -> tuple[Path, str]:
         if not damaged:
-            damaged.append(parts._parts[0])
-            flip(parts._path(damaged[0]))
+            damaged.extend(next(part.texts for part in parts._index.parts if 1 in part.texts))
+            flip(parts._path)
         return compose(parts, dimension)
 
     monkeypatch.setattr(Parts, "compose", damage_first)
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
     assert "chunk 0 is damaged and will be computed again" in ended.stderr
-    assert_quarantined(place, FEW[:4], [1])
-    part = damaged[0]
-    assert place.calls()[-1] == [f"t{text}" for text in range(part.start, part.stop) if text not in part.holes]
+    assert_quarantined(place, FEW[:4], [3])
+    again = {text for call in place.calls()[-2:] for text in call}  # the first of them alone
+    assert again == {f"t{text}" for text in damaged}

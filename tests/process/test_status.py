@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from chunkvisor.show.status import SCHEMA, Follower
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.workdir import hold
+from chunkvisor.store.layout import Layout, hold
 from harness import kill, local_engine_only, wait_for
 from scripted_workplace import ScriptedWorkplace
 

@@ -205,7 +205,7 @@ def test_retry_takes_the_record_away_last(quarantined: ScriptedWorkplace, monkey
         if folder == chunk.parent and not chunk.exists():
             synced.append(record.exists())
 
-    monkeypatch.setattr("chunkvisor.commands.housekeeping.sync_folder", noted)
+    monkeypatch.setattr("chunkvisor.store.ledger.sync_folder", noted)
     assert quarantined.here("retry", str(quarantined.workdir)).returncode == 0
     assert synced == [True]
 

@@ -1,4 +1,4 @@
-"""Folders as a power cut may leave them, by chance; and each sync of the code, which is missed where it is gone."""
+"""Folders as a power cut may leave them, by chance."""
 
 import random
 import shutil
@@ -11,7 +11,6 @@ from lostwrites.crashes import Crashes
 from lostwrites.judge import Judge, scratch_folder
 from lostwrites.recording import can_record
 from lostwrites.scenarios import SCENARIOS
-from lostwrites.sites import MISSED_IN, sites, take_out
 
 pytestmark = pytest.mark.skipif(not can_record(), reason="the recorder needs gcc")
 FOLDERS = 150
@@ -36,12 +35,3 @@ def test_folders_after_a_power_cut(name: str, scratch: Path, chance: random.Rand
         for judgement in judge.each(chance.sample(possible, FOLDERS)):
             crash = judgement.crash
             assert not judgement.problems, f"after call {crash.at}, lost: {crash.what}: {judgement.problems}"
-
-
-@pytest.mark.parametrize("site", [site for site in sites() if str(site) in MISSED_IN], ids=str)
-def test_a_sync_that_is_not_there_is_missed(site: object, scratch: Path, chance: random.Random) -> None:
-    """Some folder that a power cut can leave without it is not gone on with as it should be."""
-    (found,) = [each for each in sites() if each == site]
-    name = MISSED_IN[str(found)]
-    recordings = {name: SCENARIOS[name].record(scratch / "recorded")}
-    assert take_out(found, recordings, chance, most=100).scenario == name

@@ -1,6 +1,5 @@
 """Files of vectors: only a whole 2-D float32 array in C order passes, and everything else is told by what is wrong."""
 
-import hashlib
 import io
 import os
 import struct
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, expect_rows, inspect, pick_rows
-from chunkvisor.store.records import digest_file
 
 GOOD = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
 
@@ -87,7 +85,6 @@ def test_good_file(tmp_path: Path, rows: int, block_bytes: int) -> None:
         found = inspect(path)
     assert (found.shape.rows, found.shape.dimension) == (rows, 3)
     assert found.digest == digest_of(path.read_bytes())
-    assert inspect(path, hashlib.sha256).digest == digest_file(path)
     assert not len(found.not_finite)
     assert not len(found.zero)
 
@@ -169,7 +166,7 @@ def test_any_rows_in_any_order(
         assert np.array_equal(pick_rows(path, "<f4", 5, 3, wanted), everything[wanted])
 
 
-@pytest.mark.parametrize(("row", "words"), [(4, "greater than"), (-1, "no row -1")])
+@pytest.mark.parametrize(("row", "words"), [(4, "no rows 0 to 4"), (-1, "no rows -1 to ")])
 def test_row_that_is_not_there(tmp_path: Path, row: int, words: str) -> None:
     """Refuse a row that the file does not have, instead of giving noise."""
     path = tmp_path / "rows.bin"

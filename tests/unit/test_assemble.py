@@ -22,7 +22,7 @@ from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.ledger import Ledger, chunk_files
 from chunkvisor.store.records import digest_file
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
@@ -171,7 +171,7 @@ def test_a_file_of_somebody_else() -> None:
 
 def chunk_path(ledger: Ledger, chunk: int) -> Path:
     """File of a committed chunk."""
-    return dict(ledger.chunk_files())[chunk]
+    return dict(chunk_files(ledger.layout))[chunk]
 
 
 def flip(path: Path) -> None:

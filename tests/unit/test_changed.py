@@ -2,7 +2,6 @@
 
 import pytest
 
-from chunkvisor.cli.run import encode
 from chunkvisor.config.load import Given
 from chunkvisor.errors import ExitCode
 from chunkvisor.supervise.opening import refuse_changes
@@ -30,12 +29,3 @@ def test_what_can_be_done(changes: tuple[str, ...], given: Given, serve: bool) -
     offered = {words for words in ALL if words in halt.remedy}
     assert offered == WORDS[changes, given, serve]
     assert "adding --from-scratch" in halt.remedy
-
-
-def test_encode_has_what_is_offered() -> None:
-    """Every option that a refusal of `encode` names is one of it, but for that of `run`."""
-    options = {name for each in encode.params for name in each.opts}
-    halt = refuse_changes("embeddings", OF_SETTINGS, Given.OPTIONS, serve=True)
-    named = {word.strip("(),") for word in halt.remedy.split() if word.strip("(),").startswith("-")}
-    assert named == {"-o", "--workdir", "--from-scratch"}
-    assert named <= options

@@ -1,18 +1,24 @@
-"""What a new process makes of the folder of an output: chunks, bad texts and attempts."""
+"""What a new process makes of the folder of an output: chunks, parts of chunks, bad texts and attempts."""
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import chunkvisor.store.ledger
 from chunkvisor.store.artifact import inspect
+from chunkvisor.store.attempt import drop_bulk
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.ledger import Ledger, write_quarantine
+from chunkvisor.store.ledger import Ledger, Parts, write_quarantine
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts
 
 DIMENSION = 3
+BAD = BadText(3, Outcome.CRASHED, "why")
 
 
 @pytest.fixture
@@ -22,12 +28,17 @@ def layout(tmp_path: Path) -> OutputLayout:
     layout.state.mkdir(parents=True)
     ledger = loaded(layout)
     for chunk in range(3):
-        start, stop = ledger.plan.bounds(chunk)
-        np.save(tmp_path / "part.npy", np.ones((stop - start, DIMENSION), dtype=np.float32))
+        path = vectors(tmp_path, ledger.plan.size(chunk))
         if chunk == 1:
-            ledger.parts(1).add_bad(BadText(3, Outcome.CRASHED, "why"))
-        ledger.commit(chunk, tmp_path / "part.npy", inspect(tmp_path / "part.npy").digest, Facts(DIMENSION))
+            ledger.parts(1).add_bad(BAD)
+        ledger.commit(chunk, path, inspect(path).digest, Facts(DIMENSION))
     return layout
+
+
+def vectors(folder: Path, count: int, value: float = 1) -> Path:
+    """A file of so many vectors."""
+    np.save(folder / "vectors.npy", np.full((count, DIMENSION), value, dtype=np.float32))
+    return folder / "vectors.npy"
 
 
 def loaded(layout: OutputLayout) -> Ledger:
@@ -48,37 +59,26 @@ def committed(ledger: Ledger) -> list[int]:
 def test_read_back(layout: OutputLayout) -> None:
     """A new process knows what the old one knew."""
     ledger = loaded(layout)
-
     assert committed(ledger) == [0, 1, 2]
-    assert not ledger.left
-    assert list(ledger.bad) == [3]
+    assert ledger.bad == {3: BAD}
     assert ledger.facts == Facts(DIMENSION)
-
-
-@pytest.mark.parametrize("change_bytes", [-1, 4 * DIMENSION])
-def test_size(layout: OutputLayout, change_bytes: int) -> None:
-    """A chunk file that is shorter or longer than its rows is removed, and computed again."""
-    path = dict(loaded(layout).chunk_files())[2]
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + change_bytes)
-
-    assert committed(loaded(layout)) == [0, 1]
-    assert not path.exists()
 
 
 def test_lost_facts(layout: OutputLayout) -> None:
     """Without the facts one chunk is computed again, which brings them back; the others stay."""
     layout.facts.unlink()
-
     assert committed(loaded(layout)) == [0, 1]
 
 
-@pytest.mark.parametrize("text", [1, 4])
-def test_bad_texts_of_another_chunk(layout: OutputLayout, text: int) -> None:
-    """A record of bad texts that are not of its chunk is worth nothing: the chunk is computed again."""
-    write_quarantine(layout, 1, [BadText(3, Outcome.CRASHED, "why"), BadText(text, Outcome.CRASHED, "why")])
+@pytest.mark.parametrize("content", [b"{}", b"", None])
+def test_damaged_record_of_bad_texts(layout: OutputLayout, content: bytes | None) -> None:
+    """A chunk whose record of bad texts is damaged is computed again; a record without its chunk is removed."""
+    if content is None:
+        loaded(layout).discard(1)
+        write_quarantine(layout, 1, [BAD])
+    else:
+        layout.quarantine_of(1).write_bytes(content)
     ledger = loaded(layout)
-
     assert committed(ledger) == [0, 2]
     assert ledger.bad == {}
     assert not layout.quarantine_of(1).exists()
@@ -89,7 +89,6 @@ def test_discard(layout: OutputLayout, chunk: int, bad: list[int]) -> None:
     """What is discarded is pending again, and its bad texts are forgotten; those of others are not."""
     ledger = loaded(layout)
     ledger.discard(chunk)
-
     assert committed(ledger) == [each for each in range(3) if each != chunk]
     assert list(ledger.bad) == bad
     assert committed(loaded(layout)) == committed(ledger)
@@ -101,7 +100,98 @@ def test_number_of_an_attempt(layout: OutputLayout, there: list[str], number: in
     for name in there:
         (layout.attempts_of(0) / name).mkdir(parents=True)
     given, files = loaded(layout).new_attempt(0)
-
     assert given == number
     assert files.folder.is_dir()
     assert files.folder.name not in there
+
+
+def test_an_attempt_under_way_keeps_its_texts(tmp_path: Path) -> None:
+    """Once an attempt is judged, its vectors go, and the texts of those judged before it; others go on."""
+    attempts = [AttemptFiles(tmp_path / f"{number:03}") for number in range(1, 5)]
+    failed, slow, last, later = attempts
+    for files in attempts:
+        files.folder.mkdir()
+        for path in (files.vectors, files.partial, files.texts, files.log):
+            path.touch()
+    for files in (failed, last):
+        files.verdict.touch()
+    drop_bulk(last)
+    assert not last.vectors.exists()
+    assert last.texts.exists()  # to try it by hand
+    assert not failed.texts.exists()
+    assert all(each.texts.exists() and each.vectors.exists() for each in (slow, later))
+    assert all(each.log.exists() for each in attempts)
+
+
+# --- parts: texts 10 to 13 are chunk 2
+
+
+def parts_in(folder: Path, fingerprint: str = "f") -> Parts:
+    """As a new process reads them."""
+    layout = Layout(folder).output("out")
+    layout.state.mkdir(parents=True, exist_ok=True)
+    return Parts(layout, 2, 10, 14, fingerprint)
+
+
+def refusing(*_: object) -> None:
+    """In place of a function, on a full disk."""
+    raise OSError(errno.ENOSPC, "ENOSPC")
+
+
+@pytest.mark.parametrize(
+    ("taken", "bad", "missing", "composed"),
+    [
+        ([], [], [10, 11, 12, 13], None),
+        ([[10, 11, 12, 13]], [], [], [1, 1, 1, 1]),
+        ([[10, 12]], [], [11, 13], None),
+        ([[10, 12]], [11], [13], None),
+        ([[12, 13], [10, 11]], [], [], [2, 2, 1, 1]),
+        ([[10, 12], [12, 13]], [11], [], [1, 0, 1, 2]),
+        ([[11, 12]], [10, 13], [], [0, 1, 1, 0]),
+    ],
+)
+def test_what_is_left_and_what_is_joined(
+    tmp_path: Path, taken: list[list[int]], bad: list[int], missing: list[int], composed: list[int] | None
+) -> None:
+    """Say what has neither a vector nor a verdict; once that is nothing, join the vectors, 0 being NaN here."""
+    for number, texts in enumerate(taken, 1):
+        parts_in(tmp_path).add(10, vectors(tmp_path, 4, number), texts)
+    for text in bad:
+        parts_in(tmp_path).add_bad(BadText(text, Outcome.CRASHED, "why"))
+    parts = parts_in(tmp_path)
+    assert parts.missing() == missing
+    assert [each.text for each in parts.bad] == bad
+    assert parts_in(tmp_path, "other settings").missing() == [10, 11, 12, 13]
+    if composed is not None:
+        assert np.nan_to_num(np.load(parts.compose(DIMENSION)[0]))[:, 0].tolist() == composed
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damaged_parts(tmp_path: Path, damage: str) -> None:
+    """Vectors that are not what was taken over are missing again; what else is known stays known."""
+    parts_in(tmp_path).add(10, vectors(tmp_path, 4), [10, 11])
+    parts_in(tmp_path).add_bad(BadText(12, Outcome.CRASHED, "why"))
+    parts_in(tmp_path).add_bad(BadText(13, Outcome.CRASHED, "why"))
+    (path,) = tmp_path.rglob("parts/*/*.npy")
+    data = path.read_bytes()
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(data[:130] if damage == "cut" else data[:128] + b"\1" + data[129:])
+        with pytest.raises(OSError, match="is damaged"):
+            parts_in(tmp_path).compose(DIMENSION)
+    assert parts_in(tmp_path).missing() == [10, 11]
+
+
+@pytest.mark.parametrize("add", [lambda parts, path: parts.add(10, path, [12]), lambda parts, _: parts.add_bad(BAD)])
+def test_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Any) -> None:
+    """It is still missing, in this process and in the next, and the file that it came from is there."""
+    path = vectors(tmp_path, 4)
+    parts = parts_in(tmp_path)
+    parts.add(10, path, [10])
+    with monkeypatch.context() as patch:
+        patch.setattr(chunkvisor.store.ledger, "write_record", refusing)
+        with pytest.raises(OSError, match="ENOSPC"):
+            add(parts, path)
+    assert parts.missing() == parts_in(tmp_path).missing() == [11, 12, 13]
+    assert path.exists()

@@ -1,4 +1,4 @@
-"""The disk of tests/lostwrites: what may be there after a power cut. And no sync of the code is unlisted."""
+"""The disk of tests/lostwrites: what may be there after a power cut."""
 
 import itertools
 
@@ -6,7 +6,6 @@ import pytest
 
 from lostwrites.disk import Disk
 from lostwrites.recording import Call, Kind
-from lostwrites.sites import IN_NO_SCENARIO, MISSED_IN, sites
 
 CREATE_A = [Call(Kind.CREATE, 1, "a"), Call(Kind.WRITE, 1, "a", data=b"new!")]
 SYNC_A = [Call(Kind.SYNC, 1, "a")]
@@ -63,8 +62,3 @@ HISTORIES: dict[str, tuple[list[Call], set[Seen]]] = {
 def test_what_is_possible(calls: list[Call], seen: set[Seen]) -> None:
     """Exactly these files and contents."""
     assert {tuple(sorted(each)) for each in possible(calls)} == {tuple(sorted(each)) for each in seen}
-
-
-def test_every_sync_is_listed() -> None:
-    """A new sync is to be put into MISSED_IN, with the scenario in which it is missed; a superfluous one goes."""
-    assert {str(site) for site in sites()} == MISSED_IN.keys() | IN_NO_SCENARIO

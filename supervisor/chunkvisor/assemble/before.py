@@ -10,7 +10,7 @@ from chunkvisor.assemble.forms import all_partials, all_places, form_of, is_ours
 from chunkvisor.assemble.manifest import read_recorded
 from chunkvisor.assemble.sides import remove_sides, side_files
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.reuse import is_planned
+from chunkvisor.store.ledger import is_planned
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder, set_aside, sync_folder
 
 

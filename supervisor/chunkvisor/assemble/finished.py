@@ -25,9 +25,8 @@ from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Note
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.ledger import PlaceKind, ledger_of, read_reuse
 from chunkvisor.store.records import stamp_as
-from chunkvisor.store.reuse import read_reuse
 from chunkvisor_worker.contract.files import set_aside
 
 
@@ -93,7 +92,7 @@ def _forget_rounded(layout: OutputLayout, manifest: dict[str, Any], asked: Form)
 def _takes_earlier(layout: OutputLayout) -> bool:
     """Whether vectors are those of the generation before, whose final file is gone. Raises DamagedError, OSError."""
     reuse = read_reuse(layout)
-    return reuse is not None and reuse.takes_earlier
+    return reuse is not None and any(each.texts and each.kind is PlaceKind.EARLIER for each in reuse.places)
 
 
 def _reform_finished(

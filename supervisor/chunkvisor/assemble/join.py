@@ -22,9 +22,8 @@ from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.ledger import ENCODED, Ledger
 from chunkvisor.store.records import Stamp, digest_of
-from chunkvisor.store.reuse import ENCODED
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec
 

@@ -30,7 +30,6 @@ from chunkvisor.store.artifact import (
     bad_rows,
     chunk_key,
     expect_rows,
-    inspect,
     npy_header,
     pick_rows,
     read_exactly,
@@ -38,8 +37,7 @@ from chunkvisor.store.artifact import (
 )
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.reuse import ENCODED, WHERE, PlaceKind, Reuse, ReuseFiles, Where
+from chunkvisor.store.ledger import ENCODED, WHERE, Ledger, PlaceKind, Reuse, ReuseFiles, Where, chunk_files
 
 _AHEAD_BYTES = 256 << 20
 """The kernel is asked for this much beforehand: a disk is fast only if it is asked for much at a time."""
@@ -61,7 +59,7 @@ class ChunkReader:
         assert ledger.facts is not None
         self._ledger = ledger
         self._dimension = ledger.facts.dimension
-        self._listed = ledger.chunk_files()
+        self._listed = chunk_files(ledger.layout)
         self._expected: deque[tuple[int, Path]] = deque()
         self._files_ahead = max(1, _AHEAD_BYTES // (4 * self._dimension * ledger.plan.chunk_size))
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
@@ -315,8 +313,8 @@ class CommittedRows:
         self._reuse = reuse
         self._copied = ReuseFiles(layout.reuse).copied
         self._files: dict[int, Path] = {}
-        for chunk, path in ledger.chunk_files():
-            if _is_whole(path, ledger, chunk):
+        for chunk, path in chunk_files(layout):
+            if ledger.is_whole(chunk, path):
                 self._files[chunk] = path
 
     @property
@@ -351,15 +349,6 @@ class CommittedRows:
     def _committed(self, numbers: Rows) -> npt.NDArray[np.bool_]:
         own = np.isin(numbers // self._plan.chunk_size, np.fromiter(self._files, dtype=np.int64))
         return own & ~np.isin(numbers, self._bad)
-
-
-def _is_whole(path: Path, ledger: Ledger, chunk: int) -> bool:
-    try:
-        found = inspect(path)
-    except (BadVectorsError, OSError):
-        return False
-    key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(chunk), found.digest)
-    return path.name.endswith(f"-{key}.npy")
 
 
 def _rows_in(path: Path, dimension: int) -> int:

@@ -15,9 +15,8 @@ import numpy as np
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import Vectors, pick_rows
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.ledger import ENCODED, Ledger, Place, PlaceKind, Reuse
 from chunkvisor.store.records import digest_file
-from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, Reuse
 from chunkvisor_worker.contract.files import copy_atomic, set_aside, write_atomic, write_blocks
 
 _ROWS_AT_ONCE = 1 << 18

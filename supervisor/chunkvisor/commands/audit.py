@@ -34,9 +34,8 @@ from chunkvisor.engine.trial import (
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import Identity, read_fixed
-from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
 from chunkvisor.store.records import DamagedError, read_pins
-from chunkvisor.store.workdir import require_workdir
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 

@@ -41,8 +41,7 @@ from chunkvisor.show.observer import Observer
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attempt import read_tail
-from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.workdir import mark
+from chunkvisor.store.layout import Layout, OutputLayout, mark
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run
 from chunkvisor.testing import FAULTS, PARENT_KILLED, POISON_ROW, DrillFault

@@ -9,12 +9,9 @@ from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_
 from chunkvisor.assemble.sides import remove_sides
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.artifact import BadVectorsError, inspect
-from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import Ledger, ledger_of
+from chunkvisor.store.layout import OutputLayout, hold, require_workdir
+from chunkvisor.store.ledger import Ledger, chunk_files, ledger_of, read_reuse
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import read_reuse
-from chunkvisor.store.workdir import hold, require_workdir
 from chunkvisor_worker.contract.files import remove_folder, sync_folder, write_atomic
 
 
@@ -98,16 +95,12 @@ def _reopen(layout: OutputLayout) -> int:
 
 
 def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:
-    """Take chunks apart that are done but for some texts, with their file as the part that is done."""
-    texts_of: dict[int, list[int]] = {}
-    for text in sorted(bad):
-        texts_of.setdefault(text // ledger.plan.chunk_size, []).append(text)
-    for chunk, path in ledger.chunk_files():
-        if chunk in texts_of:
+    """Take chunks apart that are done but for some texts."""
+    bad = set(bad)
+    chunks = {text // ledger.plan.chunk_size for text in bad}
+    for chunk, path in chunk_files(ledger.layout):
+        if chunk in chunks:
             start, stop = ledger.plan.bounds(chunk)
-            with contextlib.suppress(BadVectorsError):  # damaged as well: the whole chunk is computed again
-                ledger.parts(chunk).add(start, stop, path, inspect(path).digest, tuple(texts_of[chunk]))
-            sync_folder(path.parent)  # before its record goes: without that, its file would count as damaged
+            if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
+                ledger.parts(chunk).add(start, path, [text for text in range(start, stop) if text not in bad])
             ledger.discard(chunk)
-    if texts_of:
-        sync_folder(ledger.layout.quarantine)

@@ -25,9 +25,8 @@ from chunkvisor.show.observer import Observer, Observers
 from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.disk import DISK_ERRNOS, check_target, disk_halt
 from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.layout import Layout, hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
-from chunkvisor.store.workdir import hold
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.opening import GROWING
 from chunkvisor.supervise.session import run
@@ -170,7 +169,7 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
         except OSError as error:
             if error.errno not in DISK_ERRNOS:
                 raise
-            raise disk_halt(error, out.parent, output.final.stat().st_size) from error
+            raise disk_halt(error, out.parent) from error
 
 
 def _move(source: Path, target: Path) -> None:

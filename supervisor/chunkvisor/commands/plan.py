@@ -18,7 +18,7 @@ from chunkvisor.assemble.forms import asked_form
 from chunkvisor.assemble.manifest import read_done_if_whole
 from chunkvisor.assemble.numbers import Numbers
 from chunkvisor.assemble.reader import Scratch
-from chunkvisor.child import for_tokenizer, run_child
+from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
@@ -39,12 +39,11 @@ from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
 from chunkvisor.store.identity import Plan, arithmetic_variables, identity_of, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import committed_chunks
+from chunkvisor.store.ledger import PlaceKind, committed_chunks, read_reuse
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import PlaceKind, read_reuse
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.staging import propose, request_of, staged_before, worker_rate
-from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, most_lanes
+from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, PARENT_PID, most_lanes
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.wire import read_message, write_message
@@ -326,7 +325,10 @@ def _count_tokens(
     spec = model_spec(config.model, source.path, source.revision)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
-    returncode = run_child(command, files.log, environment=for_tokenizer())
+    # No GPU may be touched; and a message of a library must not look like one of ours.
+    quiet = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment = {**os.environ, **quiet, PARENT_PID: str(os.getpid())}
+    returncode = run_child(command, files.log, environment=environment)
     answer = read_message(LengthsAnswer, files.result)
     if answer is None or len(answer.reports) != len(tasks):
         verdict = verdict_of_child(returncode, files.fault, files.log)

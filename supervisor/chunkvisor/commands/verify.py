@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.forms import FORMATS, FinalPart, form_of, strays
@@ -22,10 +21,9 @@ from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
 from chunkvisor.show.status import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect
-from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.ledger import ledger_of, read_quarantine
+from chunkvisor.store.layout import Layout, OutputLayout, is_workdir
+from chunkvisor.store.ledger import chunk_files, ledger_of, read_quarantine
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.workdir import is_workdir
 from chunkvisor.units import counted
 
 _HEAD_BYTES = 4096
@@ -156,13 +154,13 @@ def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
             yield FileCheck(layout.identity if not layout.identity.exists() else layout.staged, "is missing")
         return
     bad = {chunk: len(texts or ()) for chunk, texts in read_quarantine(layout)}
-    for number, path in ledger.chunk_files():
+    for number, path in chunk_files(layout):
         problem = None
         if number >= ledger.plan.count:
             problem = "is the file of no chunk"
         else:
             try:
-                found = inspect(path, xxhash.xxh3_128)
+                found = inspect(path)
             except (BadVectorsError, OSError) as error:
                 problem = _unreadable(error)
             else:

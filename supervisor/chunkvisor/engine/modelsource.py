@@ -25,7 +25,7 @@ from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.records import (
     Pin,
     Stamp,
-    read_pin,
+    read_pins,
     read_stamps,
     stamp_file,
     state_of,
@@ -306,7 +306,8 @@ def fetch_model(
 
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
     """Give the commit of the hub that this workdir has fixed for the model, or None."""
-    pin = read_pin(cache, model.name, model.revision)
+    asked = (model.name, model.revision)
+    pin = next((each for each in read_pins(cache) if (each.name, each.asked) == asked), None)
     return ModelSource(pin.path, pin.revision) if pin is not None else None
 
 

@@ -48,8 +48,8 @@ from chunkvisor.heart.store import Joins, Keeper
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Verdict, gap
 from chunkvisor.store.attempt import drop_bulk, last_log, write_attempt
-from chunkvisor.store.disk import of_start, with_room, workdir_gone
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.disk import of_start, with_room
+from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit

@@ -102,7 +102,7 @@ class OutputRun:
         parts = self.ledger.parts(chunk)
         if not parts.begun:
             return range(*self.bounds(chunk))
-        return [text for start, stop in parts.missing() for text in range(start, stop)]
+        return parts.missing()
 
     def known_good(self) -> int | None:
         """Name a text that has its vector, short and not blank if there is one; None while no text has.

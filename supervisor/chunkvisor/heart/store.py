@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.numbers import Numbers
@@ -31,7 +30,6 @@ from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Signals
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Verdict
-from chunkvisor.store.artifact import BadVectorsError, inspect
 from chunkvisor.store.attempt import take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
@@ -76,18 +74,16 @@ class Keeper:
             if facts is None:
                 raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
             self._warn(output, facts)
-            vectors, digest = (files.vectors, result.digest) if result else (files.partial, _digest_of(files.partial))
             # Before the vectors: once these are committed, no one asks again how many tokens were cut.
             take_cut(
                 ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct, files.cut, spec.start, spec.stop
             )
-            if whole:
-                ledger.commit(work.chunk, vectors, digest, facts)
+            if whole and result is not None:
+                ledger.commit(work.chunk, files.vectors, result.digest, facts)
             else:
                 ledger.fix_facts(facts)
-                # A part names its holes, so that the file can be taken over as it is, without a copy.
-                without = set(range(spec.start, spec.stop)).difference(work.texts)
-                ledger.parts(work.chunk).add(spec.start, spec.stop, vectors, digest, tuple(sorted(without)))
+                vectors = files.vectors if result is not None else files.partial
+                ledger.parts(work.chunk).add(spec.start, vectors, work.texts)
         except OSError as error:
             return self._not_stored(work, error)
         complete = result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip)
@@ -344,11 +340,3 @@ def _still_needed(output: OutputRun) -> int | None:
     left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
     second_form = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
     return need_bytes(output.table.rows, left, dimension, second_form)
-
-
-def _digest_of(vectors: Path) -> str:
-    """Compute the checksum of the file. Raises OSError."""
-    try:
-        return inspect(vectors).digest
-    except BadVectorsError as error:
-        raise OSError(errno.EIO, f"{vectors} {error}") from error

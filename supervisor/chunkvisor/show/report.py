@@ -27,9 +27,8 @@ from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
-from chunkvisor.store.layout import InvocationFiles, Layout
+from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.workdir import require_workdir
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor.words import advice_on_row

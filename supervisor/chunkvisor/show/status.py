@@ -20,11 +20,9 @@ from chunkvisor.events.state import DeviceTimes, NewsLine
 from chunkvisor.show.lines import figure, percent, rates, rows_in_words, stage
 from chunkvisor.show.snapshot import Snapshot, look_at, snapshot_of
 from chunkvisor.store.identity import Plan, read_fixed, read_staged
-from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.ledger import Parts, committed_chunks
+from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
+from chunkvisor.store.ledger import Parts, committed_chunks, read_reuse, work_with
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import work_of
-from chunkvisor.store.workdir import is_held, read_holder, require_workdir
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec
@@ -182,9 +180,8 @@ class Follower:
         self.elsewhere = alive is None  # on another host, where nothing can be asked
         if self.elsewhere:
             alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
-        # After a step of the clock a process seems another one (proc(5), btime), but it holds the lock. A run that has
-        # said its last word is over, though its process may take a moment.
-        self.alive = self.state.ending is None and bool(alive or is_held(self.layout.lock))
+        # A run that has said its last word is over, though its process may take a moment.
+        self.alive = self.state.ending is None and (is_held(self.layout.lock) or (self.elsewhere and bool(alive)))
         told = ((each.event.severity, each.t, each.event.line) for each in entries)
         return [NewsLine(*each) for each in told if each[2]]
 
@@ -202,7 +199,7 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         return OutputStatus()
     rows, distinct = record.staged.rows, record.staged.distinct
     try:
-        plan, _ = work_of(layout, fixed, record.staged)
+        plan, _ = work_with(read_reuse(layout), fixed, record.staged)
     except DamagedError:
         return OutputStatus(rows, distinct_texts=distinct)
     if manifest is None:
@@ -244,7 +241,7 @@ def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int
     done = {}
     for chunk in apart.union(written):
         missing = Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing()
-        left = {text for start, stop in missing for text in range(start, stop)} - written.get(chunk, set())
+        left = set(missing) - written.get(chunk, set())
         done[chunk] = plan.size(chunk) - len(left)
     committed = committed_chunks(layout, plan)
     return plan.texts_in(committed) + sum(n for chunk, n in done.items() if not committed[chunk]), committed

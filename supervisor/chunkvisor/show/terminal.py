@@ -37,8 +37,7 @@ from chunkvisor.show.lines import (
 from chunkvisor.show.observer import Observer
 from chunkvisor.show.snapshot import DeviceView, Snapshot, WorkerView, look_at, snapshot_of
 from chunkvisor.show.status import Follower, State, read_status
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.workdir import is_workdir, require_workdir
+from chunkvisor.store.layout import Layout, is_workdir, require_workdir
 from chunkvisor.units import counted, human_bytes, human_elapsed, human_moment, printable, wrapped
 
 REFRESH_S = 0.5

@@ -28,12 +28,12 @@ def stage_table(
     remove_folder(partial)
     partial.mkdir(parents=True)
     log = partial / "ingest.log"
-    answer = ask_child("chunkvisor.sources.stage", request, partial, log, on_wait)
-    if answer.halt is not None:
+    status, halt = ask_child("chunkvisor.sources.stage", request, partial, log, on_wait)
+    if halt is not None:
         remove_folder(partial)
-        raise answer.halt
-    if answer.status:
-        raise _halt(answer.status, log)
+        raise halt
+    if status:
+        raise _halt(status, log)
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
         remove_folder(partial)
         where = f" for which `where` is true ({request.where})" if request.where is not None else ""

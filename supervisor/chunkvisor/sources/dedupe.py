@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.reuse import ENCODED, WHERE, ReuseFiles
+from chunkvisor.store.ledger import ENCODED, WHERE, ReuseFiles
 
 Rows = npt.NDArray[np.int64]
 

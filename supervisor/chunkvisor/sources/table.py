@@ -14,8 +14,8 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
+from chunkvisor.store.ledger import ENCODED, Reuse
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_as, stamp_file, write_record
-from chunkvisor.store.reuse import ENCODED, Reuse
 from chunkvisor_worker.contract.files import FileIn
 
 Numbers = npt.NDArray[np.int64]

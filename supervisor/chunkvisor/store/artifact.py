@@ -7,7 +7,7 @@ import hashlib
 import io
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -40,20 +40,9 @@ class Hash(Protocol):
     def update(self, data: memoryview, /) -> object:
         """Take in more."""
 
-    def hexdigest(self) -> str:
-        """Return the digest of all so far."""
-
 
 class BadVectorsError(Exception):
-    """The file is not the array that it should be; the message says in which way.
-
-    `rows` are the bad ones, if they can be listed; `other_dimension` says that the dimension is wrong.
-    """
-
-    def __init__(self, problem: str, rows: tuple[int, ...] = (), *, other_dimension: bool = False) -> None:
-        super().__init__(problem)
-        self.rows = rows
-        self.other_dimension = other_dimension
+    """The file is not the array that it should be; the message says in which way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +61,7 @@ class Inspection:
 
     shape: Shape
     digest: str
-    """Of the file, hex, by the function asked for."""
+    """Of the file: xxh3-128, hex."""
     not_finite: npt.NDArray[np.int64]
     """Rows with a NaN or an infinity."""
     zero: npt.NDArray[np.int64]
@@ -136,22 +125,18 @@ def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.N
 
 def read_exactly(file: BinaryIO | io.FileIO, room: npt.NDArray[Any]) -> None:
     """Fill the room, which is contiguous, from the file's position on; raises as `blocks` does."""
-    view = room.data.cast("B")
-    while view.nbytes:
-        count = file.readinto(view)  # type: ignore[union-attr]  # every raw and buffered file has it
-        if not count:
-            raise BadVectorsError("became shorter while it was read")
-        view = view[count:]
+    at = file.tell()
+    if not fill(file.fileno(), room.data.cast("B"), at):
+        raise BadVectorsError("became shorter while it was read")
+    file.seek(at + room.nbytes)
 
 
-def inspect(
-    path: Path, digest_by: Callable[[bytes], Hash] = xxhash.xxh3_128, *, skip: Collection[int] = ()
-) -> Inspection:
+def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
     """Read the whole file once; what the rows in `skip` hold does not matter. Raises BadVectorsError, OSError."""
     with open(path, "rb") as raw:
         shape = read_shape(raw)
         raw.seek(0)
-        digest = digest_by(raw.read(shape.offset_bytes))
+        digest = xxhash.xxh3_128(raw.read(shape.offset_bytes))
         found, first = [(np.empty(0, dtype=np.int64),) * 2], 0
         for block in blocks(raw, shape):
             digest.update(block.data.cast("B"))
@@ -164,15 +149,7 @@ def inspect(
 
 def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(rows with a NaN or an infinity, rows that are zero throughout), as positions in the block."""
-    # A sum of squares is finite only if every element is; it overflows for elements above 1e19, and is zero for those
-    # below 1e-23: the rows where that may be are looked at one by one.
-    with np.errstate(over="ignore", invalid="ignore"):
-        power = np.einsum("ij,ij->i", block, block)
-    suspects = np.flatnonzero(~np.isfinite(power))
-    not_finite = suspects[~np.isfinite(block[suspects]).all(axis=1)]
-    faint = np.flatnonzero(power == 0)
-    zero = faint[~block[faint].any(axis=1)]
-    return not_finite, zero
+    return np.flatnonzero(~np.isfinite(block).all(axis=1)), np.flatnonzero(~block.any(axis=1))
 
 
 def pick_rows(
@@ -183,20 +160,16 @@ def pick_rows(
     Raises OSError; ValueError if the file has no such row.
     """
     found = np.empty((len(rows), width), dtype=dtype)
-    row_bytes = width * found.itemsize
-    order = np.argsort(rows, kind="stable")
+    row_bytes, order = width * found.itemsize, np.argsort(rows, kind="stable")
     wanted = rows[order]
-    if len(wanted) and wanted[0] < 0:
-        raise ValueError(f"there is no row {wanted[0]}")
     with open(path, "rb") as file:
         for first, end in _spans(wanted, row_bytes):
             start, last = int(wanted[first]), int(wanted[end - 1])
-            # A row far from others needs no room between the file and its place: that halves the time it takes.
-            there = found[order[first] :][:1] if first + 1 == end else np.empty((last - start + 1, width), found.dtype)
-            if not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, offset_bytes + start * row_bytes):
-                raise ValueError(f"the number {last} is greater than that of the last row")
-            if first + 1 < end:
-                found[order[first:end]] = there[wanted[first:end] - start]
+            there = np.empty((last - start + 1, width), found.dtype)
+            at = offset_bytes + start * row_bytes
+            if start < 0 or not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, at):
+                raise ValueError(f"there are no rows {start} to {last}")
+            found[order[first:end]] = there[wanted[first:end] - start]
     return found
 
 

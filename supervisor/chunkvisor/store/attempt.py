@@ -10,16 +10,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chunkvisor.judge import EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.disk import free_bytes
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, sync_folder
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Limits, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
-
-if TYPE_CHECKING:
-    from chunkvisor.store.artifact import Inspection
 
 LOG_TAIL_BYTES = 64 << 10
 _SEARCHED = 100
@@ -65,13 +62,10 @@ def gather(
     `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text of the attempt has
     nothing but white space: the only texts whose vectors may be zero throughout.
     """
-    from chunkvisor.store.artifact import BadVectorsError, inspect
-
-    result = read_message(Result, files.result)
+    result, beat = read_message(Result, files.result), read_beat(files.beat)
     asks = "fingerprint", "output", "chunk", "start", "stop"
     if result is not None and any(getattr(result, name) != getattr(spec, name) for name in asks):
         result = None
-    beat = read_beat(files.beat)
     if files.folder.exists() and not os.path.lexists(files.beat):  # it died before its first line
         beat = Beat(0, 0, Phase.START)
     evidence = Evidence(
@@ -87,42 +81,41 @@ def gather(
         limits=limits,
         on_cpu=spec.device == "cpu",
     )
-    if result is None:
-        return evidence
+    return evidence if result is None else _with_vectors(evidence, files.vectors, result, spec, known, is_blank)
+
+
+def _with_vectors(
+    evidence: Evidence, path: Path, result: Result, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
+) -> Evidence:
+    """Add what is wrong with the vectors that the result speaks of."""
+    from chunkvisor.store.artifact import BadVectorsError, inspect
+
     try:
-        found = inspect(files.vectors, skip=frozenset(spec.skip))
+        found = inspect(path, skip=frozenset(spec.skip))
     except BadVectorsError as error:
         return replace(evidence, vectors_problem=str(error))
     except OSError as error:
         return replace(evidence, vectors_problem=f"cannot be read: {error.strerror}")
-    dimension, rows = found.shape.dimension, found.shape.rows
-    problem, other_dimension = "", False
+    facts, dimension, rows = result.facts, found.shape.dimension, found.shape.rows
+    problem, other_dimension, bad = "", False, list[int]()
     if found.digest != result.digest:
         problem = "are not the ones that the result speaks of (another digest)"
     elif rows != result.stop - result.start:
         problem = f"are {rows} for {result.stop - result.start} texts"
-    elif dimension != result.facts.dimension:
-        problem = f"have dimension {dimension}, the result says {result.facts.dimension}"
+    elif dimension != facts.dimension:
+        problem = f"have dimension {dimension}, the result says {facts.dimension}"
     elif known is not None and dimension != known.dimension:
         problem, other_dimension = f"have dimension {dimension}, the chunks before have {known.dimension}", True
-    elif known is not None and result.facts.dtype != known.dtype:
-        problem = f"come from weights in {result.facts.dtype}, the chunks before from {known.dtype}"
-    if problem:
-        return replace(evidence, vectors_problem=problem, other_dimension=other_dimension)
-    problem, bad = _bad_of(found, is_blank)
-    return replace(evidence, vectors_problem=problem, bad_rows=bad) if problem else evidence
-
-
-def _bad_of(found: "Inspection", is_blank: Callable[[int], bool]) -> tuple[str, tuple[int, ...]]:
-    """Return what is wrong with single vectors, and the rows of all that are bad, if they can be listed."""
-    not_finite, zero = found.not_finite.tolist(), [row for row in found.zero.tolist() if not is_blank(row)]
-    words, rows = ("have NaN or infinity", not_finite) if not_finite else ("are zero throughout", zero)
-    if not rows:
-        return "", ()
-    if found.shape.rows > 1:
-        words += f" in {len(rows):,} of {found.shape.rows:,} rows (text {rows[0]} first)"
-    every = tuple(sorted(not_finite + zero))
-    return words, every if len(every) <= _MAX_LISTED else ()
+    elif known is not None and facts.dtype != known.dtype:
+        problem = f"come from weights in {facts.dtype}, the chunks before from {known.dtype}"
+    else:
+        not_finite, zero = found.not_finite.tolist(), [row for row in found.zero.tolist() if not is_blank(row)]
+        if bad := sorted(not_finite + zero):
+            worst = not_finite or zero
+            problem = "have NaN or infinity" if not_finite else "are zero throughout"
+            problem += f" in {len(worst):,} of {counted(rows, 'row')} (text {worst[0]} first)"
+    few = tuple(bad) if len(bad) <= _MAX_LISTED else ()
+    return replace(evidence, vectors_problem=problem or None, other_dimension=other_dimension, bad_rows=few)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +133,7 @@ def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callabl
     import numpy as np
     import xxhash
 
-    from chunkvisor.store.artifact import BadVectorsError, bad_rows, read_exactly, read_shape
+    from chunkvisor.store.artifact import BadVectorsError, bad_rows, pick_rows, read_shape
 
     record, rows = read_batch_log(files.batches), spec.stop - spec.start
     wanted = set(range(rows)).difference(spec.skip)
@@ -151,21 +144,16 @@ def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callabl
     try:
         with open(files.partial, "rb") as file:
             shape = read_shape(file)
-            if (shape.rows, shape.dimension) != (rows, facts.dimension):
-                return nothing
-            for batch, digest in record.written:
-                if not wanted.issuperset(batch):
-                    continue
-                block = np.empty((len(batch), shape.dimension), dtype="<f4")
-                for row, room in zip(batch, block, strict=True):
-                    file.seek(shape.offset_bytes + 4 * shape.dimension * row)
-                    read_exactly(file, room)
-                if xxhash.xxh3_64_hexdigest(block.data) != digest:
-                    continue
-                not_finite, zero = (found.tolist() for found in bad_rows(block))
-                refused = {batch[at] for at in not_finite} | {batch[at] for at in zero if not is_blank(batch[at])}
-                done |= set(batch) - refused
-    except (BadVectorsError, OSError):
+        if (shape.rows, shape.dimension) != (rows, facts.dimension):
+            return nothing
+        for batch, digest in record.written:
+            if wanted.issuperset(batch):
+                block = pick_rows(files.partial, "<f4", shape.offset_bytes, shape.dimension, np.array(batch))
+                if xxhash.xxh3_64_hexdigest(block.data) == digest:
+                    not_finite, zero = (found.tolist() for found in bad_rows(block))
+                    refused = {batch[at] for at in not_finite} | {batch[at] for at in zero if not is_blank(batch[at])}
+                    done |= set(batch) - refused
+    except (BadVectorsError, OSError, ValueError):
         return nothing
     return replace(nothing, done=tuple(sorted(done)))
 
@@ -186,20 +174,15 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
         return
     pairs = np.frombuffer(data[: len(data) // _PAIR_BYTES * _PAIR_BYTES], dtype="<i4").reshape(-1, 2)
     pairs = pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < stop - start) & (pairs[:, 1] > 0)]
-    if not len(pairs):
-        return
-    first = start + int(pairs[:, 0].min())
-    tokens = np.zeros(start + int(pairs[:, 0].max()) - first + 1, dtype="<i4")
-    is_new = not path.exists()
-    with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
-        if is_new:
+    if len(pairs):
+        tokens = np.zeros(stop - start, dtype="<i4")
+        with open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as out:
             os.ftruncate(out.fileno(), 4 * texts)
-        # Read and written, not mapped: a write to a map of a file with holes is killed by a full disk.
-        fill(out.fileno(), tokens.view(np.uint8).data, 4 * first)
-        tokens[start + pairs[:, 0] - first] = pairs[:, 1]
-        os.pwrite(out.fileno(), tokens.data, 4 * first)
-        os.fsync(out.fileno())
-    if is_new:
+            # Read and written, not mapped: a write to a map of a file with holes is killed by a full disk.
+            fill(out.fileno(), tokens.view(np.uint8).data, 4 * start)
+            tokens[pairs[:, 0]] = pairs[:, 1]
+            os.pwrite(out.fileno(), tokens.data, 4 * start)
+            os.fsync(out.fileno())
         sync_folder(path.parent)
 
 
@@ -234,23 +217,21 @@ def last_log(files: AttemptFiles) -> Path | None:
 
 def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
     """Return (rule, log) of an output's newest failed attempt that ended so; else ("", the newest of all logs)."""
-    logs = sorted(attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"), key=_written)
-    for log in reversed(logs[-_SEARCHED:]):
+    logs = sorted(attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"), key=_written, reverse=True)
+    for log in logs[:_SEARCHED]:
         try:
-            verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"")
-        except (ValueError, RecursionError):
+            verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"{}")
+            if (verdict["outcome"], verdict["reason"]) == (outcome, reason):
+                return str(verdict.get("rule", "")), log
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
-        if isinstance(verdict, dict) and (verdict.get("outcome"), verdict.get("reason")) == (outcome, reason):
-            return str(verdict.get("rule", "")), log
-    return "", logs[-1] if logs else None
+    return "", next(iter(logs), None)
 
 
 def _written(path: Path) -> int:
-    """Return when, in nanoseconds; 0 if it has vanished."""
-    try:
+    with contextlib.suppress(OSError):  # it may vanish
         return path.stat().st_mtime_ns
-    except OSError:
-        return 0
+    return 0
 
 
 def last_line(text: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
-from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -18,13 +17,13 @@ DISK_ERRNOS = _FULL_ERRNOS | {errno.EIO, errno.EROFS, errno.ESTALE}
 LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Errors of too many open files or processes, or too little memory."""
 FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
-_IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY})
-"""Something else stands where a file or a folder belongs."""
-_NO_START = FORBIDDEN_ERRNOS | _IN_THE_WAY | {errno.ENOENT, errno.ENOEXEC, errno.EINVAL, errno.ENAMETOOLONG}
+_IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG}
+"""Something else stands where a file or a folder belongs, or none can have that name."""
+_NO_START = FORBIDDEN_ERRNOS | _IN_THE_WAY | {errno.ENOENT, errno.ENOEXEC, errno.EINVAL, errno.E2BIG}
 
 RESERVE_BYTES = 64 << 20
 """For attempts under way, logs and the journal."""
-_HEAD_BYTES = 4096
+_AGAIN = f"then run the same command again{KEPT}"
 
 
 def need_bytes(rows: int, texts_left: int, dimension: int, row_bytes: int = 0) -> int:
@@ -49,18 +48,9 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
 
 def with_room(words: str, *folders: Path) -> str:
     """Return the words, and what is free in the folders: each disk once, by the first of the folders on it."""
-    found = dict[int, str]()
-    for folder in folders:
-        try:
-            room, device = os.statvfs(folder), folder.stat().st_dev
-        except OSError:
-            continue
-        if room.f_files and not room.f_favail:  # btrfs and others have no fixed number of inodes, and say 0
-            found = {0: f"the file system of {folder} has no inodes left: remove files there (df -i shows it)"}
-            break
-        free = human_bytes(room.f_bavail * room.f_frsize)
-        found.setdefault(device, f"{free}{' are free' * (not found)} in {folder}")
-    return "; ".join(filter(None, (words, ", ".join(found.values()))))
+    by_disk = {folder.stat().st_dev: folder for folder in reversed(folders) if os.access(folder, os.F_OK)}
+    free = [f"{human_bytes(free_bytes(folder) or 0)} are free in {folder}" for folder in reversed(by_disk.values())]
+    return "; ".join(filter(None, (words, ", ".join(free))))
 
 
 def free_bytes(folder: Path) -> int | None:
@@ -76,10 +66,9 @@ def of_start(error: OSError) -> tuple[Outcome, str]:
     """Return (outcome, what to do) of an attempt whose worker could not be started."""
     if error.errno in DISK_ERRNOS:
         return Outcome.DISK_FULL, ""
-    if error.errno == errno.E2BIG:
-        return Outcome.SETUP, "Make the environment shorter: the values under env, and the shell's own variables."
     if error.errno in _NO_START:
-        return Outcome.SETUP, "Check that the Python of this environment can run, and that no file is in the way."
+        remedy = "Check that the Python of this environment can run, and that its variables (env) are not too long."
+        return Outcome.SETUP, remedy
     return Outcome.HOST_OOM, ""
 
 
@@ -87,13 +76,8 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     """Return the Halt for an error in the folder `place`; None if it can only be a bug of ours."""
     path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
-        return Halt(
-            ExitCode.MACHINE,
-            "the supervisor itself has met a limit of this machine",
-            why=str(error),
-            remedy="raise the limits of open files and processes (ulimit -n, ulimit -u), or free memory; then run the "
-            f"same command again{KEPT}",
-        )
+        what, remedy = "the parent itself has met a limit of this machine", "raise ulimit -n and -u, or free memory"
+        return Halt(ExitCode.MACHINE, what, why=str(error), remedy=f"{remedy}; {_AGAIN}")
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
     if path is None:
@@ -102,17 +86,15 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     if error.errno in FORBIDDEN_ERRNOS:
         me = user_name(os.geteuid())
         there = next(each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK))
-        owner = user_name(there.stat().st_uid)
+        found = there.stat()
         return config_error(
             f"{me} may not use {path}: {error.strerror}",
-            why=f"{there} belongs to {owner} ({stat.filemode(there.stat().st_mode)})",
+            why=f"{there} belongs to {user_name(found.st_uid)} ({stat.filemode(found.st_mode)})",
             remedy=f"have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place",
         )
-    if error.errno == errno.ENAMETOOLONG:
-        return config_error(f"the name {path.name[:60]}… is too long for a file", remedy="choose a shorter one")
     if error.errno in _IN_THE_WAY:
         what = f"{path} is not what belongs there: {error.strerror}"
-        return config_error(what, remedy="move it away, then run the same command again")
+        return config_error(what, remedy="move it away or choose a shorter name, then run the same command again")
     if error.errno == errno.ENOENT and place in path.parents:
         what = f"{path} was removed while the run needed it"
         return Halt(ExitCode.DISK, what, remedy="run the same command again: it makes what is missing")
@@ -121,27 +103,8 @@ def refusal(error: OSError, place: Path) -> Halt | None:
 
 def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
     """Return the Halt (78) for what has a name that a run needs, if no run of `ours` has made it."""
-    return config_error(
-        f"{path} is there already, and no run of {ours} has made it", why=why, remedy=f"move it away, or {otherwise}"
-    )
-
-
-def workdir_gone(layout: Layout) -> Halt | None:
-    """Return the end of a run whose workdir is not there any more, or None. Call it while the lock is held."""
-    try:
-        layout.lock.stat()
-    except OSError as error:
-        if error.errno != errno.ENOENT:  # it cannot be known
-            return None
-    else:
-        return None
-    return Halt(
-        ExitCode.DISK,
-        f"{layout.workdir} was moved or removed while the run worked in it",
-        why=f"{layout.lock} is no longer there",
-        remedy="move it back, or write its new place as workdir; then run the same command again. If it was "
-        "removed, the same command begins anew",
-    )
+    what = f"{path} is there already, and no run of {ours} has made it"
+    return config_error(what, why=why, remedy=f"move it away, or {otherwise}")
 
 
 def memory_halt() -> Halt:
@@ -150,29 +113,21 @@ def memory_halt() -> Halt:
         ExitCode.MACHINE,
         "there is not enough memory for the command itself",
         why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` allows no more",
-        remedy=f"free memory, or raise the limit (ulimit -v unlimited); then run the same command again{KEPT}",
+        remedy=f"free memory, or raise the limit (ulimit -v unlimited); {_AGAIN}",
     )
 
 
-def disk_halt(error: OSError, place: Path, need_bytes: int | None = None) -> Halt:
+def disk_halt(error: OSError, place: Path) -> Halt:
     """Return the end of a run that could not write or read a file in `place`, or the one that the error names."""
     path = _path_of(error)
     folder = path.parent if path is not None and path.is_absolute() and place not in path.parents else place
-    what = f"the disk of {folder} is full or failing"
-    remedy = "look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
-    if error.errno in _FULL_ERRNOS:
-        remedy = "free some space there, or choose another folder"
-    elif error.errno == errno.EROFS:
-        what = f"the disk of {folder} is mounted read-only"
-        remedy = "mount it for writing (the kernel does this to a failing disk), or choose another folder"
-    need = f"; {human_bytes(need_bytes)} are needed" if need_bytes is not None else ""
-    return Halt(
-        ExitCode.DISK,
-        what,
-        why=with_room(f"{error}{need}", folder),
-        remedy=f"{remedy}; then run the same command again{KEPT}",
-        see=str(Outcome.DISK_FULL),
-    )
+    what, remedy = f"the disk of {folder} is full or failing", "free some space there, or choose another folder"
+    if error.errno == errno.EROFS:
+        what, remedy = f"the disk of {folder} is mounted read-only", "mount it for writing, or choose another folder"
+    elif error.errno not in _FULL_ERRNOS:
+        remedy = "look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
+    why, see = with_room(str(error), folder), str(Outcome.DISK_FULL)
+    return Halt(ExitCode.DISK, what, why=why, remedy=f"{remedy}; {_AGAIN}", see=see)
 
 
 def _path_of(error: OSError) -> Path | None:
@@ -192,22 +147,16 @@ def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) ->
 
     `named_by` is the key or the option that named it.
     """
-    if not path.name:
-        raise config_error(f"{named_by}: {str(path)!r} is not the name of a file", remedy="name a file to be written")
     try:
-        if path.is_symlink():
-            # Nothing is written through links: they may be another user's.
-            raise config_error(f"{named_by}: {path} is a link to {path.readlink()}", remedy="name the file itself")
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise config_error(f"{named_by}: {path} is not a regular file", remedy="name a file")
-        with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        return
+        # Nothing is written through links: they may be another user's.
+        if path.name and not os.path.lexists(path):
+            return
+        if path.name and stat.S_ISREG(path.lstat().st_mode):
+            with open(path, "rb") as file:
+                head = file.read(4096)
+            if not head or is_ours(head):
+                return
     except OSError as error:
         raise refusal(error, path.parent) or error from None
-    if head and not is_ours(head):
-        raise config_error(
-            f"{named_by}: {path} is there already, and chunkvisor has not made it",
-            remedy="move it away, or name another file",
-        )
+    what = f"{named_by}: {path} is there already, and chunkvisor has not made it"
+    raise config_error(what, remedy="move it away, or name another file")

@@ -37,26 +37,15 @@ def arithmetic_variables(inherited: Mapping[str, str], given: Mapping[str, str])
 
 UNREAD = 0
 """For `rows` of a source that was not read, whose digest is one of the state of its files; no source has no rows."""
-_ROWS = "source.rows"
-_DIGEST = "source.digest"
-_NAME = "model.name"
-_SHAPES_VECTORS = ("model.", "encode.", "env.")
-"""What these names begin with makes the vector of a text; the others say which texts there are, in which order."""
 TEXT_KEYS = ("column", "template", "sql", "where")
 """Names of what says which text of a row is encoded, and of which rows."""
-_SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Dotted names and plain values, in the order in which they are shown. Raises ValueError if one is missing."""
+    """Dotted names and plain values, in the order in which they are shown."""
 
     values: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        named = all(isinstance(self.values.get(name), str) for name in (_NAME, "model.encoder", _DIGEST))
-        if not named or type(self.values.get(_ROWS)) is not int:
-            raise ValueError(self.values)
 
     @property
     def fingerprint(self) -> str:
@@ -66,27 +55,25 @@ class Identity:
     @property
     def of_vectors(self) -> str:
         """Fingerprint of all that makes one text's vector: without source, template and number of rows."""
-        return digest_of({name: value for name, value in self._telling().items() if name.startswith(_SHAPES_VECTORS)})
+        shaping = ("model.", "encode.", "env.")
+        return digest_of({name: value for name, value in self._telling().items() if name.startswith(shaping)})
 
     def _telling(self) -> dict[str, Any]:
-        return {name: value for name, value in self.values.items() if name != _NAME or not self.is_local}
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the model is a folder here, which the revision stands for."""
         # The config makes the path of a local folder absolute, and no hub id begins with a slash. A plug-in's name
         # may mean anything, and no revision stands for it.
-        return self.values["model.encoder"] == SENTENCE_TRANSFORMERS and str(self.values[_NAME]).startswith("/")
+        values = self.values
+        is_local = values["model.encoder"] == SENTENCE_TRANSFORMERS and values["model.name"].startswith("/")
+        return {name: value for name, value in values.items() if not (is_local and name == "model.name")}
 
     @property
     def rows(self) -> int:
         """Rows of the source."""
-        return int(self.values[_ROWS])
+        return int(self.values["source.rows"])
 
     @property
     def source_digest(self) -> str:
         """Digest of the staged source."""
-        return str(self.values[_DIGEST])
+        return str(self.values["source.digest"])
 
 
 def identity_of(
@@ -101,11 +88,11 @@ def identity_of(
 
     `arithmetic` are the variables of the workers that choose other arithmetic. `revision` is the resolved one: a commit
     hash of the hub or a digest of a local folder; empty for a plug-in. `table_digest` and `rows` tell the staged source
-    from another (see UNREAD). Raises KeyError for an unknown output.
+    from another (see UNREAD).
     """
     model, encode, output = config.model, config.effective_encode(output_name), config.outputs[output_name]
     values: dict[str, Any] = {
-        _NAME: model.name,
+        "model.name": model.name,
         "model.revision": revision,
         "model.dtype": model.dtype.value,
         "model.max_length": model.max_length,
@@ -120,8 +107,8 @@ def identity_of(
         "template": output.template,
         "sql": output.sql,
         "skip_blank": output.skip_blank,
-        _ROWS: rows,
-        _DIGEST: table_digest,
+        "source.rows": rows,
+        "source.digest": table_digest,
     }
     # A key that came later is left out if it is not used, so that the outputs of before keep their identity.
     later = {
@@ -136,35 +123,23 @@ def identity_of(
 
 def differences(old: Identity, new: Identity) -> list[str]:
     """Return a sentence for each thing that would give other vectors; none exactly if the fingerprints are equal."""
-    if old.fingerprint == new.fingerprint:
-        return []
+    before, now = old._telling(), new._telling()
     sentences = []
-    for name in dict.fromkeys((*new.values, *old.values)):
-        before, now = old.values.get(name), new.values.get(name)
-        if name == _DIGEST or (name == _NAME and old.is_local and new.is_local):
+    for name in dict.fromkeys((*now, *before)):
+        if name == "source.digest" or digest_of(before.get(name)) == digest_of(now.get(name)):
             continue
-        if name == _ROWS and before == now:
-            if old.source_digest != new.source_digest:
-                of_files = "its files have changed, or are other files than before"
-                sentences.append(f"source: {of_files if now == UNREAD else 'same number of rows, other content'}")
-        elif name == _ROWS:
-            sentences.append(f"source: {before:,} rows before, {now:,} now")
-        elif (name in old.values) != (name in new.values) or digest_of(before) != digest_of(now):
-            was, is_now = _shown(before, now)
-            sentences.append(f"{name}: {was} before, {is_now} now")
+        if name == "source.rows":
+            sentences.append(f"source: {old.rows:,} rows before, {new.rows:,} now")
+        else:
+            sentences.append(f"{name}: {_shown(old.values.get(name))} before, {_shown(new.values.get(name))} now")
+    if old.source_digest != new.source_digest and old.rows == new.rows:
+        of_files = "its files have changed, or are other files than before"
+        sentences.append(f"source: {of_files if new.rows == UNREAD else 'same number of rows, other content'}")
     return sentences
 
 
-def _shown(*values: Any) -> list[str]:
-    """Write two values, long ones from shortly before the first difference."""
-    words = [
-        "not set" if each is None else json.dumps(digested(each), ensure_ascii=False, sort_keys=True) for each in values
-    ]
-    if max(map(len, words)) <= _SHOWN_CHARS:
-        return words
-    at = next((i for i, (a, b) in enumerate(zip(*words, strict=False)) if a != b), 0)
-    start = max(0, at - 10)
-    return [f"{'…' * (start > 0)}{each[start : start + _SHOWN_CHARS]}…" for each in words]
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(digested(value), ensure_ascii=False, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +160,15 @@ class Plan:
         """(first text, one past the last) of the chunk."""
         return chunk * self.chunk_size, min(self.distinct, (chunk + 1) * self.chunk_size)
 
-    def texts_in(self, chosen: bytearray) -> int:
-        """Count the texts in the chunks that are chosen: one byte a chunk, 1 or 0."""
-        count = chosen.count(1)
-        lacking = self.count * self.chunk_size - self.distinct if count and chosen[-1] else 0
-        return count * self.chunk_size - lacking
-
     def size(self, chunk: int) -> int:
         """Count the texts in the chunk."""
         start, stop = self.bounds(chunk)
         return stop - start
+
+    def texts_in(self, chosen: bytearray) -> int:
+        """Count the texts in the chunks that are chosen: one byte a chunk, 1 or 0."""
+        count = chosen.count(1) * self.chunk_size
+        return count - (self.chunk_size - self.size(self.count - 1)) * bool(chosen and chosen[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +183,7 @@ class BadText:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What the first run of an output fixes. Raises ValueError for chunks of no texts."""
+    """What the first run of an output fixes."""
 
     identity: Identity
     chunk_size: int
@@ -217,14 +191,10 @@ class Fixed:
     generation: int = 1
     """Rises by one with each update."""
 
-    def __post_init__(self) -> None:
-        if self.chunk_size < 1:
-            raise ValueError(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What the source was found to hold. Raises ValueError for numbers that no source has."""
+    """What the source was found to hold."""
 
     rows: int
     distinct: int
@@ -234,10 +204,6 @@ class Staged:
     files: tuple[str, ...]
     carried: str | None = None
     """Digest of the rows table, if columns are carried along or rows are left out."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.distinct <= self.rows:
-            raise ValueError(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +216,9 @@ class StagedRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class _FactsRecord:
+class FactsRecord:
+    """What is known of the model, and of what computed the vectors."""
+
     facts: Facts
     other_versions: tuple[dict[str, str], ...] = ()
     """Of libraries, that computed some of the texts after those of the facts."""
@@ -274,16 +242,10 @@ def read_staged(layout: OutputLayout) -> StagedRecord | None:
 
 def read_facts(layout: OutputLayout) -> Facts | None:
     """Return the facts, or None if they are not known, or not any more."""
-    record = read_if_whole(_FactsRecord, layout.facts)
-    return record.facts if record is not None and record.facts.dimension > 0 else None
-
-
-def read_other_versions(layout: OutputLayout) -> list[dict[str, str]]:
-    """Return versions of libraries, other than those in the facts, that computed some of the texts."""
-    record = read_if_whole(_FactsRecord, layout.facts)
-    return list(record.other_versions) if record is not None else []
+    record = read_if_whole(FactsRecord, layout.facts)
+    return record.facts if record is not None else None
 
 
 def write_facts(layout: OutputLayout, facts: Facts, other_versions: Sequence[dict[str, str]] = ()) -> None:
     """Write them. Raises OSError."""
-    write_record(layout.facts, _FactsRecord(facts, tuple(other_versions)))
+    write_record(layout.facts, FactsRecord(facts, tuple(other_versions)))

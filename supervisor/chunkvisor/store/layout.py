@@ -1,60 +1,40 @@
-"""Every path under a workdir, named once.
+"""The workdir: every path in it, named once; whose it is; and the lock that one run at a time holds.
 
-Nothing is created, read or deleted here.
-
-    workdir/
-      <output>.npy  <output>.json       final file and manifest, each there only when complete
-      <output>.parquet                  instead of the .npy, if the config asks for it
-      <output>/0000.npy                 shards instead of the one file, if the config asks for them
-      <output>.ranges.npy               next to an int8 final: least and greatest value of each dimension
-      <output>.rows.parquet             next to an array: the columns that are carried along
-      <output>.quarantined.jsonl        the rows without a vector, if they are too many for the manifest
-      <output>.truncated.jsonl          the rows whose texts were cut, if there are any
-      report.html                       the page of `chunkvisor report`, also written at the end of each run
-      .chunkvisor/                      all state; private to the owner of the workdir
-        format.json                     the mark: number of the format of all that is in here
-        lock                            who runs here; held by flock while a run lives
-        events.jsonl                    the journal: one event a line, for people and for `status`
-        runs/001_2026-01-31_235959/     what one call of `run` showed, with which config, on what, to which end
-        runs/latest                     link to the newest of them
-        lessons.json                    batch limits learned from out-of-memory faults
-        model.json                      the resolved revision of each model, and where its files are
-        fetch/  template/  ray/         of the child that asks the hub, of the template process, of the Ray cluster
-        <output>.npy.partial            a final file that is being made; it is renamed out of here when it is complete
-        <output>.npy.replaced           a final file while another form of the same rows takes its place
-        <output>.before/                what was there before --from-scratch or --update, until the new final file is
-        <output>.next/                  the state of the next generation while --update prepares it
-        combined/<name>/                of finals put side by side: published.json and done.json, as of an output
-        outputs/<output>/
-          identity.json                 what the vectors depend on; fixed by the first run
-          staged.json                   which request and which files the table was made from
-          table/                        the texts, staged and de-duplicated, and an index of their hashes
-          table.new/                    the same of a source that is read anew, until it takes the place of table/
-          reuse/                        which texts have a vector elsewhere, where, and which are encoded
-          facts.json                    what the first worker found out about the model: dimension, dtype, versions
-          cut-<fingerprint>.bin         which of the encoded texts were cut, if there are any
-          cut_rows.bin                  int32, tokens before the cut of each row, 0 = whole, once the output is joined
-          chunks/000/000012-<digest>.npy  vectors of a committed chunk
-          parts/000012/                 what is good of a chunk that is being taken apart to find bad texts
-          quarantine/000012.json        texts of a committed chunk that have no vector, and why
-          attempts/000012/003/          one attempt at a chunk; removed once the chunk is committed
-          published.json                how to know a final file of ours again, written just before it appears
-          publishing.json               the manifest of a final file that is about to appear
-          moved.json                    where `chunkvisor encode` has put the final file
-          again                         `retry` has asked for the rows without a vector
-          done.json                     the final file's stamp and the manifest once more
-          quarantined.jsonl             the same as <output>.quarantined.jsonl
+What can be seen of an output, its final file and manifest above all, is there only when it is complete. All else is in
+the hidden folder, which only its owner may enter: docs/reference/run-folder.md lists it.
 """
 
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
 import os
-import re
-from dataclasses import dataclass
+import socket
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from chunkvisor_worker.contract.files import AttemptFiles, FileIn
+import psutil
+
+from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
+from chunkvisor.store.disk import not_ours, user_name
+from chunkvisor.units import human_moment
+from chunkvisor_worker.contract.files import (
+    AttemptFiles,
+    FileIn,
+    make_folders,
+    read_bounded,
+    sync_folder,
+    write_atomic,
+)
+from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
-"""Folder of all state in a workdir; only its owner may open it."""
+FORMAT = 1
+"""Of all state in a workdir. It counts on with each change that another version would misread."""
 
 CHUNKS_PER_FOLDER = 1000
 """Chunk files are spread over folders: listing and creating stay fast with 100,000 chunks."""
@@ -62,7 +42,9 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-_CHUNK_NAME = re.compile(rf"(\d{{6,}})-([0-9a-f]{{{DIGEST_LENGTH}}})\.npy")
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+_LOOK_S = 0.5
+"""Whoever only looks whether a lock is held keeps it from being taken for less than this."""
 
 
 class PathIn:
@@ -100,26 +82,25 @@ class OutputLayout:
 
     hidden = PathIn("workdir", HIDDEN)
     partial_shards = PathIn("hidden", "NAME.partial")
-    # The rows in float32, from which a final of another form is made.
-    partial_rows = PathIn("hidden", "NAME.npy.rows")
-    before = PathIn("hidden", "NAME.before")
+    partial_rows = PathIn("hidden", "NAME.npy.rows")  # in float32: a final of another form is made from them
+    before = PathIn("hidden", "NAME.before")  # what was there before --from-scratch or --update, until the new final is
 
-    identity = PathIn("state", "identity.json")
-    staged = PathIn("state", "staged.json")
+    identity = PathIn("state", "identity.json")  # what the vectors depend on; fixed by the first run
+    staged = PathIn("state", "staged.json")  # which request and which files the table was made from
     table = PathIn("state", "table")
     fresh_table = PathIn("state", "table.new")
     reuse = PathIn("state", "reuse")
-    facts = PathIn("state", "facts.json")
-    cut_rows = PathIn("state", "cut_rows.bin")
+    facts = PathIn("state", "facts.json")  # what the first worker found out about the model
+    cut_rows = PathIn("state", "cut_rows.bin")  # int32, tokens before the cut of each row, 0 = whole
     chunks = PathIn("state", "chunks")
-    parts = PathIn("state", "parts")
-    quarantine = PathIn("state", "quarantine")
+    parts = PathIn("state", "parts")  # what is good of chunks that are taken apart to find bad texts
+    quarantine = PathIn("state", "quarantine")  # by committed chunk: its texts without a vector
     attempts = PathIn("state", "attempts")
-    published = PathIn("state", "published.json")
-    publishing = PathIn("state", "publishing.json")
-    moved = PathIn("state", "moved.json")
-    again = PathIn("state", "again")
-    done = PathIn("state", "done.json")
+    published = PathIn("state", "published.json")  # by which a final file of ours is known again
+    publishing = PathIn("state", "publishing.json")  # the manifest of a final file that is about to appear
+    moved = PathIn("state", "moved.json")  # where `chunkvisor encode` has put the final file
+    again = PathIn("state", "again")  # `retry` has asked for the rows without a vector
+    done = PathIn("state", "done.json")  # the final file's stamp, and the manifest once more
     quarantined_twin = PathIn("state", "quarantined.jsonl")
 
     @property
@@ -131,12 +112,6 @@ class OutputLayout:
     def leftovers(self) -> tuple[Path, ...]:
         """Folders that an earlier run was preparing when it ended."""
         return self.fresh_table, unfinished(self.fresh_table), unfinished(self.reuse)
-
-    @property
-    def visible(self) -> tuple[Path, ...]:
-        """Everything that an output may have outside of the hidden folder."""
-        files = self.final, self.file("parquet"), self.shards, self.manifest
-        return *files, self.quarantined, self.truncated, self.ranges, self.rows_table
 
     def file(self, suffix: str) -> Path:
         """Return the final file of the format with that suffix."""
@@ -186,12 +161,6 @@ class OutputLayout:
         return AttemptFiles(self.attempts_of(chunk) / f"{attempt:03d}")
 
 
-def parse_chunk_name(name: str) -> tuple[int, str] | None:
-    """Return (chunk number, digest) of a committed chunk's file name, or None for any other file."""
-    match = _CHUNK_NAME.fullmatch(name)
-    return (int(match[1]), match[2]) if match else None
-
-
 @dataclass(frozen=True, slots=True)
 class InvocationFiles:
     """Paths of one invocation of `run`, written for people; nothing is resumed from here."""
@@ -199,15 +168,11 @@ class InvocationFiles:
     folder: Path
 
     log = FileIn("output.log")
-    """Everything that the terminal showed, as text."""
     config = FileIn("config.yaml")
-    """The config with every default and override, without secrets."""
+    """With every default and override, without secrets."""
     environment = FileIn("environment.json")
-    """Versions, host, kernel, driver and variables of note."""
     sensors = FileIn("sensors.jsonl")
-    """What the sensors measured, one JSON object a line."""
     notices = FileIn("notices.jsonl")
-    """Which notices were sent, and whether they were delivered, one JSON object a line."""
     summary = FileIn("summary.json")
     """How it ended; absent while it runs, and after a kill."""
 
@@ -240,9 +205,8 @@ class Layout:
 
     def owns(self, path: Path) -> bool:
         """Say whether the path is the report or one of the state's, links resolved; final files are not state."""
-        inside = Path(os.path.realpath(path))
-        hidden = Path(os.path.realpath(self.hidden))
-        return inside == Path(os.path.realpath(self.report)) or inside.is_relative_to(hidden)
+        inside = path.resolve()
+        return inside == self.report.resolve() or inside.is_relative_to(self.hidden.resolve())
 
     def output(self, name: str) -> OutputLayout:
         """Return the paths of one output."""
@@ -251,3 +215,212 @@ class Layout:
     def combined(self, name: str) -> OutputLayout:
         """Return the paths of one combined final."""
         return OutputLayout(self.workdir, name, self.all_combined / name)
+
+
+# --- whose it is
+
+
+def is_workdir(layout: Layout) -> bool:
+    """Say whether a run has worked here.
+
+    Raises Halt (78) if it was one of another version, whose state we cannot read, or if others could have changed it.
+    """
+    try:
+        found = layout.hidden.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        raise not_ours(layout.hidden, "choose another workdir", "it is not a folder", ours="chunkvisor")
+    owner, why, remedy = user_name(found.st_uid), "", ""
+    if found.st_uid != os.geteuid():
+        why, remedy = f"it belongs to {owner}", f"run as {owner}"
+    elif found.st_mode & 0o077:
+        why = f"it is open to others ({stat.filemode(found.st_mode)})"
+        remedy = f"if you are sure that it was not changed: chmod 700 {layout.hidden}"
+    if why:
+        raise config_error(
+            f"the state in {layout.hidden} cannot be trusted: {why}",
+            why="what is read from it decides which files are written and which processes are ended",
+            remedy=f"{remedy}; or choose another workdir",
+        )
+    try:
+        written = json.loads(read_bounded(layout.mark) or b"")["workdir_format"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return True  # lost or damaged: that its folder is there says enough
+    if written != FORMAT:
+        raise config_error(
+            f"{layout.workdir} was begun by another version of chunkvisor, whose state this version cannot read",
+            why="its finished files are whole and stay",
+            remedy="choose another folder as the workdir, or install that version again",
+        )
+    return True
+
+
+def require_workdir(path: Path) -> Layout:
+    """Return the layout of a folder that was given as a workdir. Raises Halt (78) if no run has worked there."""
+    layout = Layout(path)
+    if not is_workdir(layout):
+        raise no_workdir(path)
+    return layout
+
+
+def claim(layout: Layout, outputs: Iterable[str]) -> None:
+    """Make the folder if it is missing, and mark it as ours, on the disk before anything else of ours is there.
+
+    Raises Halt (78) if it is not ours and something in it has a name that a run of these outputs needs; OSError.
+    """
+    try:
+        str(layout.workdir).encode()
+    except UnicodeEncodeError:
+        what = f"the path of the workdir {layout.workdir} is not text in the encoding of this locale"
+        raise config_error(what, remedy="choose another workdir, or set LC_ALL=C.UTF-8") from None
+    make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
+    if not is_workdir(layout):
+        names = ("final", "shards", "manifest", "quarantined", "truncated", "ranges", "rows_table")
+        ours = [
+            (each.file("parquet"), *(getattr(each, name) for name in names)) for each in map(layout.output, outputs)
+        ]
+        for path in filter(os.path.lexists, (layout.report, *itertools.chain(*ours))):
+            why = f"a run in {layout.workdir} needs this name for itself"
+            raise not_ours(path, "choose another workdir, best an empty folder", why, ours="chunkvisor")
+    if not layout.mark.exists():
+        mark(layout)
+
+
+def mark(layout: Layout) -> None:
+    """Make the hidden folder and write the mark. Raises OSError."""
+    layout.hidden.mkdir(mode=0o700, exist_ok=True)
+    sync_folder(layout.workdir)
+    about = "the state of a workdir of chunkvisor, which alone writes here"
+    write_atomic(layout.mark, json.dumps({"about": about, "workdir_format": FORMAT}).encode() + b"\n")
+
+
+def anything_kept(layout: Layout) -> bool:
+    """Say whether a text of any output may have its vector, be it in the batches of an attempt that was stopped."""
+    kept = ("done.json", "chunks/*/*.npy", "parts/*/*.npy", "attempts/*/*/batches.jsonl")
+    return any(next(layout.outputs.glob(f"*/{each}"), None) for each in kept)
+
+
+# --- the lock
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who holds, or last held, a workdir."""
+
+    run_id: str
+    host: str
+    pid: int
+    started_at: float
+    """Start of the process in seconds since the epoch; with the pid it names one process of one boot."""
+    since: float
+    """Start of the run, seconds since the epoch."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it was a process of this machine and has ended: what has the id of its run may then be ended."""
+        # Our own process has held it before: a second run of one Python program.
+        return self.host == socket.gethostname() and (self.pid == os.getpid() or self.alive() is False)
+
+    def alive(self) -> bool | None:
+        """Say whether the process still runs; None if it ran on another host, which cannot be seen from here."""
+        if self.host != socket.gethostname():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            # The kernel gives the start time in clock ticks; two readings may differ by one.
+            return abs(process.create_time() - self.started_at) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ValueError):
+            return False
+
+
+def read_holder(path: Path) -> LockHolder | None:
+    """Return the holder noted in the lock file, if there is one. Strict about types: it decides what is killed."""
+    holder = from_json(LockHolder, read_bounded(path))
+    return holder if holder is not None and holder.pid > 0 else None
+
+
+@contextlib.contextmanager
+def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
+    """Hold the workdir while the context lasts; gives who held it before. Raises Halt (75) if another run holds it.
+
+    The kernel frees the lock when its holder dies. The file is not removed: two runs would then lock two inodes. Give
+    an empty `run_id` to hold it without a run: the last run's id stays noted, for `end_orphans`.
+    """
+    # Close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the workdir locked after
+    # our death (flock(2)). Open for writing, which the byte-range locks that NFS makes of it need.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if not _take(fd, fcntl.LOCK_EX, _LOOK_S):
+            raise _taken(path)
+        previous = read_holder(path)
+        run_id = run_id or (previous.run_id if previous is not None and previous.over else "")
+        started_at = psutil.Process().create_time()
+        me = LockHolder(run_id, socket.gethostname(), os.getpid(), started_at, time.time())
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(asdict(me)).encode(), 0)
+        yield previous
+    finally:
+        os.close(fd)
+
+
+def is_held(path: Path) -> bool:
+    """Say whether any process, on whatever machine, holds the lock."""
+    try:
+        with open(path, "rb") as file:
+            return not _take(file.fileno(), fcntl.LOCK_SH)
+    except (OSError, Halt):  # no file, or a file system without locks
+        return False
+
+
+def _take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
+    """Say whether the lock could be taken, as LOCK_EX or LOCK_SH; tries at least once. Raises Halt (69), OSError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise Halt(
+                ExitCode.MACHINE,
+                f"no file can be locked on the disk of {Path(f'/proc/self/fd/{fd}').readlink().parent}",
+                why=f"flock says: {error.strerror}",
+                remedy="mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir",
+            ) from None
+        else:
+            return True
+
+
+def _taken(path: Path) -> Halt:
+    holder, name = read_holder(path), "another run"
+    # One that is over was noted before: whoever has taken the lock since has not said so yet.
+    if holder and holder.alive() is not False:
+        name = f"the run with pid {holder.pid} on {holder.host}, started {human_moment(holder.since)},"
+    return Halt(
+        ExitCode.TRY_AGAIN,
+        f"{name} already works in {path.parent.parent}",
+        why="one run at a time may write there",
+        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {path.parent.parent}",
+    )
+
+
+def workdir_gone(layout: Layout) -> Halt | None:
+    """Return the end of a run whose workdir is not there any more, or None. Call it while the lock is held."""
+    try:
+        layout.lock.stat()
+    except FileNotFoundError:
+        return Halt(
+            ExitCode.DISK,
+            f"{layout.workdir} was moved or removed while the run worked in it",
+            why=f"{layout.lock} is no longer there",
+            remedy="move it back, or write its new place as workdir; then run the same command again. If it was "
+            "removed, the same command begins anew",
+        )
+    except OSError:  # it cannot be known
+        pass
+    return None

@@ -1,190 +1,176 @@
-"""What is done and known of one output, as its folder says: a new process reads the same."""
+"""What is done and known of one output, as its folder says: a new process reads the same.
+
+A reuse plan, fixed before the first chunk, says which of its texts have a vector elsewhere, and where. Chunks are cut
+out of the others; without a plan, that is all of them.
+"""
 
 import errno
-import itertools
 import os
-import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
-from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, read_shape
+from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, pick_rows, read_shape
 from chunkvisor.store.identity import (
     BadText,
+    FactsRecord,
+    Fixed,
     Plan,
-    read_facts,
+    Staged,
     read_fixed,
-    read_other_versions,
     read_staged,
     write_facts,
 )
-from chunkvisor.store.layout import CHUNKS_PER_FOLDER, OutputLayout, parse_chunk_name
-from chunkvisor.store.records import read_if_whole, write_record
-from chunkvisor.store.reuse import work_of
-from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder, sync_folder
+from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout
+from chunkvisor.store.records import (
+    DamagedError,
+    Stamp,
+    digest_of,
+    read_if_whole,
+    read_record,
+    stamp_file,
+    write_record,
+)
+from chunkvisor_worker.contract.files import AttemptFiles, FileIn, make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
-_HEADER_BYTES = 128
-"""numpy pads the header of a 2-D float32 array to this length (numpy.lib.format, ARRAY_ALIGN)."""
-
+_CHUNK_NAME = re.compile(rf"(\d{{6,}})-[0-9a-f]{{{DIGEST_LENGTH}}}\.npy")
 _SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
 """Libraries whose versions may change the numbers in a vector."""
 
-_MISSING, _BAD = -1, -2
-"""In the place of a part's number."""
+# --- chunks that are taken apart
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Vectors of texts start..stop, but for the holes."""
-
-    start: int
-    stop: int
+class _Part:
+    texts: tuple[int, ...]
     digest: str
-    """Checksum of the part's file."""
-    holes: tuple[int, ...] = ()
-    """Texts of the range whose vectors are not good."""
+    """Of their vectors, one after the other: xxh3-128."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
     fingerprint: str
-    parts: tuple[Part, ...]
-    bad: tuple[BadText, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Quarantine:
-    texts: tuple[BadText, ...]
+    parts: tuple[_Part, ...] = ()
+    bad: tuple[BadText, ...] = ()
 
 
 class Parts:
-    """Parts and bad texts of a chunk that is being taken apart; a damaged index, or a missing part, counts as none."""
+    """Vectors and bad texts of a chunk that is being taken apart; a damaged index, or a missing file, counts as none.
+
+    The vectors are in a file of the whole chunk, each in its row; the index says which rows are there.
+    """
 
     def __init__(self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str) -> None:
-        self._folder = layout.parts_of(chunk)
-        self._bounds = (start, stop)
-        self._fingerprint = fingerprint
-        self._parts: list[Part] = []
-        self.bad: list[BadText] = []
-        self._durable = False
-        """Whether the folder's name is sure to be on the disk."""
-        index = read_if_whole(_Index, self._index)
-        bad = index.bad if index is not None else ()
-        if index is not None and index.fingerprint == fingerprint and all(start <= each.text < stop for each in bad):
-            self._parts = [part for part in index.parts if self._path(part).exists()]
-            self.bad = list(bad)
+        folder = layout.parts / f"{chunk:06d}"
+        self._folder, self._path, self._index_path = folder, folder / "vectors.npy", folder / "index.json"
+        self._start, self._stop = start, stop
+        index = read_if_whole(_Index, self._index_path)
+        if index is None or index.fingerprint != fingerprint:
+            index = _Index(fingerprint)
+        if not self._path.exists():
+            index = _Index(fingerprint, bad=index.bad)
+        self._index = index
+
+    @property
+    def bad(self) -> tuple[BadText, ...]:
+        """Its texts that fail alone."""
+        return self._index.bad
 
     @property
     def begun(self) -> bool:
         """Whether anything is known of its texts."""
-        return bool(self._parts or self.bad)
-
-    def missing(self) -> list[tuple[int, int]]:
-        """Return the ranges of texts that have neither vectors nor a verdict."""
-        return [(first, stop) for first, stop, origin in self._runs() if origin == _MISSING]
+        return bool(self._index.parts or self.bad)
 
     def good_texts(self) -> list[int]:
         """Return the texts that have a vector."""
-        return [text for first, stop, origin in self._runs() if origin >= 0 for text in range(first, stop)]
+        return [text for part in self._index.parts for text in part.texts]
 
-    def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """Give (first, stop, number of the part) of neighboring texts; a later part goes before an earlier one."""
-        start, stop = self._bounds
-        origins = np.full(stop - start, _MISSING)
-        for number, part in enumerate(self._parts):
-            texts = np.arange(max(start, part.start), min(stop, part.stop))
-            origins[texts[~np.isin(texts, part.holes)] - start] = number
-        origins[[each.text - start for each in self.bad]] = _BAD
-        for first, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(origins)) + 1).tolist(), len(origins)]):
-            yield start + first, start + end, int(origins[first])
+    def missing(self) -> list[int]:
+        """Return the texts that have neither a vector nor a verdict."""
+        known = {*self.good_texts(), *(each.text for each in self.bad)}
+        return [text for text in range(self._start, self._stop) if text not in known]
 
-    def add(self, start: int, stop: int, vectors: Path, digest: str, holes: tuple[int, ...] = ()) -> None:
-        """Take over verified vectors of texts start..stop, but for the holes. Raises OSError."""
-        part = Part(start, stop, digest, holes)
+    def add(self, first: int, vectors: Path, texts: Collection[int]) -> None:
+        """Take over the vectors of these texts from a verified file, whose first row is that of text `first`.
+
+        Raises OSError.
+        """
+        missing = set(self.missing())
+        texts = [text for text in sorted(texts) if text in missing]
         self._make_folder()
-        with open(vectors, "rb") as file:
-            os.fsync(file.fileno())
-        self._parts.append(part)
-        try:
-            # The index goes first: a part that it names and that is not there counts as none, and one that is there
-            # without it would be lost, with the chunk of which `retry` makes a part.
-            self._save()
-            vectors.replace(self._path(part))
-            sync_folder(self._folder)
-        except OSError:
-            self._parts.remove(part)
-            raise
+        digest = xxhash.xxh3_128()
+        with open(vectors, "rb") as source, open(os.open(self._path, os.O_RDWR | os.O_CREAT), "r+b") as out:
+            shape = read_shape(source)
+            header, row_bytes = npy_header(self._stop - self._start, shape.dimension), 4 * shape.dimension
+            out.write(header)
+            out.truncate(len(header) + row_bytes * (self._stop - self._start))
+            for text in texts:
+                source.seek(shape.offset_bytes + row_bytes * (text - first))
+                row = source.read(row_bytes)
+                digest.update(row)
+                out.seek(len(header) + row_bytes * (text - self._start))
+                out.write(row)
+            out.flush()
+            os.fsync(out.fileno())
+        part = _Part(tuple(texts), digest.hexdigest())
+        self._save(replace(self._index, parts=(*self._index.parts, part)))
 
     def add_bad(self, text: BadText) -> None:
         """Note a text that fails alone. Raises OSError, and then it is still missing."""
         self._make_folder()
-        self.bad.append(text)
-        try:
-            self._save()
-        except OSError:
-            self.bad.remove(text)
-            raise
+        self._save(replace(self._index, bad=(*self.bad, text)))
 
     def forgive(self) -> None:
         """Forget the bad texts: they are missing again. Raises OSError."""
-        self.bad = []
-        self._save()
+        self._save(replace(self._index, bad=()))
 
     def compose(self, dimension: int) -> tuple[Path, str]:
-        """Join everything into one file of the chunk's vectors, NaN for the bad texts; (file, its checksum).
+        """Make the file of the chunk's vectors, NaN for the bad texts; (file, its checksum), for `Ledger.commit`.
 
-        It is not synced: whoever commits it does that.
-        Raises OSError; EIO if a part is not what was taken over, and then forgets it.
+        Raises OSError; EIO if vectors are not what was taken over, and then forgets these.
         """
-        for part in list(self._parts):
+        target, count = self._folder / "composed.npy", self._stop - self._start
+        rows = np.full((count, dimension), np.nan, dtype="<f4")
+        for part in self._index.parts:
+            at, offset = np.array(part.texts) - self._start, len(npy_header(count, dimension))
             try:
-                whole = inspect(self._path(part)).digest == part.digest
-            except (BadVectorsError, OSError):
+                rows[at] = found = pick_rows(self._path, "<f4", offset, dimension, at)
+                whole = xxhash.xxh3_128_hexdigest(found.data) == part.digest
+            except (ValueError, FileNotFoundError):
                 whole = False
             if not whole:
-                self._parts.remove(part)
-                self._save()
-                raise OSError(errno.EIO, f"{self._path(part)} is damaged")
-        target, (start, stop) = self._folder / "composed.npy", self._bounds
+                self._save(replace(self._index, parts=tuple(each for each in self._index.parts if each is not part)))
+                raise OSError(errno.EIO, f"{self._path} is damaged")
         with open(target, "wb") as out:
-            out.write(npy_header(stop - start, dimension))
-            for first, end, origin in self._runs():
-                assert origin != _MISSING
-                if origin == _BAD:
-                    out.write(np.full((end - first, dimension), np.nan, dtype="<f4").tobytes())
-                    continue
-                part = self._parts[origin]
-                with open(self._path(part), "rb") as source:
-                    source.seek(read_shape(source).offset_bytes + 4 * dimension * (first - part.start))
-                    for _ in range(first, end):
-                        out.write(source.read(4 * dimension))
+            out.write(npy_header(count, dimension))
+            out.write(rows.data)
         return target, inspect(target).digest
 
     def remove(self) -> None:
         """Remove the parts of a chunk that is committed."""
         remove_folder(self._folder)
-        self._durable = False
-        self._parts, self.bad = [], []
+        self._index = _Index(self._index.fingerprint)
 
     def _make_folder(self) -> None:
-        if not self._durable:
-            for folder in (self._folder.parent, self._folder):
-                make_folder(folder)
-            self._durable = True
+        for folder in (self._folder.parent, self._folder):
+            make_folder(folder)
 
-    def _path(self, part: Part) -> Path:
-        key = chunk_key(self._fingerprint, part.start, part.stop, part.digest)
-        return self._folder / f"{part.start}-{part.stop}-{key}.npy"
+    def _save(self, index: _Index) -> None:
+        write_record(self._index_path, index)
+        self._index = index
 
-    @property
-    def _index(self) -> Path:
-        return self._folder / "index.json"
 
-    def _save(self) -> None:
-        write_record(self._index, _Index(self._fingerprint, tuple(self._parts), tuple(self.bad)))
+@dataclass(frozen=True, slots=True)
+class _Quarantine:
+    texts: tuple[BadText, ...]
 
 
 def write_quarantine(layout: OutputLayout, chunk: int, texts: Sequence[BadText]) -> None:
@@ -201,23 +187,159 @@ def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] |
             yield int(path.stem), list(record.texts) if record is not None else None
 
 
+# --- the reuse plan
+
+WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
+"""Of each text: the number of its place, and the row there; of one that is encoded, `ENCODED` and its number there."""
+
+ENCODED = -1
+
+Where = npt.NDArray[np.void]
+
+
+class PlaceKind(StrEnum):
+    """Whose the vectors are until the final file is joined."""
+
+    EARLIER = "earlier"
+    """The final file of this output that is there until the new one is."""
+    OUTPUT = "output"
+    """The final file of another output of the workdir: a finished one, or one that the same run finishes first."""
+    COPY = "copy"
+    """They were copied, since what they come from may be gone by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where vectors are taken over from."""
+
+    kind: PlaceKind
+    words: str
+    """For people: the manifest has them."""
+    output: str = ""
+    """Name of the other output."""
+    source_digest: str = ""
+    """Of its source."""
+    final_digest: str = ""
+    """Of its final, as its manifest has it; empty if it was not finished."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the libraries that computed it, if they are known."""
+    texts: int = 0
+    """Taken from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseFiles:
+    """Paths in the folder of a plan."""
+
+    folder: Path
+
+    where = FileIn("where.bin")
+    """`WHERE` of each text."""
+    encoded = FileIn("encoded.bin")
+    """int64, little-endian: numbers of the texts that are encoded, in order."""
+    copied = FileIn("copied.npy")
+    """The vectors that were copied."""
+    record = FileIn("plan.json")
+
+
+@dataclass(frozen=True, slots=True)
+class _ReuseRecord:
+    texts: int
+    encoded: int
+    places: tuple[Place, ...]
+    stamps: dict[str, Stamp]
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """A plan on disk, open for reading; its methods raise DamagedError and OSError."""
+
+    folder: Path
+    texts: int
+    """Distinct texts of the output."""
+    encoded: int
+    """Those of them that are encoded."""
+    places: tuple[Place, ...]
+    key: str
+    """Digest of the numbers of the texts that are encoded: chunks of another choice do not pass for those of this."""
+
+    @property
+    def taken(self) -> int:
+        """Texts that are taken over."""
+        return self.texts - self.encoded
+
+    def where(self, start: int, stop: int) -> Where:
+        """Return `WHERE` of the texts start..stop."""
+        return self.where_of(np.arange(start, stop))
+
+    def where_of(self, texts: npt.NDArray[np.int64]) -> Where:
+        """Return the same of texts by number."""
+        return self._pick(ReuseFiles(self.folder).where, WHERE, texts)
+
+    def texts_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of those that are encoded, from the one to the other."""
+        return self._pick(ReuseFiles(self.folder).encoded, "<i8", np.arange(start, stop)).astype(np.int64)
+
+    def _pick(self, path: Path, dtype: Any, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        try:
+            return pick_rows(path, dtype, 0, 1, rows)[:, 0]
+        except ValueError as error:
+            raise DamagedError(f"{path} is shorter than it was") from error
+
+
+def read_reuse(layout: OutputLayout) -> Reuse | None:
+    """Return the plan, or None if there is none, or it takes nothing over. Raises DamagedError, OSError."""
+    files = ReuseFiles(layout.reuse)
+    record = read_record(_ReuseRecord, files.record)
+    if record is None or not record.places:
+        return None
+    if not all(stamp.holds(files.folder / name) for name, stamp in record.stamps.items()):
+        raise DamagedError(f"{files.folder}: its files are not what was written")
+    key = record.stamps[files.encoded.name].digest
+    return Reuse(files.folder, record.texts, record.encoded, record.places, key)
+
+
+def is_planned(layout: OutputLayout) -> bool:
+    """Say whether there is a plan, of whatever contents."""
+    return ReuseFiles(layout.reuse).record.exists()
+
+
+def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) -> None:
+    """Sync the finished files, and write the record that makes the folder a plan. Raises OSError."""
+    files, stamps = ReuseFiles(folder), dict[str, Stamp]()
+    for path in (files.where, files.encoded, files.copied):
+        if path.exists():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            stamps[path.name] = stamp_file(path)
+    write_record(files.record, _ReuseRecord(texts, encoded, tuple(places), stamps))
+
+
+def work_with(reuse: Reuse | None, fixed: Fixed, staged: Staged) -> tuple[Plan, str]:
+    """Return the chunks of an output, and the fingerprint that is in their names."""
+    if reuse is None:
+        return Plan(staged.distinct, fixed.chunk_size), fixed.identity.fingerprint
+    return Plan(reuse.encoded, fixed.chunk_size), digest_of([fixed.identity.fingerprint, reuse.key])
+
+
+# --- what is committed
+
+
 def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
     """Give (number, file) of all committed chunks, in order, listing one folder of a thousand at a time.
 
     Raises OSError.
     """
-    if not layout.chunks.is_dir():
-        return
-    for number in sorted({int(path.name) for path in layout.chunks.iterdir() if path.name.isdecimal()}):
+    names = os.listdir(layout.chunks) if layout.chunks.is_dir() else ()  # noqa: PTH208 - no Path for each
+    for number in sorted(int(name) for name in names if name.isdecimal()):
         folder = layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
-        for name in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208 - no Path for each
-            parsed = parse_chunk_name(name)
-            if parsed and parsed[0] // CHUNKS_PER_FOLDER == number:
-                yield parsed[0], folder / name
+        for name in sorted(os.listdir(folder)):  # noqa: PTH208 - likewise
+            if match := _CHUNK_NAME.fullmatch(name):
+                yield int(match[1]), folder / name
 
 
 def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
-    """Return one byte a chunk: 1 if it has a file, by the names alone."""
+    """Return one byte a chunk: 1 if it has a file, by the names alone; whoever reads a file checks its digest."""
     found = bytearray(plan.count)
     for number, _ in chunk_files(layout):
         if number < plan.count:
@@ -247,39 +369,21 @@ class Ledger:
         """Texts of committed chunks that have no vector, by number."""
 
     def load(self) -> None:
-        """Read the folder; whatever is damaged or does not belong is removed, and so computed again.
-
-        Raises OSError.
-        """
+        """Read the folder; what does not belong is removed, and so computed again. Raises OSError."""
         make_folder(self.layout.attempts, durable=False)
         make_folder(self.layout.chunks)
-        self.facts, self.other_versions = read_facts(self.layout), read_other_versions(self.layout)
-        self._committed, self.bad = bytearray(self.plan.count), {}
-        for number, path in self.chunk_files():
-            if number < self.plan.count and not self._committed[number] and self._size_fits(number, path):
-                self._committed[number] = 1
-            else:
-                self.discard(number)
-        if self.facts is None and any(self._committed):
+        if (record := read_if_whole(FactsRecord, self.layout.facts)) is not None:
+            self.facts, self.other_versions = record.facts, list(record.other_versions)
+        self._committed, self.bad = committed_chunks(self.layout, self.plan), {}
+        self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
+        if self.facts is None and self.chunks_done:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
         for chunk, texts in read_quarantine(self.layout):
-            start, stop = self.plan.bounds(chunk)
-            if chunk >= self.plan.count or not self._committed[chunk]:
-                self.layout.quarantine_of(chunk).unlink()
-            elif texts is None or not all(start <= text.text < stop for text in texts):
-                self.discard(chunk)
-            else:
+            if texts is not None and self._committed[chunk]:
                 self.bad.update({text.text: text for text in texts})
-        self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
-
-    def _size_fits(self, number: int, path: Path) -> bool:
-        try:
-            state = path.lstat()
-        except FileNotFoundError:  # a second file of the same number took both with it
-            return False
-        size_bytes = _HEADER_BYTES + 4 * self.plan.size(number) * (self.facts.dimension if self.facts else 0)
-        return stat.S_ISREG(state.st_mode) and (self.facts is None or state.st_size == size_bytes)
+            else:
+                self.discard(chunk)
 
     def committed(self, chunk: int) -> bool:
         """Say whether the chunk's vectors are in place."""
@@ -313,14 +417,11 @@ class Ledger:
 
     def known_good(self) -> list[int]:
         """Return the texts of one chunk that have a vector; none if no text has."""
-        for chunk in itertools.chain(range(self.plan.count) if self.chunks_done else (), list(self._parts)):
-            if self._committed[chunk]:
-                good = [text for text in range(*self.plan.bounds(chunk)) if text not in self.bad]
-            else:
-                good = self._parts[chunk].good_texts() if chunk in self._parts else []
-            if good:
+        for chunk in range(self.plan.count) if self.chunks_done else ():
+            good = [text for text in range(*self.plan.bounds(chunk)) if text not in self.bad]
+            if good and self._committed[chunk]:
                 return good
-        return []
+        return next(filter(None, (parts.good_texts() for parts in self._parts.values())), [])
 
     def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
@@ -350,10 +451,7 @@ class Ledger:
 
     def saved(self) -> dict[int, int]:
         """Count the texts that need no attempt any more, by chunk that is not committed and has some."""
-        missing = {chunk: self.parts(chunk).missing() for chunk in self.taken_apart()}
-        return {
-            chunk: self.plan.size(chunk) - sum(stop - start for start, stop in each) for chunk, each in missing.items()
-        }
+        return {chunk: self.plan.size(chunk) - len(self.parts(chunk).missing()) for chunk in self.taken_apart()}
 
     def fix_facts(self, facts: Facts) -> None:
         """Have the first vectors fix the facts of the output. Raises OSError."""
@@ -380,8 +478,7 @@ class Ledger:
         The first commit fixes the facts of the output, and is preceded by them: no chunk lies there without.
         """
         self.fix_facts(facts)
-        start, stop = self.plan.bounds(chunk)
-        target = self.layout.chunk(chunk, chunk_key(self.fingerprint, start, stop, file_digest))
+        target = self.layout.chunk(chunk, chunk_key(self.fingerprint, *self.plan.bounds(chunk), file_digest))
         if target.parent not in self._durable:
             make_folder(target.parent)
             self._durable.add(target.parent)
@@ -399,16 +496,18 @@ class Ledger:
 
     def discard(self, chunk: int) -> None:
         """Remove what is committed of the chunk: it is pending again. Raises OSError."""
-        self.layout.quarantine_of(chunk).unlink(missing_ok=True)
-        for path in self.layout.chunk(chunk, "").parent.glob(f"{chunk:06d}-*"):
-            if path.is_dir():
-                remove_folder(path)
-            else:
-                path.unlink()
-        if chunk < self.plan.count:
-            start, stop = self.plan.bounds(chunk)
-            self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
-            self._count(chunk, committed=False)
+        folder = self.layout.chunk(chunk, "").parent
+        for path in folder.glob(f"{chunk:06d}-*"):
+            path.unlink()
+        if (record := self.layout.quarantine_of(chunk)).exists():
+            # A power cut may bring back neither of them alone: its chunk would count as damaged.
+            make_folder(folder, durable=False)
+            sync_folder(folder)
+            record.unlink()
+            sync_folder(record.parent)
+        start, stop = self.plan.bounds(chunk)
+        self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
+        self._count(chunk, committed=False)
 
     def _count(self, chunk: int, *, committed: bool) -> None:
         change = committed - self._committed[chunk]
@@ -416,9 +515,13 @@ class Ledger:
         self.chunks_done += change
         self.texts_done += change * self.plan.size(chunk)
 
-    def chunk_files(self) -> Iterator[tuple[int, Path]]:
-        """Give (number, file) of committed chunks, in order."""
-        return chunk_files(self.layout)
+    def is_whole(self, chunk: int, path: Path) -> bool:
+        """Say whether the file has the content that its name speaks of."""
+        try:
+            key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), inspect(path).digest)
+        except (BadVectorsError, OSError):
+            return False
+        return path.name.endswith(f"-{key}.npy")
 
 
 def ledger_of(layout: OutputLayout) -> Ledger | None:
@@ -426,4 +529,4 @@ def ledger_of(layout: OutputLayout) -> Ledger | None:
     fixed, record = read_fixed(layout), read_staged(layout)
     if fixed is None or record is None:
         return None
-    return Ledger(layout, *work_of(layout, fixed, record.staged))
+    return Ledger(layout, *work_with(read_reuse(layout), fixed, record.staged))

@@ -6,16 +6,14 @@ A damaged file is reported as such, and the caller decides.
 import contextlib
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
-_SEAL = "seal"
 _LIMIT_BYTES = 256 << 20
 """No record is larger: the largest is a manifest with a line for each quarantined row."""
 _Record = TypeVar("_Record")
@@ -33,7 +31,7 @@ def digest_of(value: Any) -> str:
 
 def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = None) -> None:
     """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`. Raises OSError."""
-    sealed = {**content, _SEAL: digest_of(content)}
+    sealed = {**content, "seal": digest_of(content)}
     write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", made_in=made_in)
 
 
@@ -46,12 +44,10 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
         raise DamagedError(str(path))
     try:
         with open(path, "rb") as file:
-            data = file.read(_LIMIT_BYTES + 1)
+            content: dict[str, Any] = json.loads(file.read(_LIMIT_BYTES))
+        whole = content.pop("seal") == digest_of(content)
     except FileNotFoundError:
         return None
-    try:
-        content: dict[str, Any] = json.loads(data if len(data) <= _LIMIT_BYTES else b"")
-        whole = content.pop(_SEAL) == digest_of(content)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
@@ -60,10 +56,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(kind: type[_Record], path: Path) -> _Record | None:
-    """Return the record of a dataclass's shape, or None if the file does not exist.
-
-    Raises as `read_sealed`; DamagedError also if the file is whole but of another shape.
-    """
+    """Return the record of a dataclass's shape, or None if the file does not exist; raises as `read_sealed`."""
     content = read_sealed(path)
     record = None if content is None else from_json(kind, json.dumps(content))
     if content is not None and record is None:
@@ -82,10 +75,6 @@ def read_if_whole(kind: type[_Record], path: Path) -> _Record | None:
         return read_record(kind, path)
     except (DamagedError, OSError):
         return None
-
-
-State: TypeAlias = tuple[int, int, int, int]
-"""Of a file: size in bytes, modification time and change time in ns, inode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +127,10 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def state_of(path: Path) -> State:
-    """Return the file's state as it is now. Raises OSError."""
-    return _state(path.stat())
-
-
-def _state(stat: os.stat_result) -> State:
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+def state_of(path: Path) -> tuple[int, int, int, int]:
+    """Return the file's size in bytes, modification time and change time in ns, and inode. Raises OSError."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +148,12 @@ class Pin:
 class _ModelRecord:
     pins: tuple[Pin, ...] = ()
     stamps: dict[str, Stamp] = field(default_factory=dict)
-    """By full path."""
+    """Of the local folder that was used last, by full path."""
 
 
 def read_pins(path: Path) -> tuple[Pin, ...]:
     """Return all commits that are fixed. Raises OSError."""
     return _model_record(path).pins
-
-
-def read_pin(path: Path, name: str, asked: str | None) -> Pin | None:
-    """Return the commit fixed for this hub id and this revision of a config, if there is one. Raises OSError."""
-    return next((pin for pin in read_pins(path) if (pin.name, pin.asked) == (name, asked)), None)
 
 
 def write_pin(path: Path, pin: Pin) -> None:
@@ -193,10 +174,9 @@ def write_stamps(path: Path, stamps: dict[str, Stamp]) -> None:
 
 
 def _model_record(path: Path) -> _ModelRecord:
-    """Read what is there; nothing, if it is damaged: the model is looked for again."""
     try:
         return read_record(_ModelRecord, path) or _ModelRecord()
-    except DamagedError:
+    except DamagedError:  # the model is looked for again
         return _ModelRecord()
 
 
@@ -205,15 +185,12 @@ class LessonFile:
 
     def __init__(self, path: Path, key: str) -> None:
         """`key` names the model."""
-        self._path = path
-        self._key = key
+        self._path, self._key = path, key
 
     def get(self, kind: str) -> tuple[int, int | None] | None:
         """Say how many rows and padded tokens (None = not known) a batch may have on devices of the kind."""
-        match self._read().get(f"{kind}|{self._key}"):
-            case [int() as rows, (int() | None) as tokens]:
-                return rows, tokens
-        return None
+        found = self._read().get(f"{kind}|{self._key}")
+        return (found[0], found[1]) if found else None
 
     def save(self, kind: str, rows: int, tokens: int | None) -> None:
         """Keep it; on a full disk the run remembers it all the same."""

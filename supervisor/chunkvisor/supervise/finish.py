@@ -17,8 +17,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import TEXT_KEYS, BadText
-from chunkvisor.store.ledger import Ledger
-from chunkvisor.store.reuse import Reuse
+from chunkvisor.store.ledger import Ledger, Reuse
 from chunkvisor_worker.contract.files import remove_folder
 from chunkvisor_worker.contract.messages import Spec
 

@@ -23,7 +23,8 @@ from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import Alarmed, Doing, Note, Resolving, RunStarted, Warned
 from chunkvisor.heart.run import Run, WaitTeller, stopped
 from chunkvisor.judge import Budget
-from chunkvisor.store.disk import DISK_ERRNOS, with_room, workdir_gone
+from chunkvisor.store.disk import DISK_ERRNOS, with_room
+from chunkvisor.store.layout import workdir_gone
 from chunkvisor.store.records import LessonFile
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome

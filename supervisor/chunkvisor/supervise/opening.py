@@ -38,11 +38,9 @@ from chunkvisor.store.identity import (
     make_state,
     read_fixed,
 )
-from chunkvisor.store.layout import Layout, OutputLayout
-from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.layout import Layout, OutputLayout, anything_kept
+from chunkvisor.store.ledger import Ledger, PlaceKind, is_planned, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, write_record
-from chunkvisor.store.reuse import PlaceKind, is_planned, read_reuse, work_with
-from chunkvisor.store.workdir import anything_kept
 from chunkvisor.supervise.finish import Finish
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.staging import asked, propose, request_of, staged_before, worker_rate

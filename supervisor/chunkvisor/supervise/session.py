@@ -18,9 +18,8 @@ from chunkvisor.heart.run import Run, Signals
 from chunkvisor.show.observer import Observer, Observers, observers_of_run
 from chunkvisor.show.outside import is_textfile, not_understood
 from chunkvisor.show.record import open_invocation
-from chunkvisor.store.disk import check_target, memory_halt, refusal, workdir_gone
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.workdir import anything_kept, claim, hold
+from chunkvisor.store.disk import check_target, memory_halt, refusal
+from chunkvisor.store.layout import Layout, anything_kept, claim, hold, workdir_gone
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.units import counted
 from chunkvisor.words import Troubles

@@ -21,8 +21,8 @@ from chunkvisor.reuse import (
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.identity import read_fixed, write_facts
 from chunkvisor.store.layout import Layout, OutputLayout
+from chunkvisor.store.ledger import Place, PlaceKind, Reuse, is_planned, read_reuse
 from chunkvisor.store.records import DamagedError
-from chunkvisor.store.reuse import Place, PlaceKind, Reuse, is_planned, read_reuse
 from chunkvisor.supervise.opening import Begun, Opening, move_on, open_table
 from chunkvisor_worker.contract.files import remove_folder
 

@@ -13,7 +13,7 @@ from chunkvisor.sources import dedupe
 from chunkvisor.sources.dedupe import Spool, WhereWriter, matches
 from chunkvisor.sources.table import TableFiles, fresh_of
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.reuse import ENCODED, Place, PlaceKind, read_reuse, write_plan
+from chunkvisor.store.ledger import ENCODED, Place, PlaceKind, read_reuse, write_plan
 from staged import first_come_first_numbered, make_table
 
 TEXTS = st.lists(
