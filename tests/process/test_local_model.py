@@ -11,18 +11,7 @@ import pytest
 
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
-from harness import (
-    ENCODERS,
-    MARK,
-    STAND_IN,
-    Workplace,
-    bearing,
-    expected,
-    finish,
-    kill,
-    local_engine_only,
-    wait_for,
-)
+from harness import ENCODERS, STAND_IN, Workplace, expected, finish, kill, wait_for
 
 POOLING = "1_Pooling/config.json"
 
@@ -121,46 +110,6 @@ def test_put_back_is_not_settled(folder: Path, tmp_path: Path) -> None:
     assert not model.settled_since(started_ns)
 
 
-def put_back_pooling(folder: Path) -> None:
-    """Another content, and then the one of before."""
-    before = (folder / POOLING).read_text()
-    replace_pooling(folder)
-    (folder / POOLING).write_text(before)
-
-
-def test_somebody_may_load_it_before_its_files_are_read(folder: Path) -> None:
-    """Who wants to is told once it is known to be a model, and before its first file is read."""
-    order = list[str]()
-    model = LocalModel.read(folder, {}, lambda: order.append("file"), lambda: order.append("begin"))
-    assert order == ["begin", *["file"] * len(model.stamps)]
-    for telling in ("modules.json", "1_Pooling"):
-        (folder / telling).unlink()
-    with pytest.raises(Halt, match="holds no model"):
-        LocalModel.read(folder, {}, begin=lambda: order.append("again"))
-    assert "again" not in order
-
-
-@pytest.mark.parametrize("change", [put_back_pooling, switch])
-@pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("known", [False, True])
-def test_written_to_while_somebody_loads_it(
-    folder: Path, change: Callable[[Path], None], before: int, known: bool
-) -> None:
-    """At whatever file the reading is, and be it put back at once: nobody could say what was loaded."""
-    os.utime(folder / POOLING, ns=(1, 1))  # or the clock may not have moved on since it was made
-    stamps = {str(folder / name): stamp for name, stamp in read(folder).stamps.items()} if known else {}
-    calls = list[int]()
-
-    def call() -> None:
-        if len(calls) == before:
-            change(folder)
-        calls.append(1)
-
-    with pytest.raises(Halt, match="was changed while the run began"):
-        LocalModel.read(folder, stamps, call, call)
-    assert len(calls) > before
-
-
 TEXTS = [f"Commit number {number}" for number in range(20)]
 """Two chunks of ten."""
 
@@ -179,20 +128,6 @@ def job(workplace: Workplace, folder: Path) -> Workplace:
     path = os.pathsep.join(map(str, (STAND_IN, ENCODERS)))
     workplace.write_config("sentence-transformers", model__name=str(folder), env__PYTHONPATH=path)
     return workplace
-
-
-@local_engine_only
-def test_a_model_loads_while_its_files_are_read(job: Workplace, folder: Path) -> None:
-    """Its template has begun before the digests of all files are there; a kill meanwhile ends both."""
-    with (folder / "model.safetensors").open("r+b") as weights:
-        weights.truncate(4 << 30)  # holes, which take no room, and two seconds to read
-    (folder / "config.json").write_text("{}")
-    job.write_config("sentence-transformers", model__name=str(folder), workers__start="auto")
-    process = job.start("run", str(job.config_path))
-    wait_for(lambda: any(event["event"] == "template_started" for event in job.events()))
-    assert not (job.hidden / "model.json").exists()
-    kill(process)
-    wait_for(lambda: not bearing(os.environ[MARK]))
 
 
 def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -> None:

@@ -3,9 +3,6 @@
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,8 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, local_cluster
 
-from chunkvisor.engine.ray.agent import NodeScratch
-from chunkvisor_worker.contract.exits import RUN_ID
-from harness import MARK, Workplace, expected, finish, kill, wait_for
+from harness import MARK, SOAK_SEED, Workplace, expected, finish, kill, wait_for
 from smallbert import save_small_bert
-from soaked import wide
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
 
@@ -28,23 +22,21 @@ TEXTS = [f"text {number}" for number in range(60)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """A head that does no work, and two nodes with one processor each."""
-    with local_cluster(3, head_cores=0) as made:
+    """A head that does no work, and a node with one processor; two of them for the soak."""
+    with local_cluster(3 if SOAK_SEED else 2, head_cores=0) as made:
         yield made
 
 
 @pytest.fixture
-def place(workplace: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+def place(workplace: Workplace, new_interpreters: None) -> Workplace:
     """A workplace whose config is still to be written, and whose runs are new interpreters, as a bridge has to be."""
-    monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "no")
     workplace.write_source(TEXTS)
     return workplace
 
 
 def configure(place: Workplace, cluster: LocalCluster, encoder: str, **changes: Any) -> None:
     """A config that uses the cluster."""
-    engine = {"kind": "ray", "address": cluster.address, **changes.pop("engine", {})}
-    place.write_config(encoder, engine=engine, **changes)
+    place.write_config(encoder, engine={"kind": "ray", "address": cluster.address}, **changes)
 
 
 def of(place: Workplace, *names: str) -> list[dict[str, Any]]:
@@ -73,19 +65,56 @@ def agents() -> list[psutil.Process]:
     return [process for process in below if process.is_running() and process.name().startswith("ray::Agent")]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("start", "shared"), [("warm", False), *wide(("fresh", True))])
-def test_vectors_come_home(place: Workplace, cluster: LocalCluster, start: str, shared: bool) -> None:
-    """Workers start fresh or warm, with a shared file system or not; every row has its vector."""
-    configure(place, cluster, "good:make", engine={"shared": shared}, workers={"start": start, "standby": 1})
+def test_no_cluster(place: Workplace) -> None:
+    """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to do."""
+    place.write_config("good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1})
+    ended = place.run()
+    assert ended.returncode == 75, ended.stderr
+    assert "ray start --head" in ended.stderr
+
+
+@pytest.mark.timeout(900)  # two nodes and some ten workers, one after the other where the machine is busy
+def test_vectors_and_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
+    """Every row has its vector; a crash, a fault of memory and a NaN on a node get the outcomes that they get here."""
+    plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "nan@encode"}
+    plan |= {"out/3": "fault_is_a_pipe@encode"}
+    configure(place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, encode={"batch_size": 4})
+
+    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
+
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
+    failed = {event["chunk"]: event for event in of(place, "attempt_failed")}
+    outcomes = {chunk: event["outcome"] for chunk, event in failed.items()}
+    assert outcomes == {0: "crashed", 1: "gpu_oom", 2: "bad_output", 3: "crashed"}
+    assert "Segmentation fault" in failed[0]["reason"]
+    wait_for(lambda: not agents())  # the daemon of a busy node reaps them later
+
+
+@pytest.mark.soak(only=True)
+def test_warm_vectors_come_home(place: Workplace, cluster: LocalCluster) -> None:
+    """A template on each node serves all its workers."""
+    configure(place, cluster, "good:make", workers={"start": "warm", "standby": 1})
 
     ended = place.run()
 
     assert ended.returncode == 0, ended.stderr
-    started = of(place, "attempt_started")
-    assert {event["start"] for event in started} == {start}
+    assert {event["start"] for event in of(place, "attempt_started")} == {"warm"}
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-    wait_for(lambda: not agents())  # the daemon of a busy node reaps them later
+
+
+@pytest.mark.soak(only=True)
+def test_a_hang_comes_home(place: Workplace, cluster: LocalCluster) -> None:
+    """A worker that hangs leaves its stack in the log of its attempt."""
+    changes: dict[str, Any] = {"recovery.stall_timeout": 10}  # a busy node is slower than 3 s
+    configure(place, cluster, "misbehaving:make", model__kwargs={"plan": {"out/2": "sleep@encode"}}, **changes)
+
+    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
+
+    assert ended.returncode == 0, ended.stderr
+    (failed,) = of(place, "attempt_failed")
+    assert "it was at File" in failed["reason"]
+    assert "chunkvisor ends this worker: no progress" in Path(failed["log"]).read_text()
 
 
 @pytest.mark.model
@@ -104,27 +133,6 @@ def test_cut_rows_come_home(place: Workplace, cluster: LocalCluster, minilm_path
     assert ended.returncode == 0, ended.stderr
     assert place.manifest()["truncated"]["rows"] == 1
     assert (place.workdir / "out.truncated.jsonl").read_text() == '{"row": 1, "tokens": 102}\n'
-
-
-@pytest.mark.timeout(900)  # two nodes and some ten workers, one after the other where the machine is busy
-def test_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
-    """A crash, a fault of memory, a hang and a NaN on a node get the outcomes that they get here; so does a pipe."""
-    plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "sleep@encode", "out/3": "nan@encode"}
-    plan |= {"out/4": "fault_is_a_pipe@encode"}
-    changes: dict[str, Any] = {"encode.batch_size": 4, "recovery.stall_timeout": 10}  # a busy node is slower than 3 s
-    configure(place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, **changes)
-
-    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
-
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-    outcomes = {event["chunk"]: event["outcome"] for event in of(place, "attempt_failed")}
-    assert outcomes == {0: "crashed", 1: "gpu_oom", 2: "hung", 3: "bad_output", 4: "crashed"}
-    reasons = {event["chunk"]: event["reason"] for event in of(place, "attempt_failed")}
-    assert "Segmentation fault" in reasons[0]
-    assert "it was at File" in reasons[2]
-    logs = {event["chunk"]: Path(event["log"]).read_text() for event in of(place, "attempt_failed")}
-    assert "chunkvisor ends this worker: no progress" in logs[2]
 
 
 @pytest.mark.soak(only=True)
@@ -154,7 +162,7 @@ def test_a_node_dies_and_another_joins(
 
 
 @pytest.mark.soak(only=True)
-def test_a_killed_supervisor_leaves_nothing_running(place: Workplace, cluster: LocalCluster) -> None:
+def test_a_killed_parent_leaves_nothing_running(place: Workplace, cluster: LocalCluster) -> None:
     """Bridge, agents and workers end, and the same command goes on."""
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1})
     run = place.start("run", str(place.config_path))
@@ -250,33 +258,3 @@ def test_gpus_of_a_node(
     assert "GPU-00000001" in dropped["device"]
     assert joined["node"] in dropped["device"]
     cluster.kill(joined["node"])
-
-
-def test_no_cluster(place: Workplace) -> None:
-    """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to do."""
-    place.write_config("good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1})
-    ended = place.run()
-    assert ended.returncode == 75, ended.stderr
-    assert "ray start --head" in ended.stderr
-
-
-def test_what_a_dead_agent_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next agent on the machine removes its folder and ends what bears its mark; it leaves alone what lives."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead, living = NodeScratch("run.dead"), NodeScratch("run.living")
-    os.close(dead._lock)  # as the kernel does it for a process that dies
-    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
-    left, working = (
-        subprocess.Popen(sleeping, env={**os.environ, RUN_ID: mark}, start_new_session=True)
-        for mark in ("run.dead", "run.living")
-    )
-
-    NodeScratch("run.next").remove()
-
-    assert not psutil.pid_exists(left.pid)
-    assert working.poll() is None
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [living.folder]
-    working.kill()
-    for process in (left, working):
-        process.wait()
-    living.remove()

@@ -14,7 +14,7 @@ import pytest
 import modelkinds as kinds
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import encode_spec, model_spec
-from chunkvisor.engine.modelchecks import ModelFindings, check_model_files, refuse_wrong_model
+from chunkvisor.engine.modelfolder import ModelFindings, check_model_files, refuse_wrong_model
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import Limits, Loaded, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose

@@ -16,9 +16,9 @@ import pytest
 from chunkvisor.cli import main
 from chunkvisor.devices.gpu import CPU
 from chunkvisor.engine import local
-from chunkvisor.engine.environment import thread_count, worker_environment
+from chunkvisor.engine.process import thread_count, worker_environment
 from chunkvisor_worker.contract.exits import WorkerExit
-from harness import CLUSTER, MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
+from harness import MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
 from soaked import wide
 
 PLAIN = [f"text {number}" for number in range(12)]
@@ -57,7 +57,7 @@ def counts(place: Workplace) -> Counter[str]:
     return Counter(event["event"] for event in place.events())
 
 
-@pytest.mark.parametrize(("start", "standby"), [("warm", 0), ("warm", 3), ("auto", 1)])
+@pytest.mark.parametrize(("start", "standby"), [("warm", 3), ("auto", 1)])
 def test_warm_workers_make_the_same_vectors(workplace: Workplace, start: str, standby: int) -> None:
     """Every chunk comes from a worker forked from one template, none begins before that is ready, all are right."""
     prepare(workplace, PLAIN, start, **{"workers.standby": standby})
@@ -78,8 +78,7 @@ def test_warm_workers_make_the_same_vectors(workplace: Workplace, start: str, st
     [
         ("warm", "segfault", "Segmentation fault"),
         ("auto", "leave", "exit code 44"),
-        ("warm", "kill", "ended by SIGKILL"),
-        *wide(("auto", "segfault", "Segmentation fault"), ("warm", "leave", "exit code 44")),
+        *wide(("warm", "kill", "ended by SIGKILL"), ("warm", "leave", "exit code 44")),
     ],
 )
 def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
@@ -97,47 +96,27 @@ def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     assert [how for _, attempt, how in starts(workplace) if attempt == 1] == ["warm"] * 7
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("start", "deed"),
-    [
-        ("warm", "kill_template"),
-        ("auto", "stop_template"),
-        *wide(("auto", "kill_template"), ("warm", "stop_template")),
-    ],
-)
-def test_a_template_that_dies_or_stops_is_replaced(workplace: Workplace, start: str, deed: str) -> None:
-    """The worker under way keeps its vectors, and the run goes on from another template."""
+@local_engine_only
+@pytest.mark.parametrize("deed", ["kill_template", "stop_template"])
+def test_auto_goes_on_without_a_template_that_dies_or_stops(workplace: Workplace, deed: str) -> None:
+    """The worker under way keeps its vectors, the others are fresh, and it is said once."""
     texts = [*PLAIN[:8], deed, *PLAIN[8:]]
-    prepare(workplace, texts, start=start, **{"workers.standby": 1})
+    prepare(workplace, texts, start="auto", **{"workers.standby": 1})
 
     code, stderr = run_here(workplace)
 
     assert code == 0, stderr
     assert np.array_equal(workplace.vectors(), expected(texts))
     seen = counts(workplace)
-    assert (seen["template_started"], seen["template_failed"], seen["attempt_failed"]) == (2, 1, 0)
-    assert seen["warm_given_up"] == 0
-
-
-@local_engine_only
-def test_two_templates_are_enough(workplace: Workplace) -> None:
-    """When the second one dies as well, the run goes on with fresh workers, and says so once."""
-    texts = ["kill_template 1", *PLAIN[:5], "kill_template 2", *PLAIN[5:]]
-    prepare(workplace, texts, start="auto")
-
-    code, stderr = run_here(workplace)
-
-    assert code == 0, stderr
-    assert np.array_equal(workplace.vectors(), expected(texts))
-    assert counts(workplace)["warm_given_up"] == 1
+    assert (seen["template_started"], seen["warm_given_up"], seen["attempt_failed"]) == (1, 1, 0)
     assert stderr.count("from now on every worker starts afresh") == 1
     assert starts(workplace)[-1][2] == "fresh"
 
 
+@local_engine_only
 def test_a_status_lost_with_the_template_is_a_crash(workplace: Workplace) -> None:
     """A worker that dies without a result after its template is tried again, and the reason says what is not known."""
-    prepare(workplace, ["kill_template_and_die", *PLAIN])
+    prepare(workplace, ["kill_template_and_die", *PLAIN], start="auto")
 
     code, stderr = run_here(workplace)
 
@@ -156,15 +135,19 @@ WITHOUT_A_TEMPLATE = {
 """What a template does -> the exit code of a run that wants one, and a part of its words."""
 
 
+def unforkable(place: Workplace, why: str, start: str) -> None:
+    """A run of tests/encoders/unforkable.py."""
+    place.write_source(PLAIN)
+    patience_s = 1 if why == "hang" else 600
+    changes = {"workers.start": start, "chunk.size": 2, "recovery.startup_timeout": patience_s}
+    place.write_config("unforkable:make", **changes)
+
+
 @local_engine_only
 @pytest.mark.parametrize("why", ["open_gpu", "start_thread", "hang"])
 def test_auto_does_without_a_template_that_fails(workplace: Workplace, why: str) -> None:
     """All workers are fresh, the vectors are right, and it is said once; one that hangs is waited for once."""
-    words = WITHOUT_A_TEMPLATE[why][1]
-    patience_s = 1 if why == "hang" else 600
-    changes = {"workers.start": "auto", "chunk.size": 2, "recovery.startup_timeout": patience_s}
-    workplace.write_source(PLAIN)
-    workplace.write_config("unforkable:make", **changes)
+    unforkable(workplace, why, "auto")
 
     ended = workplace.run(env={"UNFORKABLE": why})
 
@@ -172,14 +155,13 @@ def test_auto_does_without_a_template_that_fails(workplace: Workplace, why: str)
     assert np.array_equal(workplace.vectors(), expected(PLAIN))
     assert {how for _, _, how in starts(workplace)} == {"fresh"}
     assert counts(workplace)["template_started"] == counts(workplace)["warm_given_up"] == 1
-    assert ended.stderr.count(words) == 1
+    assert ended.stderr.count(WITHOUT_A_TEMPLATE[why][1]) == 1
 
 
 @pytest.mark.parametrize("harmless", ["start_jemalloc", "map_driver"])
 def test_what_survives_a_fork_is_no_taint(workplace: Workplace, harmless: str) -> None:
-    """Workers are forked beside jemalloc's thread, which jemalloc mends itself, and beside a driver that is asleep."""
-    workplace.write_source(PLAIN)
-    workplace.write_config("unforkable:make", **{"workers.start": "warm", "chunk.size": 2})
+    """Workers are forked next to jemalloc's thread, which jemalloc mends itself, and to a driver that is asleep."""
+    unforkable(workplace, harmless, "warm")
 
     ended = workplace.run(env={"UNFORKABLE": harmless})
 
@@ -188,33 +170,12 @@ def test_what_survives_a_fork_is_no_taint(workplace: Workplace, harmless: str) -
     assert {how for _, _, how in starts(workplace)} == {"warm"}
 
 
-@pytest.mark.parametrize("start", ["fresh", "warm"])
-def test_the_next_computes_while_vectors_are_written(workplace: Workplace, start: str) -> None:
-    """A worker that needs the device no longer lets the next one have it before it has written and ended."""
-    texts = [f"number {number}" for number in range(5)] + ["the last 5"]
-    workplace.write_source(texts)
-    kwargs = {"notes": str(workplace.folder)}
-    changes: dict[str, Any] = {"workers.start": start, "workers.standby": 1, "chunk.size": 2, "model.kwargs": kwargs}
-    workplace.write_config("slow_writer:make", **changes)
-
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
-    assert np.array_equal(workplace.vectors(), expected(texts))
-    order = [
-        (event["event"], event["chunk"]) for event in workplace.events() if event["event"] in ("go", "worker_ended")
-    ]
-    assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
-
-
 @local_engine_only
-@pytest.mark.parametrize("why", WITHOUT_A_TEMPLATE)
+@pytest.mark.parametrize("why", ["open_gpu", "fail", "hang"])
 def test_warm_without_a_template_ends_the_run(workplace: Workplace, why: str) -> None:
     """Nothing is started, and the last lines say why, what to do and where to look."""
     code, words = WITHOUT_A_TEMPLATE[why]
-    workplace.write_source(PLAIN)
-    patience_s = 1 if why == "hang" else 600
-    workplace.write_config("unforkable:make", **{"workers.start": "warm", "recovery.startup_timeout": patience_s})
+    unforkable(workplace, why, "warm")
 
     ended = workplace.run(env={"UNFORKABLE": why})
 
@@ -225,10 +186,10 @@ def test_warm_without_a_template_ends_the_run(workplace: Workplace, why: str) ->
     assert starts(workplace) == []
 
 
+@local_engine_only
 def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace) -> None:
-    """Exit code 29 is not a failure of the chunk: a fresh worker does it, and the template is replaced once."""
-    refused = 3
-    prepare(workplace, PLAIN, **{"workers.standby": 1})
+    """Exit code 29 is not a failure of the chunk: without a template that can be trusted, fresh workers do all."""
+    prepare(workplace, PLAIN, "auto", **{"workers.standby": 1})
     (workplace.folder / "sitecustomize.py").write_text(
         "import os, sys\n"
         "def taint():\n"
@@ -244,15 +205,15 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
 
     ended = workplace.run()
 
-    assert ended.returncode == 69, ended.stderr
+    assert ended.returncode == 0, ended.stderr
     assert "begun to use the GPU" in ended.stderr
-    # A node that sets itself aside takes its last refusal with it.
-    assert counts(workplace)["attempt_refused"] in ({refused - 1, refused} if CLUSTER in os.environ else {refused})
+    assert counts(workplace)["attempt_refused"] in (1, 2)  # the one on standby had been forked, too
     assert counts(workplace)["attempt_failed"] == 0
+    assert np.array_equal(workplace.vectors(), expected(PLAIN))
 
 
-@pytest.mark.parametrize("deed", ["sleep", "hold_the_gil"])
-def test_nothing_outlives_a_killed_supervisor(workplace: Workplace, deed: str) -> None:
+@pytest.mark.parametrize("deed", ["sleep", pytest.param("hold_the_gil", marks=pytest.mark.soak(only=True))])
+def test_nothing_outlives_a_killed_parent(workplace: Workplace, deed: str) -> None:
     """Template and workers end, even a worker that cannot listen to its lifeline."""
     prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
     run = workplace.start("run", str(workplace.config_path))
@@ -314,21 +275,19 @@ def test_auto_loads_no_template_for_a_few_chunks(workplace: Workplace) -> None:
 def test_thread_count(wanted: str | None, kind: str, cores: int, threads: int) -> None:
     """The user's OMP_NUM_THREADS counts, else the cores, few of them next to a GPU; idle threads sleep soon."""
     assert thread_count(wanted, kind, cores) == threads
-    environment = worker_environment({}, CPU, "run", 1, {}, threads=threads)
+    environment = worker_environment({}, CPU, "run", {}, threads=threads)
     assert environment["OMP_NUM_THREADS"] == str(threads)
     given = {"OPENBLAS_THREAD_TIMEOUT": "26"}
     assert environment["OPENBLAS_THREAD_TIMEOUT"] == "18"
-    assert worker_environment(given, CPU, "run", 1, {}, threads=2)["OPENBLAS_THREAD_TIMEOUT"] == "26"
+    assert worker_environment(given, CPU, "run", {}, threads=2)["OPENBLAS_THREAD_TIMEOUT"] == "26"
 
 
 @pytest.mark.parametrize("start", ["fresh", "warm"])
 def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
     """What would abort when the failed frames are freed does not get to it: the worker leaves with its own code."""
     workplace.write_source(PLAIN)
-    workplace.write_config(
-        "clinging:make",
-        **{"workers.start": start, "chunk.size": 6, "model.kwargs": {"notes": str(workplace.folder)}},
-    )
+    notes = {"notes": str(workplace.folder)}
+    workplace.write_config("clinging:make", **{"workers.start": start, "chunk.size": 6, "model.kwargs": notes})
 
     ended = workplace.run()
 
@@ -337,3 +296,37 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
     assert failed["outcome"] == "device_fault"
     (worker,) = [event for event in workplace.events() if event["event"] == "worker_ended" and event["returncode"]]
     assert worker["returncode"] == WorkerExit.DEVICE_FAULT
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.soak(only=True)), "warm"])
+def test_torch_has_all_its_threads(workplace: Workplace, start: str) -> None:
+    """Torch and its MKL have the threads of the config, in a forked worker as in a fresh one."""
+    workplace.write_source(["a", "b"])
+    workplace.write_config("torch_threads:make", **{"workers.start": start}, env__OMP_NUM_THREADS="2")
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.vectors().tolist() == [[2, 2], [2, 2]]
+
+
+@pytest.mark.model
+@pytest.mark.soak(only=True)
+def test_a_warm_model_makes_the_same_vectors(workplace: Workplace, minilm_path: Path) -> None:
+    """A model loaded by one thread in the template computes in its workers what it computes in a fresh one."""
+    texts = [f"{word} fix the {word} in module {number}" for number, word in enumerate(("parser", "a", "test") * 12)]
+    vectors = []
+    for start in ("fresh", "warm"):
+        place = Workplace(workplace.folder / start)
+        place.folder.mkdir()
+        place.write_source(texts)
+        changes: dict[str, Any] = {"workers.start": start, "model.name": str(minilm_path), "chunk.size": 18}
+        place.write_config("sentence-transformers", **changes, encode={"truncate_dim": 64, "normalize": True})
+        ended = place.run()
+        assert ended.returncode == 0, ended.stderr
+        assert [how for _, _, how in starts(place)] == [start] * 2
+        vectors.append(place.vectors())
+
+    assert vectors[0].shape == (36, 64)
+    assert np.abs(vectors[0] - vectors[1]).max() <= 1e-7

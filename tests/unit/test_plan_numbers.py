@@ -110,33 +110,21 @@ def test_dimension_from_the_folder(tmp_path: Path, files: dict[str, Any], dimens
     assert read_model_folder(tmp_path).dimension == dimension
 
 
-def safetensors(*dtypes: str) -> bytes:
-    """Return the header of a file of weights."""
-    tensors = {f"layer.{number}": {"dtype": dtype, "shape": [1]} for number, dtype in enumerate(dtypes)}
-    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
-    return len(header).to_bytes(8, "little") + header
-
-
 @pytest.mark.parametrize(
-    ("model", "config", "weights", "dtype"),
+    ("model", "config", "dtype"),
     [
-        ({}, {"torch_dtype": "bfloat16"}, [safetensors("F32")], "bfloat16"),
-        ({}, {}, [safetensors("I64", "F32", "F32")], "float32"),
-        ({}, {}, [safetensors("F32"), safetensors("BF16")], None),
-        ({}, {}, [b"\xff" * 100], None),
-        ({"dtype": "float32"}, {"dtype": "bfloat16"}, [], "float32"),
-        ({"dtype": "float32"}, {"quantization_config": {"bits": 4}}, [], None),
-        ({"dtype": "float32", "kwargs": {"model_kwargs": {"dtype": "float16"}}}, {}, [], None),
-        ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {}, [], None),
+        ({}, {"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({}, {"model_type": "bert"}, "float32"),
+        ({}, {}, None),
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, "float32"),
+        ({"dtype": "float32"}, {"quantization_config": {"bits": 4}}, None),
+        ({"dtype": "float32", "kwargs": {"model_kwargs": {"dtype": "float16"}}}, {}, None),
+        ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {}, None),
     ],
 )
-def test_computed_dtype(
-    tmp_path: Path, model: dict[str, Any], config: dict[str, Any], weights: list[bytes], dtype: str | None
-) -> None:
+def test_computed_dtype(tmp_path: Path, model: dict[str, Any], config: dict[str, Any], dtype: str | None) -> None:
     """What a worker computes in follows from the config and the model's files, or is not known."""
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for number, content in enumerate(weights):
-        (tmp_path / f"model-{number}-of-{len(weights)}.safetensors").write_bytes(content)
     assert computed_dtype(ModelConfig(name="m", **model), str(tmp_path)) == dtype
 
 

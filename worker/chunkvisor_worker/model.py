@@ -1,6 +1,6 @@
 """Builds the sentence-transformers model a person asked for, and checks that it is the one that its files describe.
 
-What the files alone show is checked before any worker starts (`chunkvisor.engine.modelchecks`). Here is what only
+What the files alone show is checked before any worker starts (`chunkvisor.engine.modelfolder`). Here is what only
 loading shows: weights that were made up, a tokenizer of another model, a setting without an effect.
 """
 

@@ -88,7 +88,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
     open_standard_streams()
-    # Nothing is multiplied here: numpy's idle threads are to sleep, as those of workers (`engine.environment`).
+    # Nothing is multiplied here: numpy's idle threads are to sleep, as those of workers (`engine.process`).
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
     # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
     atexit.register(_ignore_signals)

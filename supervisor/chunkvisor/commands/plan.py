@@ -24,10 +24,16 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.dtypes import lacks, unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16
-from chunkvisor.engine.environment import thread_count
-from chunkvisor.engine.modelchecks import check_model_files, refuse_wrong_model
-from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, computed_dtype, read_model_folder
+from chunkvisor.engine.modelfolder import (
+    ModelFolder,
+    ModelShape,
+    check_model_files,
+    computed_dtype,
+    read_model_folder,
+    refuse_wrong_model,
+)
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
+from chunkvisor.engine.process import thread_count
 from chunkvisor.engine.trial import read_expected
 from chunkvisor.events.event import ChunkCommitted
 from chunkvisor.events.journal import read_with_trials

@@ -30,6 +30,7 @@ GONE: dict[tuple[str, ...], str] = {
     ("model", "dtype", "int8"): (
         "write float32 or bfloat16, or use a plug-in encoder. Files in int8 are made by outputs.NAME.dtype"
     ),
+    ("engine", "shared"): "what workers need and make is sent from machine to machine; remove the key",
     ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
     ("encode", "long"): _CUT,
     ("encode", "overlap"): _CUT,

@@ -208,8 +208,6 @@ class EngineConfig(Section):
     """local = on this machine; ray = on the nodes of a Ray cluster (extra `ray`)."""
     address: values.Name = "auto"
     """Address of the Ray cluster; auto = the cluster that this machine belongs to."""
-    shared: values.Flag = False
-    """true = the nodes see the workdir under the same path: workers write there, and nothing is sent."""
 
 
 class RecoveryConfig(Section):

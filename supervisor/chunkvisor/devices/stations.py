@@ -32,20 +32,20 @@ class Station:
         self.number, self.device, self.site = number, device, site
         self.dropped = False
         self.freed_s: float | None = None  # when the last worker that computed on it ended; None before the first
-        self._look = (look or looks_at(device)) if device.watched else None
+        self.look = (look or looks_at(device)) if device.watched else None  # begins one
         self._asked: Future[Reading] | None = None
         self._unnamed_bytes: int | None = None  # in use before our first worker, by no process that nvidia-smi names
         self._ended_s = float("-inf")
         self._told: set[Health] = set()
-        self.view = View(blind=self._look is None) if device.kind == "cuda" else None  # None = it is not a GPU
+        self.view = View(blind=self.look is None) if device.kind == "cuda" else None  # None = it is not a GPU
 
     def __str__(self) -> str:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
 
     def ask(self) -> None:
         """Begin a look, unless one is under way."""
-        if self._look is not None and self._asked is None:
-            self._asked = self._look()
+        if self.look is not None and self._asked is None:
+            self._asked = self.look()
 
     def answer(
         self, ours: frozenset[int], need_bytes: int, emit: Emit, *, first: bool = False, now_s: float | None = None

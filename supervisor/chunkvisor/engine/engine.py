@@ -5,21 +5,11 @@ Which chunk is worked on, and what an ended worker means, is decided elsewhere.
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from chunkvisor.devices.stations import Station, Stations
-from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """How much work there is."""
-
-    pending: Callable[[], int]  # chunks that are not done
-    places: int  # workers that one device has at a time, those prepared ahead included
 
 
 class Worker(Protocol):
@@ -27,7 +17,6 @@ class Worker(Protocol):
 
     pid: int  # of the process, and of the group that it leads; of another machine, 0 until it is heard of
     warm: bool  # forked from a template; a new interpreter otherwise
-    tells_beats: bool  # whether it calls for every new beat, so that there is no need to look for one
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when there is news of it: its end, or a call."""
@@ -36,7 +25,7 @@ class Worker(Protocol):
         """Whether it has called since the last time: at the gate, done with its device, or with a new beat."""
 
     def go(self, limits: Limits) -> None:
-        """Open the gate. A worker that has just died is no error: its end is seen anyway."""
+        """Open the gate. A worker that has just died is not an error: its end is seen anyway."""
 
     def leave(self) -> None:
         """Have it end after the batch under way, with what it has encoded in its folder."""
@@ -44,7 +33,7 @@ class Worker(Protocol):
     def poll(self) -> int | None:
         """The return code once it has ended, as subprocess gives it; its group is then ended as well.
 
-        STATUS_LOST of `outcome` where nobody can know it any more, NODE_LOST where its machine is lost.
+        STATUS_LOST of `judge` if it cannot be known any more, NODE_LOST if its machine is lost.
         """
 
     def oom_kills(self) -> int:
@@ -58,13 +47,13 @@ class Engine(Protocol):
     """Devices and workers of one run."""
 
     def open(self, stations: Stations) -> None:
-        """Put the devices in, now or later. Raises Halt where there can be none."""
+        """Put the devices in, now or later. Raises Halt if there can be none."""
 
-    def prepare(self, demand: Demand) -> None:
-        """There is work to do. Raises Halt."""
+    def prepare(self, pending: Callable[[], int], places: int) -> None:
+        """There is work: so many chunks are not done, and a device has so many workers at a time. Raises Halt."""
 
     def attend(self) -> None:
-        """Take in the news. Raises Halt where nothing can be started any more."""
+        """Take in the news. Raises Halt if nothing can be started any more."""
 
     def watched(self) -> list[int]:
         """Descriptors that become readable when there is news."""
@@ -78,13 +67,7 @@ class Engine(Protocol):
     def start(
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
-        """Start a worker for the attempt. Raises OSError where none can be started, and Halt like `attend`."""
-
-    def mistrust(self, worker: Worker) -> None:
-        """The worker has refused to run from its template. Raises Halt like `attend`."""
-
-    def abandon(self, station: Station, halt: Halt) -> None:
-        """Even SIGKILL does not end a worker there: go on without its machine. Raises `halt` where that is ours."""
+        """Start a worker for the attempt; `fresh` forbids a warm one. Raises OSError if none can be started, Halt."""
 
     def close(self) -> None:
         """End what is left of the engine; all workers have ended."""

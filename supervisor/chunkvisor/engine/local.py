@@ -16,13 +16,19 @@ import psutil
 from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Station, Stations
-from chunkvisor.engine.engine import Demand, Worker
-from chunkvisor.engine.environment import OF_TEMPLATE, worker_environment
-from chunkvisor.engine.process import FreshWorker, LocalWorker, end, readable, room_for_one_more, spawn
+from chunkvisor.engine.engine import Worker
+from chunkvisor.engine.process import (
+    FreshWorker,
+    LocalWorker,
+    end,
+    readable,
+    spawn,
+    worker_environment,
+)
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import TemplateEvent, TemplateFailed, TemplateReady, TemplateStarted, WarmGivenUp
+from chunkvisor.events.event import TemplateEvent, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor.judge import STATUS_LOST, describe_exit
-from chunkvisor_worker.contract.exits import RUN_ID, Outcome
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import (
     MESSAGE_LIMIT_BYTES,
@@ -32,19 +38,27 @@ from chunkvisor_worker.contract.messages import (
     TemplateOrder,
     TemplateSpec,
 )
-from chunkvisor_worker.contract.taxonomy import Diagnosis, diagnose
+from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 
 # A template that has not answered by then is stuck; it takes milliseconds.
 ANSWER_S = 5.0
-# A template that dies or gets stuck is replaced once; twice is no accident.
-TEMPLATES = 2
 _GRACE_S = 2.0
 _LOOK_S = 1.0
 
-
-class NotForkedError(Exception):
-    """There is no new worker, and why."""
+# For the template process, over the workers' environment.
+_OF_TEMPLATE = {
+    # A pool of threads does not survive a fork, so there must be none.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # transformers 5 loads weights in threads.
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    # With this check and no visible device, torch.cuda.is_available() says no without starting CUDA or NVML
+    # (torch/cuda/__init__.py, _device_count_nvml); without it, it calls cuInit, and forks are poisoned.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 
 class TemplateProcess:
@@ -62,7 +76,7 @@ class TemplateProcess:
         self.failure = ""  # why it is dead, or was given up and killed; empty = it is neither
         self.hopeless = False  # whether another one would fail for the same reason
         self.loaded_s = 0.0
-        self._environment = {**environment, **OF_TEMPLATE}
+        self._environment = {**environment, **_OF_TEMPLATE}
         self._startup_s, self._started_s = startup_s, time.monotonic()
         self.statuses: dict[int, int] = {}  # return codes of ended workers, by pid
         self._forked: tuple[int, int] | None = None
@@ -95,38 +109,36 @@ class TemplateProcess:
                 data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_LIMIT_BYTES, 1)
             except OSError:
                 data, fds = b"", []
-            self._hear(from_json(TemplateNews, data) if data else None, fds)
+            report = from_json(TemplateNews, data) if data else None
+            if report is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(ANSWER_S)
+                code = self._process.returncode
+                self.fail(f"it ended with {describe_exit(code)}" if code is not None else "it has closed its socket")
+            elif report.loaded_s is not None:
+                self.ready, self.loaded_s = True, report.loaded_s
+            elif report.unfit is not None:
+                self.hopeless = True
+                self.fail(report.unfit)
+            elif report.forked is not None and len(fds) == 1:
+                self._forked = (report.forked, fds.pop())
+            elif report.not_forked is not None:
+                self._not_forked = report.not_forked
+            elif report.ended is not None:
+                self.statuses[report.ended] = report.returncode
+            for fd in fds:
+                os.close(fd)
         if self.loading and time.monotonic() - self._started_s > self._startup_s:
             self.fail(f"it has not loaded within {self._startup_s:.0f} s (startup_timeout)")
-
-    def _hear(self, report: TemplateNews | None, fds: list[int]) -> None:
-        if report is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(ANSWER_S)
-            code = self._process.returncode
-            self.fail(f"it ended with {describe_exit(code)}" if code is not None else "it has closed its socket")
-        elif report.loaded_s is not None:
-            self.ready, self.loaded_s = True, report.loaded_s
-        elif report.unfit is not None:
-            self.hopeless = True
-            self.fail(report.unfit)
-        elif report.forked is not None and len(fds) == 1:
-            self._forked = (report.forked, fds.pop())
-        elif report.not_forked is not None:
-            self._not_forked = report.not_forked
-        elif report.ended is not None:
-            self.statuses[report.ended] = report.returncode
-        for fd in fds:
-            os.close(fd)
 
     def fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> "WarmWorker":
         """Start a worker with this environment for the attempt.
 
-        Raises NotForkedError if there is none; the template has failed by then if it was its fault. OSError.
+        Raises BlockingIOError if there is none; the template has failed by then if it was its fault. OSError.
         """
         changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         removed = tuple(name for name in self._environment if name not in environment)
-        worker, self._forked, self._not_forked = WarmWorker(self, environment[RUN_ID]), None, ""
+        worker, self._forked, self._not_forked = WarmWorker(self), None, ""
         try:
             with open(files.log, "ab") as log:
                 order = to_json(TemplateOrder(str(files.folder), changed, removed))
@@ -136,23 +148,22 @@ class TemplateProcess:
                 self.attend(max(0.0, deadline_s - time.monotonic()))
                 if time.monotonic() > deadline_s:
                     self.fail(f"it has not answered for {ANSWER_S:.0f} s")
-            if self._forked is None:
-                raise NotForkedError(self._not_forked or self.failure)
+            if self._forked is not None:
+                worker.runs(*self._forked)
         except (BlockingIOError, ConnectionError) as error:
-            worker.close()
             self.fail(f"it takes no orders ({error})")
-            raise NotForkedError(self.failure) from None
-        except BaseException:
-            worker.close()
-            raise
-        worker.runs(*self._forked)
+        finally:
+            if not worker.pid:
+                worker.close()
+        if not worker.pid:
+            raise BlockingIOError(f"the template could not fork: {self._not_forked or self.failure}")
         return worker
 
     def reap(self, pid: int) -> None:
         """Let the number of an ended worker be given away."""
         self.statuses.pop(pid, None)
         if not self.failure:
-            with contextlib.suppress(OSError):  # a zombie more in a template that is about to be replaced
+            with contextlib.suppress(OSError):  # a zombie more in a template that is about to be given up
                 self._socket.send(to_json(TemplateOrder(reap=pid)))
 
     def fail(self, why: str, grace_s: float = 0.0) -> None:
@@ -162,26 +173,21 @@ class TemplateProcess:
             self._socket.close()
             end(self._process, grace_s)
 
-    def diagnosis(self) -> Diagnosis | None:
-        """Diagnose what it raised when it was to load."""
-        fault = read_message(Fault, self.files.fault)
-        return diagnose(fault) if fault is not None else None
-
 
 class WarmWorker(LocalWorker):
     """A worker that was forked from a template, whose child it is."""
 
     warm = True
 
-    def __init__(self, template: TemplateProcess, run_id: str) -> None:
+    def __init__(self, template: TemplateProcess) -> None:
         super().__init__()
-        self.template, self._run_id = template, run_id
+        self._template = template
         self._ended_s: float | None = None
         self._returncode: int | None = None
 
     def watched(self) -> list[int]:
         """See Worker; after its end only the template's report is waited for."""
-        return super().watched() if self._ended_s is None else self.template.watched()
+        return super().watched() if self._ended_s is None else self._template.watched()
 
     def poll(self) -> int | None:
         """See Worker; the template keeps the zombie until its group is dead."""
@@ -191,21 +197,17 @@ class WarmWorker(LocalWorker):
             if not readable(self._pidfd):
                 return None
             self._ended_s = time.monotonic()
-        self.template.attend()
-        status = self.template.statuses.get(self.pid)
-        if status is None and not self.template.failure:
+        template = self._template
+        template.attend()
+        status = template.statuses.get(self.pid)
+        if status is None and not template.failure:
             if time.monotonic() - self._ended_s <= ANSWER_S:
                 return None
-            self.template.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
-        if status is not None:
-            self.signal(signal.SIGKILL)
-            self.template.reap(self.pid)
-        else:
-            # The group's number may be another's by now, so only what bears our run id is killed.
-            for process in psutil.process_iter():
-                with contextlib.suppress(psutil.Error, OSError):
-                    if os.getpgid(process.pid) == self.pid and process.environ().get(RUN_ID) == self._run_id:
-                        process.kill()
+            template.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
+        super().signal(signal.SIGKILL)
+        template.reap(self.pid)
+        if status == WorkerExit.TAINTED_TEMPLATE:
+            template.fail("a worker found that it had begun to use the GPU")
         self._returncode = STATUS_LOST if status is None else status
         self.close()
         return self._returncode
@@ -213,7 +215,7 @@ class WarmWorker(LocalWorker):
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""
         # Once the template is gone, the number of an ended worker may be given away.
-        if not self.template.failure or not readable(self._pidfd):
+        if not self._template.failure or not readable(self._pidfd):
             super().signal(number)
 
 
@@ -238,8 +240,7 @@ class LocalEngine:
     ) -> None:
         self._devices, self._settings, self._emit = devices, settings, emit
         self._template: TemplateProcess | None = None
-        self._begun = 0
-        self._was_ready = False
+        self._begun = False
         self._room, self._room_s = False, float("-inf")
 
     # --- the template
@@ -260,20 +261,17 @@ class LocalEngine:
 
     def expect(self, pending: int, at_once: int) -> None:
         """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
-        start = self._settings.start
-        if not self._begun and (start is Start.WARM or (start is Start.AUTO and pending > at_once)):
-            self._begin()
+        if self._settings.start is Start.WARM or pending > at_once:
+            self.expect_any()
 
     def expect_any(self) -> None:
         """Begin to load one before it is known how much there is to do.
 
         Nothing else could be started meanwhile, so that the first vectors come sooner however few chunks there are.
         """
-        if self._settings.start is not Start.FRESH:
-            self._begin()
-
-    def _begin(self) -> None:
-        self._begun += 1
+        if self._begun or self._settings.start is Start.FRESH:
+            return
+        self._begun = True
         settings, environment = self._settings, self._environment(self._devices[0], threads=1)
         try:
             self._template = TemplateProcess(
@@ -284,36 +282,27 @@ class LocalEngine:
         else:
             self._emit(TemplateStarted(self._template.pid))
 
-    def _heed_failure(self) -> None:
-        failed = self._template
-        if failed is None or not failed.failure:
-            return
-        self._emit(TemplateFailed(failed.pid, reason=failed.failure))
-        # With `auto`, patience is for a template that has shown that it can load: fresh workers could have begun.
-        patient = self._was_ready or self._settings.start is Start.WARM
-        if failed.hopeless or not patient or self._begun >= TEMPLATES:
-            self._give_up(failed.failure, failed)
-        else:
-            self._begin()
-
     def _give_up(self, why: str, failed: TemplateProcess | None) -> None:
+        """Go on without a template. Raises Halt if the config wants one."""
         self._template = None
-        found = failed.diagnosis() if failed is not None else None
+        fault = read_message(Fault, failed.files.fault) if failed is not None else None
+        found = diagnose(fault) if fault is not None else None
         if self._settings.start is not Start.WARM:
             refused = found is not None and found.rule.name == "wrong-model"
             self._emit(WarmGivenUp(reason="the model is refused, and the next worker says why" if refused else why))
             return
         # If it died or hung, nothing says that the config is wrong.
-        code, remedy = ExitCode.CONFIG if failed is not None and failed.hopeless else ExitCode.MACHINE, ""
-        if found is not None and failed is not None and failed.hopeless:
-            remedy = f"{found.rule.remedy} Or write"
+        hopeless = failed is not None and failed.hopeless
+        code, remedy = ExitCode.CONFIG if hopeless else ExitCode.MACHINE, "Write"
+        if found is not None and hopeless:
             short = found.rule.outcome is Outcome.HOST_OOM
             code = ExitCode(found.rule.exit_code or (ExitCode.MACHINE if short else ExitCode.CONFIG))
+            remedy = f"{found.rule.remedy} Or write"
         raise Halt(
             code,
             "no worker can be started warm",
             why=f"of the template process: {why}",
-            remedy=f"{remedy or 'Write'} `workers.start: auto`, or fresh; then run the same command again.",
+            remedy=f"{remedy} `workers.start: auto`, or fresh; then run the same command again.",
             log=failed.files.log if failed is not None else None,
         )
 
@@ -323,19 +312,20 @@ class LocalEngine:
         """See Engine."""
         stations.add(self._devices)
 
-    def prepare(self, demand: Demand) -> None:
+    def prepare(self, pending: Callable[[], int], places: int) -> None:
         """See Engine."""
-        self.expect(demand.pending(), len(self._devices) * demand.places)
+        self.expect(pending(), len(self._devices) * places)
 
     def attend(self) -> None:
         """See Engine."""
-        if self._template is not None:
-            loading = self.loading
-            self._template.attend()
-            if loading and self.warm:
-                self._was_ready = True
-                self._emit(TemplateReady(self._template.pid, loaded_s=self._template.loaded_s))
-            self._heed_failure()  # which a worker may have noticed before
+        template, loading = self._template, self.loading
+        if template is None:
+            return
+        template.attend()
+        if loading and template.ready:
+            self._emit(TemplateReady(template.pid, loaded_s=template.loaded_s))
+        if template.failure:  # which a worker may have noticed before
+            self._give_up(template.failure, template)
 
     def watched(self) -> list[int]:
         """See Engine."""
@@ -346,47 +336,32 @@ class LocalEngine:
         return self.loading
 
     def has_room(self, _station: Station, workers: Sequence[Worker]) -> bool:
-        """See Engine; looked at once a second, since to look at every worker takes milliseconds."""
-        now_s = time.monotonic()
+        """See Engine: whether another process like the largest of them fits; looked at once a second."""
+        now_s, largest = time.monotonic(), 0
         if now_s - self._room_s > _LOOK_S:
-            self._room, self._room_s = room_for_one_more(worker.pid for worker in workers), now_s
+            for worker in workers:
+                with contextlib.suppress(psutil.Error, OSError):  # OSError: no descriptor is left to read it with
+                    largest = max(largest, psutil.Process(worker.pid).memory_info().rss)
+            self._room, self._room_s = psutil.virtual_memory().available > 1.5 * largest, now_s
         return self._room
 
     def start(
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
         """See Engine."""
-        return self.start_on(station.device, files, spec, fresh=fresh, blocking_launches=blocking_launches)
-
-    def start_on(
-        self, device: Device, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
-    ) -> Worker:
-        """Start a worker on one of the devices; `fresh` forbids a warm one. Raises OSError, and Halt like `attend`."""
-        environment = self._environment(device, spec.threads, blocking_launches=blocking_launches)
+        environment = self._environment(station.device, spec.threads, blocking_launches=blocking_launches)
         if not fresh and self._template is not None and self.warm:
             try:
                 return self._template.fork(files, environment)
-            except NotForkedError as error:
+            except BlockingIOError:
                 if self.warm:
-                    raise BlockingIOError(f"the template could not fork: {error}") from None
-                self._heed_failure()
+                    raise
+                self.attend()  # it has failed
         return FreshWorker(files, environment)
 
     def _environment(self, device: Device, threads: int, *, blocking_launches: bool = False) -> dict[str, str]:
         base, run_id, env = self._settings.base, self._settings.run_id, self._settings.env
-        return worker_environment(
-            base, device, run_id, os.getpid(), env, threads=threads, blocking_launches=blocking_launches
-        )
-
-    def mistrust(self, worker: Worker) -> None:
-        """See Engine."""
-        if isinstance(worker, WarmWorker) and worker.template is self._template:
-            self._template.fail("a worker found that it had begun to use the GPU")
-            self._heed_failure()
-
-    def abandon(self, _station: Station, halt: Halt) -> None:
-        """See Engine."""
-        raise halt
+        return worker_environment(base, device, run_id, env, threads=threads, blocking_launches=blocking_launches)
 
     def close(self) -> None:
         """See Engine."""

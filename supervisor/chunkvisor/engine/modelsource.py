@@ -3,7 +3,6 @@
 The hub is asked only here, in a child process: workers run offline.
 """
 
-import difflib
 import hashlib
 import json
 import math
@@ -13,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -22,16 +20,7 @@ from chunkvisor.config.model import ModelConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Budget, Verdict, pause_s
 from chunkvisor.store.attempt import verdict_of_child
-from chunkvisor.store.records import (
-    Pin,
-    Stamp,
-    read_pins,
-    read_stamps,
-    stamp_file,
-    state_of,
-    write_pin,
-    write_stamps,
-)
+from chunkvisor.store.records import Pin, Stamp, read_pins, read_stamps, stamp_file, write_pin, write_stamps
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 
@@ -41,12 +30,8 @@ NAME_REMEDY = (
 )
 # Files that say what a folder's model is.
 _TELLING = frozenset({"config.json", "modules.json"})
-_HUB_ID = re.compile(r"(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
-_PAGE = re.compile(r"https?://[^/]+/(?P<id>[^/?#]+/[^/?#]+)")
-# How only a path begins, here or on Windows.
-_IS_PATH = re.compile(r"[/.~\\]|[A-Za-z]:\\")
-# So much of a try counts as waiting; one that takes longer was a download, and the next goes on with it.
-_ASKED_S = 30.0
+# What huggingface_hub.utils.validate_repo_id accepts; to import that takes a third of a second.
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))(?!.*\.git$)(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -57,38 +42,19 @@ class LocalModel:
     stamps: dict[str, Stamp]  # of each file, by its path in the folder
 
     @classmethod
-    def read(
-        cls,
-        folder: Path,
-        known: Mapping[str, Stamp],
-        on_wait: Callable[[], None] = lambda: None,
-        begin: Callable[[], None] | None = None,
-    ) -> Self:
+    def read(cls, folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None) -> Self:
         """Stamp all files; those that are untouched since `known`, by full path, are not read again.
 
-        Calls `begin` once, so that the model can be loaded meanwhile, and `on_wait` before each file. Raises Halt
-        (78) if the folder holds no model, or if a file is touched between `begin` and the end; OSError.
+        Calls `on_wait` before each file. Raises Halt (78) if the folder holds no model, OSError.
         """
         files = model_files(folder)
-        require_model(folder, {path.name for path in files})
-        states = {path: state_of(path) for path in files}
-        if begin is not None:
-            begin()
+        _require_model(folder, {path.name for path in files})
         stamps = {}
         for path in files:
             on_wait()
             old = known.get(str(path))
             fresh = old if old is not None and old.untouched(path) else stamp_file(path)
             stamps[path.relative_to(folder).as_posix()] = fresh
-        if begin is not None:
-            # What has loaded it may have read another content than the digest is of, even if that was put back.
-            after = {path: state_of(path) for path in model_files(folder)}
-            if touched := [path for path in states | after if states.get(path) != after.get(path)]:
-                raise config_error(
-                    f"the model folder {folder} was changed while the run began",
-                    why=f"{touched[0].relative_to(folder)} was written to: it is not known which model was loaded",
-                    remedy="wait until nothing writes to that folder, and run the same command again",
-                )
         return cls(folder, stamps)
 
     @property
@@ -155,43 +121,10 @@ def _files(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
             yield path
 
 
-def require_model(folder: Path | str, names: Set[str]) -> None:
+def _require_model(folder: Path | str, names: Set[str]) -> None:
     """Raise Halt (78) if no file by these names says what the folder's model is."""
     if names.isdisjoint(_TELLING):
         raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
-
-
-# --- names
-
-
-def name_problem(name: str) -> str | None:
-    """Say why no hub can have a model of that name, if there is no such folder here; None if one may have it."""
-    if (page := _PAGE.match(name)) is not None and _is_hub_id(page["id"]):
-        return f"model.name is the address of a page; the model's name there is {page['id']}"
-    if _IS_PATH.match(name) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
-        return f"there is no model folder {name}"
-    if not _is_hub_id(name):
-        return (
-            f"{name!r} is neither a folder here nor a hub id, which is owner/name, of letters without accents, digits "
-            "and single - _ . between them"
-        )
-    return None
-
-
-def _is_hub_id(name: str) -> bool:
-    """Whether it is what huggingface_hub.utils.validate_repo_id accepts; to import that takes a third of a second."""
-    return bool(_HUB_ID.fullmatch(name)) and "--" not in name and ".." not in name and not name.endswith(".git")
-
-
-def folder_like(name: str, beside: Path) -> Path | None:
-    """Find the model folder that may have been meant by a name, as written from `beside`. Raises nothing."""
-    wanted = beside / name
-    try:
-        models = [path for path in wanted.parent.iterdir() if any((path / each).is_file() for each in _TELLING)]
-    except OSError:
-        return None
-    near = difflib.get_close_matches(wanted.name.lower(), {path.name.lower(): path for path in models}, 1)
-    return next((path for path in models if path.name.lower() in near), None)
 
 
 # --- resolving
@@ -207,20 +140,13 @@ class ModelSource:
     local: LocalModel | None = None
 
 
-def resolve_local(
-    model: ModelConfig,
-    cache: Path,
-    on_wait: Callable[[], None] = lambda: None,
-    begin: Callable[[ModelSource], None] | None = None,
-) -> ModelSource:
+def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None) -> ModelSource:
     """Resolve a local folder by the digest of its files; those that are untouched since `cache` are not read again.
 
-    Calls `begin` with what is known before, and `on_wait` before each file, see `LocalModel.read`. Raises Halt (78)
-    if the folder holds no model, or is changed meanwhile; OSError if it cannot be read.
+    Calls `on_wait` before each file. Raises Halt (78) if the folder holds no model; OSError if it cannot be read.
     """
     folder = Path(model.name)
-    tell = partial(begin, ModelSource(str(folder), None)) if begin is not None else None
-    found = LocalModel.read(folder, read_stamps(cache), on_wait, tell)
+    found = LocalModel.read(folder, read_stamps(cache), on_wait)
     write_stamps(cache, {str(folder / name): stamp for name, stamp in found.stamps.items()})
     return ModelSource(str(folder), found.revision, found)
 
@@ -244,22 +170,19 @@ def resolve_hub(
     model is not to be had.
     """
     pinned = None if anew else pinned_source(cache, model)
-    if pinned is not None and pinned.path and Path(pinned.path).is_dir():
+    if pinned is not None and _is_here(pinned):
         return pinned
     revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
-    waited_s = delay_s = 0.0
+    failed_s: float | None = None
     while True:
-        began_s = time.monotonic()
         found = fetch_model(model.name, revision, backend, scratch, on_wait)
         if isinstance(found, ModelSource):
             if not anew:
                 pin_source(cache, model, found)
             return found
-        asked_s = min(time.monotonic() - began_s, _ASKED_S)
-        waited_s += delay_s + asked_s if delay_s else 0.0
-        # The next try may take as long as this one, and is to end within the time as well.
-        over = waited_s + asked_s >= budget.wait_timeout_s
-        if over or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
+        failed_s = failed_s or time.monotonic()
+        waited_s = time.monotonic() - failed_s
+        if waited_s >= budget.wait_timeout_s or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
             offline = (
                 "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy "
                 "the model to this machine, and write its folder as model.name."
@@ -267,14 +190,13 @@ def resolve_hub(
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"the model {model.name} cannot be downloaded",
-                why=found.reason,
+                why=f"{found.reason.rstrip('.')}; and next to the config there is no model folder of that name",
                 remedy=offline if found.outcome is Outcome.HUB else found.remedy,
                 log=AttemptFiles(scratch).log,
                 see=found.see,
             )
-        delay_s = pause_s(waited_s + asked_s, budget.wait_timeout_s)
         instead = "A model folder on this machine needs no hub: give its path in place of the name"
-        pause(delay_s, waited_s, f"{found.reason.rstrip('.')}. {instead}")
+        pause(pause_s(waited_s, budget.wait_timeout_s), waited_s, f"{found.reason.rstrip('.')}. {instead}")
 
 
 def fetch_model(
@@ -317,24 +239,31 @@ def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
         write_pin(cache, Pin(model.name, model.revision, source.path, source.revision))
 
 
+def _is_here(source: ModelSource) -> bool:
+    return bool(source.path) and Path(str(source.path)).is_dir()
+
+
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     """Say where the model's files are, if that is known without asking the hub or reading them.
 
     Raises Halt (78) if `model.name` is a path without a model, or nothing that a hub could have.
     """
+    name = model.name
     if model.is_folder:
         try:
-            names = set(os.listdir(model.name))  # noqa: PTH208 - the names alone are wanted
+            names = set(os.listdir(name))  # noqa: PTH208 - the names alone are wanted
         except OSError as error:
-            raise config_error(f"the model folder {model.name} cannot be read: {error.strerror}") from None
-        require_model(model.name, names)
-        return ModelSource(model.name, model.revision)
-    if model.name.startswith("/") and os.path.isfile(model.name):  # noqa: PTH113 - Path.is_file raises for long names
-        raise config_error(f"{model.name} is a file; model.name is the folder of a model", remedy=NAME_REMEDY)
-    if (problem := name_problem(model.name)) is not None:
+            raise config_error(f"the model folder {name} cannot be read: {error.strerror}") from None
+        _require_model(name, names)
+        return ModelSource(name, model.revision)
+    if _HUB_ID.fullmatch(name) is None:
+        problem = f"{name!r} is neither a folder here nor a hub id"
+        if re.match(r"[/.~\\]|[A-Za-z]:\\", name) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
+            what = "is a file, not a folder" if os.path.isfile(name) else "is not there"  # noqa: PTH113 - of any length
+            problem = f"there is no model folder {name}: it {what}"
         raise config_error(problem, remedy=NAME_REMEDY)
     pinned = pinned_source(cache, model)
-    return pinned if pinned is not None and pinned.path and Path(pinned.path).is_dir() else None
+    return pinned if pinned is not None and _is_here(pinned) else None
 
 
 def revision_at_hand(model: ModelConfig, cache: Path, *, read: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Child processes whose standard input is a socket of ours, above all workers: their start, end, log and memory."""
+"""Worker processes whose standard input is a socket of ours: their environment, start, end, log and memory."""
 
 import contextlib
 import os
@@ -7,24 +7,94 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from chunkvisor_worker.contract.exits import RUN_ID
+from chunkvisor.devices.gpu import CPU, Device
+from chunkvisor_worker.contract.exits import PARENT_PID, RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import GateOrder, Limits
 from chunkvisor_worker.contract.wire import to_json
 
-# Beyond this a log is emptied while its process lives.
-LOG_LIMIT_BYTES = 64 << 20
-# Of a log's end, after its process has ended.
-LOG_KEPT_BYTES = 1 << 20
-# The longest wait for a killed process: in uninterruptible sleep it survives the kill.
-DEATH_S = 5.0
-_ORPHANS_S = 10.0
-_CGROUP = Path("/sys/fs/cgroup")
+_LOG_LIMIT_BYTES = 16 << 20
+# The longest wait for killed processes: in uninterruptible sleep they survive the kill.
+_DEATH_S = 10.0
+
+# --- the environment
+
+_FIXED = {
+    # The stack of a native crash, and of a hang ended by SIGABRT, goes to the worker's log.
+    "PYTHONFAULTHANDLER": "1",
+    # The last lines before a kill are in the log, too.
+    "PYTHONUNBUFFERED": "1",
+    # The model was resolved before the first worker: none of them waits for, or is limited by, the hub.
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # CUDA's own order is fastest first; in this one, its indices are nvidia-smi's.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # With expandable segments, torch asks NVML for fabric handles and asserts if NVML is broken; nothing here
+    # shares memory between processes, which is all that it is needed for.
+    "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
+}
+# An idle thread of numpy's OpenBLAS spins for 2^28 clock cycles before it sleeps (THREAD_TIMEOUT in OpenBLAS's
+# Makefile.rule): 45 ms of CPU time in every forked worker, taken from the workers next to it. 2^18 are 0.1 ms.
+_DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "18"}
+# Threads that spin at every barrier starve the worker next to them: on 2 cores that others use as well, a batch
+# takes more than twice as long as with threads that sleep (docs/explanation/performance.md).
+_CPU_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
+_THREADS_NEXT_TO_GPU = 8
+
+# A process that has them speaks to the service manager in the name of the parent (sd_notify(3)): not for a child.
+SERVICE_MANAGERS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+_REMOVED = SERVICE_MANAGERS | {
+    # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    # Masks HF_HUB_OFFLINE when it is 0 (huggingface_hub reads both as one).
+    "TRANSFORMERS_OFFLINE",
+    # Set by terminals and schedulers for the parent; a worker has no terminal.
+    "PYTHONINSPECT",
+    "PYTHONSTARTUP",
+}
+
+
+def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
+    """Choose the threads of a worker: what OMP_NUM_THREADS (`wanted`) says, else the usable cores, for a GPU a few.
+
+    It is laid down, not left to the libraries, so that a forked worker adds up in the same order as a fresh one.
+    """
+    first = (wanted or "").partition(",")[0].strip()  # one number for each level of nesting (OpenMP 5.2, 21.2.3)
+    if first.isascii() and first.isdigit() and int(first):
+        return int(first)
+    return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_NEXT_TO_GPU))
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    device: Device,
+    run_id: str,
+    extra: Mapping[str, str],
+    *,
+    threads: int,
+    blocking_launches: bool = False,
+) -> dict[str, str]:
+    """Make the environment of a worker on `device`: the parent's, what we need, and the config's `env` over both.
+
+    The worker sees one GPU, by its UUID: indices are not consistent between reboots (nvidia-smi's manual).
+    """
+    on_cpu = device == CPU
+    kept = {name: value for name, value in base.items() if name not in _REMOVED}
+    environment = _DEFAULTS | (_CPU_DEFAULTS if on_cpu else {}) | kept | _FIXED
+    environment |= {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "" if on_cpu else device.uuid}
+    environment |= {**extra, RUN_ID: run_id, PARENT_PID: str(os.getpid())}
+    if blocking_launches:
+        environment["CUDA_LAUNCH_BLOCKING"] = "1"
+    return environment
+
+
+# --- start and end
 
 
 def spawn(
@@ -37,21 +107,14 @@ def spawn(
         )
 
 
-def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send it to the leader's whole group, if that has not ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-
-
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """Kill the process and its group, unless it ends by itself within `grace_s`."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if grace_s:
-            process.wait(grace_s)
-    if process.poll() is None:
-        signal_group(process.pid, signal.SIGKILL)
+    for wait_s in (grace_s, _DEATH_S):
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(DEATH_S)
+            process.wait(wait_s)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def end_orphans(*run_ids: str) -> list[int]:
@@ -67,7 +130,7 @@ def end_orphans(*run_ids: str) -> list[int]:
             if run_id and run_id in run_ids and process.pid != os.getpid():
                 process.kill()
                 found.append(process)
-    psutil.wait_procs(found, timeout=_ORPHANS_S)
+    psutil.wait_procs(found, timeout=_DEATH_S)
     return [process.pid for process in found]
 
 
@@ -78,62 +141,26 @@ def readable(fd: int, wait_s: float = 0.0) -> bool:
     return bool(poll.poll(wait_s * 1000))
 
 
-# --- logs
-
-
-def keep_log_end(path: Path) -> None:
-    """Cut the log of an ended process to its last LOG_KEPT_BYTES."""
-    with contextlib.suppress(OSError), open(path, "r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > LOG_KEPT_BYTES:
-            file.seek(size - LOG_KEPT_BYTES)
-            kept = file.read(LOG_KEPT_BYTES)
-            file.seek(0)
-            file.write(kept)
-            file.truncate()
+# --- log and memory
 
 
 def trim_log(path: Path) -> None:
-    """Empty a log that has grown beyond LOG_LIMIT_BYTES: a chatty library must not fill the disk overnight."""
+    """Empty a log that has grown too large: a chatty library must not fill the disk overnight."""
     with contextlib.suppress(OSError):
-        if path.stat().st_size > LOG_LIMIT_BYTES:
+        if path.stat().st_size > _LOG_LIMIT_BYTES:
             os.truncate(path, 0)
 
 
-# --- host memory
-
-
-def room_for_one_more(pids: Iterable[int]) -> bool:
-    """Whether this machine has memory for one more process like the largest of these."""
-    largest = 0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error, OSError):  # OSError: no descriptor is left to read it with
-            largest = max(largest, psutil.Process(pid).memory_info().rss)
-    return bool(psutil.virtual_memory().available > 1.5 * largest)
-
-
 def oom_kills() -> int:
-    """Count the processes of our cgroup that the kernel has killed for lack of memory; 0 if there is no counter.
+    """Count the processes that this machine's kernel has killed for lack of memory, its cgroups' included.
 
-    Only a rise of this count is evidence; a SIGKILL alone is not. cgroup v2: `oom_kill` of memory.events, which counts
-    global kills too; v1: of memory.oom_control (kernel documentation, admin-guide/cgroup-v2 and cgroup-v1/memory).
+    Only a rise of this count is evidence; a SIGKILL alone is not. 0 if there is no counter.
     """
-    paths = []
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            inside = group.lstrip("/")
-            if not controllers:
-                paths += [_CGROUP / inside / "memory.events", _CGROUP / "memory.events"]
-            elif "memory" in controllers.split(","):
-                root = _CGROUP / "memory"
-                paths += [root / inside / "memory.oom_control", root / "memory.oom_control"]
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
     return 0
 
 
@@ -145,8 +172,6 @@ class LocalWorker:
 
     A socket is its standard input: it opens the gate, hears the worker call, and ends it by closing.
     """
-
-    tells_beats = False
 
     def __init__(self) -> None:
         self.pid = 0
@@ -200,7 +225,8 @@ class LocalWorker:
 
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""
-        signal_group(self.pid, number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
     def close(self) -> None:
         """Let go of it: it has ended, or was not started."""

@@ -270,7 +270,6 @@ class RunEnded(Event):
 class Resolving(Event):
     words = "asking the model hub for {model}"
     model: str
-    near: str = ""  # a model's folder here with nearly that name
 
 
 # Outputs: their sources are read, their chunks are joined.
@@ -575,12 +574,6 @@ class TemplateReady(TemplateEvent):
     """Workers can be forked from it."""
 
     loaded_s: float = 0.0
-
-
-class TemplateFailed(TemplateEvent):
-    """It has died, hung or refused."""
-
-    reason: str = ""
 
 
 class WarmGivenUp(TemplateEvent, severity=CARE):

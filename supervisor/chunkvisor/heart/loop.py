@@ -19,8 +19,7 @@ from chunkvisor import words
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.devices.health import Opinion
 from chunkvisor.devices.stations import Station, Stations
-from chunkvisor.engine.engine import Demand, Engine
-from chunkvisor.engine.process import keep_log_end
+from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import (
     AttemptFailed,
@@ -104,7 +103,7 @@ class Loop:
             self._engine.open(self._stations)
             adopt_all(self._outputs, self._store)
             if self._pending():
-                self._engine.prepare(Demand(self._pending, self._settings.per_device + self._settings.standby))
+                self._engine.prepare(self._pending, self._settings.per_device + self._settings.standby)
             self._turn(frozenset())
             while not self._over():
                 self._turn(self._sleep())
@@ -225,28 +224,24 @@ class Loop:
             self._obey()
         slot.attend(now_s, self._patience)
         if slot.stuck(now_s):
-            halt = Halt(
+            raise Halt(
                 ExitCode.MACHINE,
                 f"worker {slot.worker.pid} of {slot.spec.output} chunk {slot.work.chunk} cannot be killed",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
                 remedy="reboot the machine, then run the same command again",
                 log=slot.files.log,
             )
-            self._engine.abandon(slot.station, halt)
 
     def _conclude(self, slot: Slot, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
         del self._slots[slot.number]
         self._ended[slot.number] = slot
-        keep_log_end(slot.files.log)
         self._emit(WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
         # The end of a warm worker that never had the device is its template's doing, not a text's.
         unused = slot.worker.warm and not slot.had_device and slot.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
             self._scheduler.ended(AttemptEnded(slot.number, None))
             self._obey()
-            if returncode == WorkerExit.TAINTED_TEMPLATE:
-                self._engine.mistrust(slot.worker)
             return
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.

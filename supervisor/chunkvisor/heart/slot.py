@@ -75,8 +75,7 @@ class Slot:
 
     def heard(self, now_s: float) -> GateState | None:
         """Say, once each, that it waits at the gate (SHUT), or that it has given its device back (PASSED)."""
-        # At the gate there is no beat to come; who calls for every beat need not be looked at.
-        quiet = self.worker.tells_beats or self._ready or now_s - self._looked_s < _LOOK_S
+        quiet = self._ready or now_s - self._looked_s < _LOOK_S  # at the gate there is no beat to come
         if self.worker.has_called() or not quiet:
             self._look(now_s)
         state = GateState.SHUT if self._ready else GateState.PASSED if self.gate is GateState.PASSED else None

@@ -215,7 +215,7 @@ class Sensors(Observer):
         match event:
             case of.RunStarted() if any(event.gpus):
                 self._uuids = event.gpus
-            case of.TemplateStarted() | of.TemplateFailed():
+            case of.TemplateStarted() | of.WarmGivenUp():
                 self._template_pid = event.pid if isinstance(event, of.TemplateStarted) else 0
 
     def tick(self) -> None:

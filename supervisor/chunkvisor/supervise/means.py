@@ -3,10 +3,9 @@
 It is what is imported before a model begins to load. Whatever else a run needs, numpy above all, is imported meanwhile.
 """
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -17,10 +16,10 @@ from chunkvisor.config.model import model_spec
 from chunkvisor.devices.gpu import find_devices
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
-from chunkvisor.engine.modelchecks import refuse_wrong_model
-from chunkvisor.engine.modelsource import ModelSource, folder_like, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.modelfolder import refuse_wrong_model
+from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
-from chunkvisor.events.event import Alarmed, Doing, Note, Resolving, RunStarted, Warned
+from chunkvisor.events.event import Alarmed, Doing, Resolving, RunStarted, Warned
 from chunkvisor.heart.run import Run, WaitTeller, stopped
 from chunkvisor.judge import Budget
 from chunkvisor.store.disk import DISK_ERRNOS, with_room
@@ -164,7 +163,7 @@ class Means:
             try:
                 refuse_wrong_model(self._config, model.name)
                 self._run.emit(Doing("reading the files of the model"))
-                found = resolve_local(model, layout.model, self.on_wait, begin)
+                found = resolve_local(model, layout.model, self.on_wait)
             except OSError as error:
                 raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         else:
@@ -175,21 +174,15 @@ class Means:
 
     def _from_hub(self) -> ModelSource:
         model, layout = self._config.model, self._run.layout
-        near = folder_like(model.name, self._request.loaded.folder)
-        with _naming(near):
-            at_hand = source_at_hand(model, layout.model)  # refuses the path of a folder that is not there
-        if at_hand is not None:
-            near = None
-        else:
+        # It refuses the path of a folder that is not there.
+        if source_at_hand(model, layout.model) is None:
             from chunkvisor.sources.child import try_first_row
             from chunkvisor.supervise.staging import request_of
 
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
-            if near is not None:
-                self._run.emit(Note(f"there is no model folder {model.name} here; did you mean {near}?"))
-        self._run.emit(Resolving(model.name, str(near or "")))
+        self._run.emit(Resolving(model.name))
         teller = WaitTeller(self._run.emit, self.budget.wait_timeout_s)
 
         def wait(seconds: float, waited_s: float, why: str) -> None:
@@ -198,8 +191,7 @@ class Means:
 
         # From scratch the hub is asked for its newest commit; otherwise the one that the first run has pinned counts.
         anew = self._request.from_scratch
-        with _naming(near):
-            found = resolve_hub(model, layout.model, layout.fetch, self.budget, wait, self.on_wait, anew=anew)
+        found = resolve_hub(model, layout.model, layout.fetch, self.budget, wait, self.on_wait, anew=anew)
         refuse_wrong_model(self._config, found.path)
         return found
 
@@ -243,14 +235,3 @@ class Means:
             config.recovery.startup_timeout,
         )
         return LocalEngine(self.devices, settings, self._run.emit)
-
-
-@contextlib.contextmanager
-def _naming(near: Path | None) -> Iterator[None]:
-    """If there is no model of that name, name the folder that may have been meant."""
-    try:
-        yield
-    except Halt as halt:
-        if near is not None:
-            halt.remedy = f"If you meant the folder {near}, write it as model.name. {halt.remedy}"
-        raise

@@ -17,8 +17,8 @@ from chunkvisor.assemble.manifest import finish_publishing
 from chunkvisor.assemble.writer import clear_partial
 from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
-from chunkvisor.engine.environment import thread_count
 from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.engine.process import thread_count
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.events.event import Note, OutputOpened, Staging
 from chunkvisor.events.journal import read_with_trials

@@ -14,8 +14,7 @@ from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import encode_spec, model_spec
 from chunkvisor.devices.dtypes import less_memory, unfit_dtype
 from chunkvisor.devices.gpu import weakest
-from chunkvisor.engine.modelchecks import check_model_files
-from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_model_folder
+from chunkvisor.engine.modelfolder import check_model_files, computed_dtype, gpu_need_bytes, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.trial import Conditions, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt

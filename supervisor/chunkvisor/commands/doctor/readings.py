@@ -14,8 +14,13 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import Config, encode_spec, model_spec
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, ask_smi, ask_torch, find_devices
-from chunkvisor.engine.modelchecks import ModelFindings, check_model_files
-from chunkvisor.engine.modelfolder import ModelFolder, computed_dtype, read_model_folder
+from chunkvisor.engine.modelfolder import (
+    ModelFindings,
+    ModelFolder,
+    check_model_files,
+    computed_dtype,
+    read_model_folder,
+)
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.engine.ray.wire import Survey, survey
 from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of, read_expected, try_texts

@@ -10,32 +10,31 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Look, Reading
 from chunkvisor.devices.stations import Site, Station, Stations
-from chunkvisor.engine.engine import Demand, Worker
-from chunkvisor.engine.environment import SERVICE_MANAGERS
-from chunkvisor.engine.process import end, keep_log_end, readable, spawn
+from chunkvisor.engine.engine import Worker
+from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn, trim_log
 from chunkvisor.engine.ray.wire import (
     BRIDGE,
     RAY_ENVIRONMENT,
-    Begin,
     Cluster,
+    Connect,
     Launch,
     NodeOrder,
     NodeReport,
     NodeState,
     NodeUp,
     Terms,
-    this_machine,
     this_version,
 )
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting, event_of
-from chunkvisor.judge import NODE_LOST, backoff_s
+from chunkvisor.judge import NODE_LOST
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder
@@ -45,21 +44,22 @@ from chunkvisor_worker.contract.wire import from_json, to_json
 # A bridge that takes no message within this time is stuck.
 _SEND_S = 5.0
 _GRACE_S = 12.0
-_LINE_BYTES = 64 << 20
+# Between the end of a bridge and the start of the next.
+_AGAIN_S = 2.0
 # What an agent may take to start on an idle node, whatever recovery.wait_timeout says.
 _START_S = 30.0
 # To be without a node for less is not worth a word.
 _PATIENCE_S = 10.0
 
+Send = Callable[[NodeOrder], None]
+
 
 class RayWorker:
     """A worker on a node, see `engine.Worker`."""
 
-    tells_beats = True
-
-    def __init__(self, send: Callable[[NodeOrder], None], node: str, number: int, warm: bool) -> None:
+    def __init__(self, send: Send, node: str, number: int, warm: bool) -> None:
         """`warm` is what is expected of its start."""
-        self._send, self._node, self._number = send, node, number
+        self._send, self._order = send, partial(NodeOrder, node, number)
         self.pid, self.warm = 0, warm
         self._called = False
         self._returncode: int | None = None
@@ -88,11 +88,11 @@ class RayWorker:
 
     def go(self, limits: Limits) -> None:
         """See Worker."""
-        self._send(NodeOrder(self._node, self._number, gate=limits))
+        self._send(self._order(gate=limits))
 
     def leave(self) -> None:
         """See Worker."""
-        self._send(NodeOrder(self._node, self._number, leave=True))
+        self._send(self._order(leave=True))
 
     def poll(self) -> int | None:
         """See Worker."""
@@ -105,40 +105,30 @@ class RayWorker:
     def signal(self, number: signal.Signals) -> None:
         """See Worker."""
         if self._returncode is None:
-            self._send(NodeOrder(self._node, self._number, signal=int(number)))
+            self._send(self._order(signal=int(number)))
 
 
 class Node:
     """A node that can work."""
 
-    def __init__(self, number: str, up: NodeUp, send: Callable[[NodeOrder], None]) -> None:
-        self._number, self._up, self._send = number, up, send
+    def __init__(self, number: str, up: NodeUp, send: Send) -> None:
+        self.number, self.devices, self._send = number, up.devices, send
+        self._first = dict(zip((each for each in up.devices if each.watched), up.readings, strict=True))
         self.state: NodeState | None = None  # None before it is known whether a template gets ready
-        self.released = False
-        self._workers: dict[int, RayWorker] = {}
+        self.workers: dict[int, RayWorker] = {}
         self._looks: dict[int, Future[Reading]] = {}
-
-    def start(self, number: int, folder: str, device: Device, *, fresh: bool, blocking_launches: bool) -> RayWorker:
-        """Start a worker; what goes wrong is heard of later."""
-        warm = not fresh and self.state is not None and self.state.warm
-        self._workers[number] = worker = RayWorker(self._send, self._number, number, warm)
-        launch = Launch(folder, self._up.devices.index(device), fresh, blocking_launches)
-        self._send(NodeOrder(self._number, number, launch=launch))
-        return worker
 
     def look_of(self, device: Device) -> Look:
         """Have nvidia-smi of the node look at one of its GPUs; it has done so once, before its first worker."""
-        position = self._up.devices.index(device)
-        watched = [each for each in self._up.devices if each.watched]
-        first = [self._up.readings[watched.index(device)]] if device in watched else []
+        position = self.devices.index(device)
 
         def look() -> Future[Reading]:
-            if first:
-                known: Future[Reading] = Future()
-                known.set_result(first.pop())
-                return known
-            self._send(NodeOrder(self._number, look=position))
-            return self._looks.setdefault(position, Future())
+            answer = self._looks.setdefault(position, Future())
+            if device in self._first:
+                self._looks.pop(position).set_result(self._first.pop(device))
+            else:
+                self._send(NodeOrder(self.number, look=position))
+            return answer
 
         return look
 
@@ -148,21 +138,16 @@ class Node:
             self.state = report.state
         elif report.looked in self._looks and report.reading is not None:
             self._looks.pop(report.looked).set_result(report.reading)
-        elif (worker := self._workers.get(report.worker)) is not None:
+        elif (worker := self.workers.get(report.worker)) is not None:
             worker.hear(report)
             if report.returncode is not None:
-                del self._workers[report.worker]
-
-    def lose(self) -> None:
-        """Note that nothing more will be heard of it, nor of its workers."""
-        for worker in self._workers.values():
-            worker.lose()
+                del self.workers[report.worker]
 
 
 class Link:
     """One bridge process."""
 
-    def __init__(self, log: Path, begin: Begin) -> None:
+    def __init__(self, log: Path, begin: Connect) -> None:
         """Start it, and tell it what it is for. Raises OSError."""
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
@@ -181,13 +166,13 @@ class Link:
         """Give a descriptor that becomes readable when there is something to hear, its end included."""
         return [self._socket.fileno()] if self.alive else []
 
-    def send(self, message: Begin | NodeOrder) -> None:
+    def send(self, message: Connect | NodeOrder) -> None:
         """Say it; a bridge that has ended or is stuck is dead from then on."""
         try:
             if self.alive:
                 self._socket.sendall(to_json(message))
         except OSError:
-            self._end(0.0)
+            self.close(0.0)
 
     def hear(self) -> list[NodeReport]:
         """Give what has been said meanwhile."""
@@ -199,32 +184,27 @@ class Link:
                 data = b""
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             found += [report for line in lines if (report := from_json(NodeReport, line)) is not None]
-            if not data or len(self._buffer) > _LINE_BYTES:
-                self._end(0.0)
+            if not data:
+                self.close(0.0)
         return found
 
-    def close(self) -> None:
-        """Let it end the agents, and itself."""
-        self.send(NodeOrder(close=True))
-        self._end(_GRACE_S)
-
-    def _end(self, grace_s: float) -> None:
+    def close(self, grace_s: float = _GRACE_S) -> None:
+        """Let it end the agents, and itself, when it hears no more of us."""
         if self.alive:
             self.alive = False
-            end(self._process, grace_s)
             self._socket.close()
+            end(self._process, grace_s)
 
 
 class RayEngine:
-    """The engine of a cluster, see `engine.Engine`; its nodes come when there is work."""
+    """The engine of a Ray cluster, see `engine.Engine`; it goes on over a new bridge when the old one ends."""
 
-    def __init__(self, begin: Begin, bridge_log: Path, wait_timeout_s: float, emit: Emit) -> None:
-        """`begin` is told to the bridge, whose log is `bridge_log`."""
-        self._begin, self._log, self._wait_timeout_s, self._emit = begin, bridge_log, wait_timeout_s, emit
+    def __init__(self, begin: Connect, log: Path, wait_timeout_s: float, emit: Emit) -> None:
+        self._begin, self._log, self._wait_timeout_s, self._emit = begin, log, wait_timeout_s, emit
         self._stations: Stations | None = None
-        self._demand: Demand | None = None
+        self._pending: Callable[[], int] = int  # none before `prepare`
+        self._places = 0
         self._link: Link | None = None
-        self._bridges = 0
         self._next_bridge_s = 0.0
         self._without_s: float | None = None  # since when there is no device to work on
         self._told_waiting = False
@@ -237,36 +217,28 @@ class RayEngine:
         """See Engine."""
         self._stations = stations
 
-    def prepare(self, demand: Demand) -> None:
+    def prepare(self, pending: Callable[[], int], places: int) -> None:
         """See Engine."""
-        self._demand = demand
-        self._without_s = time.monotonic()
-        self._build_bridge()
+        self._pending, self._places = pending, places
+        self.attend()
 
     def attend(self) -> None:
         """See Engine."""
-        if self._demand is None or self._stations is None:
-            return
+        assert self._stations is not None
         for report in self._link.hear() if self._link is not None else ():
-            self._take_in(report, self._stations, self._demand)
+            self._take_in(report, self._stations)
+        now_s = time.monotonic()
         if self._link is not None and not self._link.alive:
-            self._link = None
-            self._next_bridge_s = time.monotonic() + backoff_s(self._bridges)
-            self._why = self._cluster.down or "the bridge to the cluster has ended"
+            self._link, self._next_bridge_s = None, now_s + _AGAIN_S
+            self._why = self._cluster.why or "the bridge to the cluster has ended"
             for number in list(self._nodes):
                 self._stations.lose(number, self._why)
                 self._forget(number)
-        # A node none of whose devices is used any more need not be held.
-        used = {station.site.node for station in self._stations.alive}
-        for number, node in self._nodes.items():
-            if number not in used and not node.released:
-                node.released = True
-                self._send(NodeOrder(number, release=True))
-        if not self._demand.pending():
+        if not self._pending():
             return  # what is left to do needs no node
-        now_s = time.monotonic()
         if self._link is None and now_s >= self._next_bridge_s:
-            self._build_bridge()
+            trim_log(self._log)
+            self._link, self._cluster = Link(self._log, self._begin), Cluster(starting=1)
         if self._stations.alive:
             self._without_s, self._told_waiting = None, False
         else:
@@ -290,49 +262,39 @@ class RayEngine:
         self, station: Station, files: AttemptFiles, _spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
-        node = self._nodes[station.site.node]  # `holding` is true of the stations of any other
-        number, folder = next(self._numbers), str(files.folder)
-        return node.start(number, folder, station.device, fresh=fresh, blocking_launches=blocking_launches)
-
-    def mistrust(self, worker: Worker) -> None:
-        """See Engine; the node's agent has seen it before."""
-
-    def abandon(self, station: Station, halt: Halt) -> None:
-        """See Engine."""
-        assert self._stations is not None
-        self._stations.drop_node(station.site.node, halt)
-        self._send(NodeOrder(station.site.node, release=True))
-        self._forget(station.site.node)
+        node, number = self._nodes[station.site.node], next(self._numbers)  # `holding` is true of any other
+        warm = not fresh and node.state is not None and node.state.warm
+        node.workers[number] = worker = RayWorker(self._send, node.number, number, warm)
+        launch = Launch(str(files.folder), node.devices.index(station.device), fresh, blocking_launches)
+        self._send(NodeOrder(node.number, number, launch=launch))
+        return worker
 
     def close(self) -> None:
         """See Engine."""
         if self._link is not None:
             self._link.close()
 
-    # --- what the bridge says
-
     def _send(self, order: NodeOrder) -> None:
         if self._link is not None:
             self._link.send(order)
 
-    def _take_in(self, report: NodeReport, stations: Stations, demand: Demand) -> None:
+    def _take_in(self, report: NodeReport, stations: Stations) -> None:
         if report.cluster is not None:
             self._cluster = report.cluster
-            self._why = report.cluster.down or self._why
+            self._why = report.cluster.why or self._why
             if report.cluster.refused:
                 raise Halt(
                     ExitCode.MACHINE,
                     f"the Ray cluster at {self._begin.address} cannot be used",
-                    why=report.cluster.refused,
-                    remedy="the supervisor and all nodes need the same versions of Python and Ray",
+                    why=report.cluster.why,
+                    remedy="the parent and all nodes need the same versions of Python and Ray",
                     log=self._log,
                 )
         elif report.up is not None:
             number, up = report.node, report.up
             self._nodes[number] = node = Node(number, up, self._send)
-            self._bridges = 0
             stations.add(up.devices, Site(number, up.name, up.threads, up.model_path), node.look_of)
-            self._send(NodeOrder(number, demanded=(demand.pending(), len(stations.alive) * demand.places)))
+            self._send(NodeOrder(number, expect=(self._pending(), len(stations.alive) * self._places)))
         elif report.gone is not None:
             stations.lose(report.node, report.gone)
             self._forget(report.node)
@@ -349,15 +311,8 @@ class RayEngine:
 
     def _forget(self, number: str) -> None:
         if (node := self._nodes.pop(number, None)) is not None:
-            node.lose()
-
-    # --- the bridge
-
-    def _build_bridge(self) -> None:
-        self._bridges += 1
-        keep_log_end(self._log)
-        self._link = Link(self._log, self._begin)
-        self._cluster = Cluster(starting=1)
+            for worker in node.workers.values():
+                worker.lose()
 
     def _wait(self, stations: Stations, now_s: float) -> None:
         """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
@@ -370,11 +325,10 @@ class RayEngine:
             raise stations.last_halt
         limit_s = max(self._wait_timeout_s, _START_S if starting else 0.0)
         if waited_s >= limit_s:
-            without = f"{self._cluster.without} nodes are there, without a device that the config asks for"
             raise Halt(
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._begin.address} could work for {waited_s:.0f} s",
-                why=without if self._cluster.without else self._why,
+                why=self._why,
                 remedy="start the cluster (ray start --head) or its nodes, or correct engine.address; "
                 f"then run the same command again{KEPT}",
                 log=self._log,
@@ -401,9 +355,6 @@ def ray_engine(config: Config, layout: Layout, job: Spec | None, run_id: str, em
     terms = Terms(
         run_id=run_id,
         version=this_version(),
-        machine=this_machine(),
-        workdir=str(layout.workdir),
-        shared=config.engine.shared,
         device=tuple(config.device),
         per_device=config.workers.per_device,
         env=dict(config.env),
@@ -411,4 +362,6 @@ def ray_engine(config: Config, layout: Layout, job: Spec | None, run_id: str, em
         startup_s=config.recovery.startup_timeout,
         template=TemplateSpec(model, device.kind, path),
     )
-    return RayEngine(Begin(config.engine.address, terms), layout.ray / "bridge.log", config.recovery.wait_timeout, emit)
+    return RayEngine(
+        Connect(config.engine.address, terms), layout.ray / "bridge.log", config.recovery.wait_timeout, emit
+    )

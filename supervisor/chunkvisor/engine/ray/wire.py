@@ -1,12 +1,10 @@
 """What parent, bridge and agents say to each other, one JSON message a line; and a survey of a cluster."""
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from chunkvisor.devices.gpu import Device
@@ -27,19 +25,16 @@ class Terms:
 
     run_id: str
     version: str  # `this_version` of the parent
-    machine: str  # `this_machine` of the parent
-    workdir: str
-    shared: bool  # whether the nodes see the parent's folders
     device: tuple[str, ...]  # as in the config
     per_device: int
     env: dict[str, str]
-    start: str  # A config.Start
+    start: str  # a config.Start
     startup_s: float
     template: TemplateSpec  # the model, with its path on the parent's machine
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class Connect:
     """The first line to the bridge; the others are orders."""
 
     address: str
@@ -58,19 +53,16 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class NodeOrder:
-    """Towards the workers: to the bridge, to a node, or to one of its workers. It says one thing."""
+    """To a node or to one of its workers. It says one thing."""
 
-    node: str = ""  # by Ray's number; empty = the bridge itself, which knows only `close`
+    node: str  # by Ray's number
     worker: int = NO_WORKER  # by the parent's number
     launch: Launch | None = None
     gate: Limits | None = None  # open the worker's gate
     leave: bool = False  # have the worker end after the batch under way
     signal: int | None = None  # send it to the worker and to all that it has started
     look: int | None = None  # ask nvidia-smi about the GPU at this position among the node's devices
-    demanded: tuple[int, ...] = ()  # how much work there is for a template: (pending, at_once), see LocalEngine.expect
-    discard: bool = False  # from the bridge: the worker's files are no longer needed
-    release: bool = False  # do without the node
-    close: bool = False
+    expect: tuple[int, ...] = ()  # how much work there is for a template: (pending, at_once), see LocalEngine.expect
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +91,8 @@ class NodeState:
     """What changes while a node works."""
 
     room: bool  # memory for one more worker
-    holding: bool = False  # A template is getting ready: nothing is to be started
-    warm: bool = False  # whether a worker can be forked
+    holding: bool  # a template is getting ready: nothing is to be started
+    warm: bool  # whether a worker can be forked
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +101,8 @@ class Cluster:
 
     starting: int = 0  # nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs
     preparing: int = 0  # nodes that get ready; the model may have to be downloaded
-    without: int = 0  # nodes without such a device as the config asks for
-    down: str = ""  # why the cluster cannot be reached now
-    refused: str = ""  # why it will not be, however long one waits
+    why: str = ""  # there is nothing to work on
+    refused: bool = False  # and there will not be, however long one waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +135,6 @@ def this_version() -> str:
     except PackageNotFoundError:  # run from a source folder
         own = "not installed"
     return f"chunkvisor {own} under Python {sys.version_info.major}.{sys.version_info.minor}"
-
-
-def this_machine() -> str:
-    """Make a name that no other machine has, nor a container with another file system."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{boot}/{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
