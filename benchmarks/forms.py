@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from chunkvisor.assemble.finished import keep_finished
-from chunkvisor.assemble.forms import Form
-from chunkvisor.assemble.join import describe_files
-from chunkvisor.assemble.manifest import publish_manifest
-from chunkvisor.assemble.writer import FinalWriter
+from chunkvisor.assemble.forms import Form, Numbers, partial_of
+from chunkvisor.assemble.join import write_final
+from chunkvisor.assemble.manifest import describe_files, publish
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.layout import Layout, OutputLayout
 
@@ -75,15 +74,14 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
     """Write a finished float32 final, or make another form of the one that is there and print seconds and megabytes."""
     if form == "float32":
         layout.state.mkdir(parents=True)
-        block = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32)
-        with FinalWriter(layout, rows, DIMENSION, Form()) as writer:
-            for first in range(0, rows, BLOCK):
-                block[0, 0] = first
-                writer.write(block[: rows - first], np.empty(0, dtype=np.int64))
-            stamps = writer.publish()
-        described = describe_files(layout, Form(), rows, stamps, None)
+        block, none = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32), np.empty(0, int)
+        found = ((block[: rows - first], none) for first in range(0, rows, BLOCK))
+        numbers, partial = Numbers(FinalDtype.FLOAT32, DIMENSION), partial_of(layout, Form())
+        described = describe_files(
+            layout, Form(), rows, write_final(layout, partial, rows, numbers, Form(), found), None
+        )
         known = {"rows": rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": [], "zero_rows": 0}
-        publish_manifest(layout, known | described, stamps)
+        publish(layout, known | described)
         return
     began_s = time.monotonic()
     assert keep_finished(layout, "f", FORMS[form], lambda _: None, lambda: None) is not None

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row, reasons_in_words, reasons_of, where_listed
-from chunkvisor.assemble.forms import FORMATS, form_of, place_of, without_vectors
-from chunkvisor.assemble.manifest import recorded_parts
-from chunkvisor.assemble.numbers import Numbers
+from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, place_of, recorded_parts, without_vectors
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.store.layout import Layout
@@ -58,7 +56,7 @@ class FinalFile:
         read, numbers = FORMATS[form.format].read, Numbers(form.dtype, self.manifest["dimension"])
         counts = [part["rows"] for part in self.manifest.get("shards", [self.manifest])]
         parts = zip(self.files, counts, strict=True)
-        return np.concatenate([rows for path, count in parts for rows, _ in read(path, count, numbers, None)])
+        return np.concatenate([rows for path, count in parts for rows in read(path, count, numbers, None)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,35 +4,44 @@ Vectors may come from the output's own earlier final, from other outputs, or fro
 only under the same vector identity.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import errno
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
-from chunkvisor.assemble.forms import FORMATS, asked_form, form_of, place_of
+from chunkvisor.assemble.forms import FORMATS, asked_form, form_of, place_of, recorded_parts
+from chunkvisor.assemble.join import ArrayRows, Taken, TakenDamagedError, final_rows
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_moved, read_recorded
-from chunkvisor.assemble.reader import (
-    CommittedRows,
-    FinalRows,
-    RowReader,
-    Scratch,
-    Taken,
-    TakenDamagedError,
-    copied_rows,
-    copy_rows,
-)
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Warned
 from chunkvisor.sources.dedupe import WhereWriter, matches
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.artifact import pick_rows
+from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows, npy_header, pick_rows, read_shape
 from chunkvisor.store.identity import BadText, Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.ledger import Ledger, Place, PlaceKind, Reuse, ledger_of, read_reuse, write_plan
+from chunkvisor.store.ledger import (
+    ENCODED,
+    WHERE,
+    Ledger,
+    Place,
+    PlaceKind,
+    Reuse,
+    ReuseFiles,
+    chunk_files,
+    ledger_of,
+    read_reuse,
+    write_plan,
+)
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import make_folder, remove_folder
@@ -61,7 +70,7 @@ class Offer:
     index: Path
     """Of the texts of its source."""
     facts: Facts | None
-    reader: RowReader | None
+    reader: ArrayRows | None
     """None = there is no vector yet: the same run will make it."""
     numbers: Callable[[Rows], Rows] = lambda rows: rows
     """What the reader wants for rows of that source; -1 = it has no vector for them."""
@@ -69,7 +78,7 @@ class Offer:
     """What is wrong with the files, in words; reads them."""
 
 
-def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, scratch: Scratch) -> Offer | None:
+def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str, scratch: Path) -> Offer | None:
     """Offer the final file of a finished state; None if it is none, or `wanted` can have nothing of it."""
     try:
         fixed, manifest = read_fixed(layout), read_recorded(layout)
@@ -90,6 +99,48 @@ def of_final(layout: OutputLayout, wanted: Identity, kind: PlaceKind, words: str
         return np.where(np.isin(found, rows.without), -1, found)
 
     return Offer(place, TableFiles(layout.table).index, facts, rows, numbers, rows.problem)
+
+
+class FinalRows(ArrayRows):
+    """The rows of the final that a manifest describes; it is float32."""
+
+    def __init__(self, layout: OutputLayout, manifest: dict[str, Any], scratch: Path) -> None:
+        """A table is unpacked in the folder `scratch` when it is read.
+
+        Raises DamagedError if it cannot be told which rows have no vector.
+        """
+        parts = [part for part, _ in recorded_parts(layout, manifest)]
+        super().__init__(manifest["dimension"], [part.start for part in parts], [part.path for part in parts])
+        self.without = np.fromiter((each["row"] for each in every_row(layout, manifest)), dtype=np.int64)
+        """Rows without a vector."""
+        self._layout, self._manifest, self._scratch = layout, manifest, scratch
+        self._packed = form_of(manifest).format is not FinalFormat.NPY
+
+    def problem(self, on_block: Callable[[], None]) -> str | None:
+        """Say what is wrong with the files; None if they have the digests of the manifest. Reads them.
+
+        Calls `on_block` now and then; it may raise to stop.
+        """
+        try:
+            for _ in final_rows(self._layout, self._manifest):
+                on_block()
+        except (BadVectorsError, OSError) as error:
+            return f"it {error}" if isinstance(error, BadVectorsError) else str(error)
+        return None
+
+    def read(self, rows: Rows) -> Vectors:
+        """See ArrayRows; BadVectorsError for what is not a table."""
+        if self._packed:
+            with TemporaryFile(dir=self._scratch) as file:
+                file.write(npy_header(self._manifest["rows"], self.dimension))
+                for block in final_rows(self._layout, self._manifest, compare=False):
+                    file.write(np.ascontiguousarray(block).data)
+                file.flush()
+                kept = os.dup(file.fileno())
+            weakref.finalize(self, os.close, kept)
+            super().__init__(self.dimension, [0], [Path(f"/proc/self/fd/{kept}")])
+            self._packed = False
+        return super().read(rows)
 
 
 def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Offer | None:
@@ -114,15 +165,27 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Offer | None:
         return None
     if ledger.facts is None:
         return None
-    rows = CommittedRows(layout, ledger, reuse)
-    if rows.empty:
+    plan, copied, copies = ledger.plan, ReuseFiles(layout.reuse).copied, list[int]()
+    files = {chunk: path for chunk, path in chunk_files(layout) if ledger.is_whole(chunk, path)}
+    starts, paths = [plan.bounds(chunk)[0] for chunk in files], [*files.values()]
+    if reuse is not None and copied.exists():  # its rows are numbered after the texts that are encoded
+        copies = [number for number, each in enumerate(reuse.places) if each.kind is PlaceKind.COPY]
+        starts, paths = [*starts, plan.distinct], [*paths, copied]
+    if not paths:
         return None
-    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=ledger.facts.versions)
+    chunks, bad = (np.fromiter(each, dtype=np.int64) for each in (files, ledger.bad))
 
     def numbers(found: Rows) -> Rows:
-        return rows.numbers_of(pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64))
+        texts = pick_rows(table.row_text, "<i8", 0, 1, found)[:, 0].astype(np.int64)
+        place = np.full(len(texts), ENCODED)
+        if reuse is not None:
+            where = reuse.where_of(texts)
+            place, texts = where["place"], where["row"]
+        committed = (place == ENCODED) & np.isin(texts // plan.chunk_size, chunks) & ~np.isin(texts, bad)
+        return np.where(np.isin(place, copies), plan.distinct + texts, np.where(committed, texts, -1))
 
-    return Offer(place, table.index, ledger.facts, rows, numbers)
+    place = Place(PlaceKind.COPY, "earlier chunks of this output", layout.name, versions=ledger.facts.versions)
+    return Offer(place, table.index, ledger.facts, ArrayRows(ledger.facts.dimension, starts, paths), numbers)
 
 
 def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
@@ -130,7 +193,7 @@ def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
     return fixed.identity.of_vectors == wanted.of_vectors and TableFiles(layout.table).holds_index()
 
 
-def of_other_workdirs(folders: Sequence[Path], wanted: Identity, scratch: Scratch) -> Iterator[Offer]:
+def of_other_workdirs(folders: Sequence[Path], wanted: Identity, scratch: Path) -> Iterator[Offer]:
     """Offer finished outputs of other workdirs. Raises Halt (78) if one of the folders is not a workdir."""
     for folder in folders:
         layout = Layout(folder)
@@ -213,16 +276,47 @@ class Planner:
         return used, facts
 
 
+def copy_rows(folder: Path, readers: Mapping[int, ArrayRows], on_block: Callable[[], None]) -> None:
+    """Copy what the plan in `folder` has in these places into one file, in the order of the texts, and point there.
+
+    Whoever writes the plan syncs them. Raises OSError; EIO if a place has other rows without a vector than its record
+    says.
+    """
+    if not readers:
+        return
+    files, dimension, done = ReuseFiles(folder), next(iter(readers.values())).dimension, 0
+    pointed, per_block = files.where.with_name("where.tmp"), max(1, BLOCK_BYTES // (4 * dimension))
+    with open(files.where, "rb") as old, open(pointed, "wb") as out, open(files.copied, "wb") as copied:
+        copied.write(npy_header(0, dimension))
+        while data := old.read(per_block * WHERE.itemsize):
+            where = np.frombuffer(data, dtype=WHERE).copy()
+            hits = np.flatnonzero(np.isin(where["place"], list(readers)))
+            block = np.empty((len(hits), dimension), dtype="<f4")
+            for place in np.unique(where["place"][hits]).tolist():
+                own = where["place"][hits] == place
+                block[own] = readers[place].read(where["row"][hits][own])
+            if len(bad_rows(block)[0]):
+                raise OSError(errno.EIO, "it has other rows without a vector than its record says")
+            copied.write(block.data)
+            where["row"][hits] = np.arange(done, done + len(hits))
+            done += len(hits)
+            out.write(where.tobytes())
+            on_block()
+        copied.seek(0)
+        copied.write(npy_header(done, dimension))  # as long as the one of before
+    pointed.replace(files.where)
+
+
 def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Callable[[], None]) -> Taken:
     """Open what is taken over. Fixes the facts of the output, if nothing of it was encoded.
 
     Raises TakenDamagedError if something is not what it was, OSError, Halt.
     """
-    readers, bad = dict[int, RowReader](), dict[tuple[int, int], BadText]()
+    readers, bad = dict[int, ArrayRows](), dict[tuple[int, int], BadText]()
     for number, place in enumerate(reuse.places):
         if not place.texts:  # another one has all its texts
             continue
-        readers[number] = reader = _reader_of(layout, reuse, place, number, bad, on_block)
+        readers[number] = reader = _reader_of(layout, reuse, place, number, bad)
         if ledger.facts is None:
             facts = read_facts(Layout(layout.workdir).output(place.output)) or Facts(0, versions=place.versions)
             ledger.fix_facts(replace(facts, dimension=reader.dimension))
@@ -239,18 +333,16 @@ def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Calla
 
 
 def _reader_of(
-    layout: OutputLayout,
-    reuse: Reuse,
-    place: Place,
-    number: int,
-    bad: dict[tuple[int, int], BadText],
-    on_block: Callable[[], None],
-) -> RowReader:
+    layout: OutputLayout, reuse: Reuse, place: Place, number: int, bad: dict[tuple[int, int], BadText]
+) -> ArrayRows:
     """Return the reader of a place, and note its rows without a vector in `bad`, by place and row."""
     if place.kind is PlaceKind.COPY:
-        if (copied := copied_rows(reuse.folder)) is None:
-            raise TakenDamagedError(f"{reuse.folder} is damaged")
-        return copied
+        path = ReuseFiles(reuse.folder).copied
+        try:
+            with open(path, "rb") as file:
+                return ArrayRows(read_shape(file).dimension, [0], [path])
+        except (BadVectorsError, OSError) as error:
+            raise TakenDamagedError(f"{reuse.folder} is damaged: {error}") from error
     source = Layout(layout.workdir).output(place.output)
     if place.kind is PlaceKind.EARLIER:
         source = layout.earlier
@@ -263,6 +355,6 @@ def _reader_of(
         for each in every_row(source, manifest):
             reason = f"{each['reason']} (in {place.words})"
             bad[number, int(each["row"])] = BadText(0, Outcome(each["outcome"]), reason)
-        return FinalRows(source, manifest, Scratch(layout.workdir, on_block))
+        return FinalRows(source, manifest, layout.workdir)
     except DamagedError as error:
         raise TakenDamagedError(f"{error} is damaged") from error

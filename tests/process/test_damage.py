@@ -75,8 +75,8 @@ def test_final_file_kept_aside(tmp_path: Path) -> None:
     changed = (place.workdir / "out.npy").read_bytes()
     ended = place.run_here()
     assert_harmless(place, ended, "out.npy")
-    assert "out.npy.damaged" in ended.stderr
-    assert (place.workdir / "out.npy.damaged").read_bytes() == changed
+    assert "out.npy.aside" in ended.stderr
+    assert (place.workdir / "out.npy.aside").read_bytes() == changed
 
 
 def chunk_files(place: ScriptedWorkplace, output: str = "out") -> list[Path]:

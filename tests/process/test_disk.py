@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.assemble.writer import FinalWriter
+from chunkvisor.assemble.forms import HashedFile
 from chunkvisor.store.ledger import Ledger, Parts
 from harness import expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
@@ -129,11 +129,11 @@ def test_a_join_that_meets_a_full_disk_leaves_nothing_in_the_way(
 ) -> None:
     """While the run waits for room to join, its own half-made file takes none."""
 
-    def fail(self: FinalWriter, block: Any, missing: Any) -> Any:
+    def fail(self: HashedFile, data: Any) -> int:
         (place.hidden / "out.npy.partial").write_bytes(bytes(1000))
         raise full_disk()
 
-    monkeypatch.setattr(FinalWriter, "write", fail)
+    monkeypatch.setattr(HashedFile, "write", fail)
     ended = place.run_here()
     assert ended.returncode == 74, ended.stderr
     assert not (place.hidden / "out.npy.partial").exists()

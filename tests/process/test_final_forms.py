@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import chunkvisor
-from chunkvisor.assemble.finished import keep_finished
 from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
 
@@ -258,7 +257,7 @@ def test_killed_while_put_side_by_side(tmp_path: Path) -> None:
     """A run killed at any step of a combination ends, the next time, with the whole of it."""
     place = combining(tmp_path / "place")
     right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
-    targets = ["chunkvisor.assemble.combine:clear_partial", "chunkvisor.assemble.combine:describe_files"]
+    targets = ["chunkvisor.assemble.join:write_final", "chunkvisor.assemble.join:publish"]
     lines = sweep("each", "after", place.folder, tmp_path / "scratch", *targets, share="1:", most=4)
     assert lines
     for line in lines:
@@ -273,8 +272,7 @@ def test_killed_while_made_into_another(tmp_path: Path) -> None:
     assert place.run_here().returncode == 0
     place.write_config("scripted:make", chunk__size=2, outputs__out__dtype="int8")
     calls = len(place.calls())
-    targets = ["writer:sync_folder", "writer:remove_final", "sides:write_atomic"]
-    targets = [f"{keep_finished.__module__.rpartition('.')[0]}.{target}" for target in targets]
+    targets = [f"chunkvisor.assemble.manifest:{name}" for name in ("sync_folder", "write_record", "write_atomic")]
     for when in ("after", "before") if SOAK_SEED else ("after",):
         lines = sweep("each", when, place.folder, tmp_path / when, *targets, share="1:" if SOAK_SEED else "2:a")
         assert lines

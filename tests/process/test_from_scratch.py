@@ -64,47 +64,39 @@ def test_a_beginning_that_comes_to_nothing(
     assert after.keys() - before.keys() == spoiled
 
 
-def test_what_was_there_is_kept_until_it_is_replaced(place: ScriptedWorkplace) -> None:
-    """While the new run has no final file the old one is kept; then it is removed, and nothing else is left of it."""
+def test_the_final_file_stays_until_it_is_replaced(place: ScriptedWorkplace) -> None:
+    """While the new run has no final file the old one is in its place; then nothing else is left of it."""
     before = files(place)
     place.write_source(OTHERS)
     place.lay("n2", "damage!")
-    ended = place.run_here("--from-scratch")
-    assert ended.returncode == 75, ended.stderr
-    assert not (place.workdir / "out.npy").exists()
-    kept = place.hidden / "out.before"
-    assert (kept / "out.npy").read_bytes() == before["out.npy"]
-    assert (kept / "out.json").read_bytes() == before["out.json"]
-    assert str(kept) in ended.stderr
-
-    # Once more: what was begun since goes, what was finished stays.
-    ended = place.run_here("--from-scratch")
-    assert ended.returncode == 75, ended.stderr
-    assert (kept / "out.npy").read_bytes() == before["out.npy"]
+    for _ in range(2):
+        ended = place.run_here("--from-scratch")
+        assert ended.returncode == 75, ended.stderr
+        assert {name: files(place)[name] for name in ("out.npy", "out.json")} == {
+            name: before[name] for name in ("out.npy", "out.json")
+        }
+        assert "stays until the new one replaces it" in ended.stderr
 
     place.lift("n2")
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(OTHERS).tobytes()
-    assert not kept.exists()
+    assert not (place.hidden / "out.before").exists()
+    assert {path.name for path in place.workdir.glob("out*")} == {"out.npy", "out.json"}
 
 
-def test_killed_while_moving(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill between moving the final file and moving the state loses neither; the next beginning keeps the file."""
-    final = (place.workdir / "out.npy").read_bytes()
-    rename = Path.rename
+def test_no_vector_of_before_is_taken(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beginning that is killed while it removes the state leaves the final file; all texts are encoded anew."""
+    final, calls = (place.workdir / "out.npy").read_bytes(), len(place.calls())
 
-    def die(path: Path, target: Path) -> Path:
-        if path == place.hidden / "outputs/out":
-            raise OSError(5, os.strerror(5), str(path))
-        return rename(path, target)
+    def die(_: Path) -> None:
+        raise OSError(5, os.strerror(5))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", die)
+        patch.setattr("chunkvisor.assemble.finished.remove_folder", die)
         assert place.run_here("--from-scratch").returncode == 74
-    place.lay("t3", "damage!")
-    assert place.run_here("--from-scratch").returncode == 75
-    assert (place.hidden / "out.before" / "out.npy").read_bytes() == final
-    place.lift("t3")
-    assert place.run_here().returncode == 0
+    assert (place.workdir / "out.npy").read_bytes() == final
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert {text for call in place.calls()[calls:] for text in call} == set(TEXTS)
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from chunkvisor.assemble.forms import Form, parts_of
 from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
 from soaked import wide
@@ -56,22 +55,8 @@ def visible(place: ScriptedWorkplace) -> set[str]:
     return {path.name for path in place.workdir.iterdir() if path.name.startswith("out")}
 
 
-@pytest.mark.parametrize(
-    ("rows", "count", "sizes"),
-    [(10, 3, [3, 3, 4]), (4, 4, [1] * 4), (2, 5, [1, 1]), (7, 1, [7]), (10_007, 10_000, None)],
-)
-def test_even_split(rows: int, count: int, sizes: list[int] | None) -> None:
-    """Rows are split evenly and in order, names sort as they follow each other, and no shard is empty."""
-    parts = parts_of(Path("out"), rows, Form(count))
-    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
-    assert (parts[0].start, parts[-1].stop) == (0, rows)
-    assert sorted(parts, key=lambda part: str(part.path)) == parts
-    assert {part.rows for part in parts} <= {rows // len(parts), rows // len(parts) + 1}
-    assert sizes is None or [part.rows for part in parts] == sizes
-
-
 def test_shards_are_the_one_file_cut(place: ScriptedWorkplace) -> None:
-    """Shards joined are the unsharded final byte for byte; status, verify and clean take them for what they are."""
+    """Shards joined are the unsharded final byte for byte; every command and Python take them for what they are."""
     names = [path.name for path in shards(place)]
     assert names == ["0000.npy", "0001.npy", "0002.npy"]
     assert visible(place) == {"out", "out.json"}
@@ -89,22 +74,11 @@ def test_shards_are_the_one_file_cut(place: ScriptedWorkplace) -> None:
     assert again.returncode == 0
     assert "complete already" in again.stderr
     assert len(place.calls()) == calls
+    final = chunkvisor.run(place.config_path).outputs["out"]
+    assert (final.path, list(final.files)) == (place.workdir / "out", shards(place))
+    np.testing.assert_array_equal(final.vectors(), expected(TEXTS))
     whole = finished(place.folder / "whole", outputs__out__shards=None)
     assert joined(place).tobytes() == whole.vectors().tobytes()
-    np.testing.assert_array_equal(joined(place), expected(TEXTS))
-
-
-def test_quarantined_rows(tmp_path: Path) -> None:
-    """Rows without a vector are NaN in whichever shard they are, and come right after a mend."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, outputs__out__shards=4)
-    place.lay("t1", "value_error!")
-    assert place.run_here().returncode == 3
-    assert [row["row"] for row in place.manifest()["quarantined"]] == [1, 6]
-    assert np.flatnonzero(np.isnan(joined(place)).any(axis=1)).tolist() == [1, 6]
-    assert place.here("verify", str(place.workdir)).returncode == 0
-    place.lift("t1")
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    assert place.run_here().returncode == 0
     np.testing.assert_array_equal(joined(place), expected(TEXTS))
 
 
@@ -133,9 +107,9 @@ def test_damaged_shard(place: ScriptedWorkplace, damage: Callable[[Path], None],
         assert place.here("clean", str(place.workdir)).stdout == "0 files removed, 0 B freed\n"
         ended = place.run_here()
         assert ended.returncode == 0, ended.stderr
-        assert "it is now out.damaged" in ended.stderr
+        assert "it is now out.aside" in ended.stderr
         np.testing.assert_array_equal(joined(place), expected(TEXTS))
-    assert {"out.damaged", "out.damaged.aside"} <= visible(place)
+    assert {"out.aside", "out.aside1"} <= visible(place)
 
 
 @pytest.mark.parametrize(
@@ -149,21 +123,6 @@ def test_lost_records(place: ScriptedWorkplace, lost: list[str]) -> None:
     assert place.run_here().returncode == 0
     assert (len(place.calls()) == calls) == (len(lost) == 1)
     np.testing.assert_array_equal(joined(place), expected(TEXTS))
-    assert place.here("verify", str(place.workdir)).returncode == 0
-
-
-def test_what_is_none_of_the_shards(place: ScriptedWorkplace) -> None:
-    """Another .npy beneath the folder would be read as rows: `verify` names it, a run renames it; the rest may stay."""
-    folder = place.workdir / "out"
-    (folder / "deep").mkdir()
-    for name in ("0003.npy", "deep/more.npy", "index.faiss"):
-        (folder / name).write_bytes(b"mine")
-    verified = place.here("verify", str(place.workdir))
-    assert verified.returncode == 74
-    assert verified.stderr.count("is none of the shards") == 2
-    assert "complete already" in place.run_here().stderr
-    names = {path.name for path in folder.rglob("*") if path.is_file() and path.read_bytes() == b"mine"}
-    assert names == {"0003.npy.aside", "more.npy.aside", "index.faiss"}
     assert place.here("verify", str(place.workdir)).returncode == 0
 
 
@@ -210,16 +169,8 @@ def test_cut_anew_keeps_what_is_not_ours(place: ScriptedWorkplace) -> None:
     """Something of a person's own in the folder of the shards is not lost with them."""
     (place.workdir / "out" / "index.faiss").write_bytes(b"mine")
     assert place.run_here("--set", "outputs.out.shards=2").returncode == 0
-    assert (place.workdir / "out.before" / "index.faiss").read_bytes() == b"mine"
+    assert (place.workdir / "out.aside" / "index.faiss").read_bytes() == b"mine"
     assert len(shards(place)) == 2
-
-
-def test_from_scratch(place: ScriptedWorkplace) -> None:
-    """--from-scratch removes the shards, and nothing that lies beside them."""
-    (place.workdir / "out.txt").write_text("mine")
-    ended = place.run_here("--from-scratch", "--yes", "--set", "outputs.out.shards=null")
-    assert ended.returncode == 0, ended.stderr
-    assert visible(place) == {"out.npy", "out.json", "out.txt"}
 
 
 CUTS: list[tuple[int | None, int | None, str]] = [
@@ -235,12 +186,7 @@ def test_killed_while_cutting(tmp_path: Path, before: int | None, after: int | N
     place = finished(tmp_path / "place", outputs__out__shards=before)
     place.write_config("scripted:make", chunk__size=2, outputs__out__shards=after)
     calls = len(place.calls())
-    targets = [
-        "chunkvisor.assemble.writer:set_aside",
-        "chunkvisor.assemble.writer:sync_folder",
-        "chunkvisor.assemble.finished:set_aside",
-        "chunkvisor.assemble.finished:remove_final",
-    ]
+    targets = [f"chunkvisor.assemble.manifest:{name}" for name in ("set_aside", "sync_folder", "remove_final")]
     lines = sweep("each", when, place.folder, tmp_path / "scratch", *targets, share="1:" if SOAK_SEED else "2:a")
     assert len(lines) > 1
     for line in lines:
@@ -252,14 +198,6 @@ def test_killed_while_cutting(tmp_path: Path, before: int | None, after: int | N
         assert len(result.calls()) == calls, line
 
 
-def test_from_python(place: ScriptedWorkplace) -> None:
-    """`chunkvisor.run` reports the shards, and their vectors as one array."""
-    final = chunkvisor.run(place.config_path).outputs["out"]
-    assert final.path == place.workdir / "out"
-    assert list(final.files) == shards(place)
-    np.testing.assert_array_equal(final.vectors(), expected(TEXTS))
-
-
 def test_encode_has_one_file(tmp_path: Path) -> None:
     """`chunkvisor encode` makes the file that it is asked for, and refuses to spread it."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
@@ -269,17 +207,8 @@ def test_encode_has_one_file(tmp_path: Path) -> None:
     assert "shards is for `chunkvisor run`" in ended.stderr
 
 
-def test_embedding_reader(place: ScriptedWorkplace) -> None:
-    """embedding-reader reads the folder as it is: all rows, in order, in batches that span shards."""
-    embedding_reader = pytest.importorskip("embedding_reader", reason="embedding-reader is not installed (pip install)")
-    reader = embedding_reader.EmbeddingReader(embeddings_folder=str(place.workdir / "out"), file_format="npy")
-    assert (reader.count, reader.dimension) == (len(TEXTS), 8)
-    batches = [batch.copy() for batch, _ in reader(batch_size=4, start=0, end=reader.count, show_progress=False)]
-    np.testing.assert_array_equal(np.concatenate(batches), expected(TEXTS))
-
-
 def test_rules_of_embedding_reader(place: ScriptedWorkplace) -> None:
-    """What it goes by, for where it is not installed: header in one line, float32 in C order, sorted paths."""
+    """embedding-reader finds what it goes by: header in one line, float32 in C order, sorted paths."""
     found = []
     for path in sorted((place.workdir / "out").glob("**/*.npy"), key=str):
         header, _, data = path.read_bytes().partition(b"\n")

@@ -150,23 +150,6 @@ def quarantined(tmp_path: Path) -> ScriptedWorkplace:
     return place
 
 
-@pytest.mark.parametrize("loss", [Path.unlink, flip])
-def test_a_lost_record_of_bad_texts_is_written_anew(
-    quarantined: ScriptedWorkplace, loss: Callable[[Path], None]
-) -> None:
-    """D16: verify sees it, the next run makes it again from the manifest, and nothing is computed."""
-    place = quarantined
-    (record,) = state(place, "quarantine").iterdir()
-    before, calls = read_sealed(record), len(place.calls())
-    loss(record)
-    assert place.here("verify", str(place.workdir)).returncode == 74
-
-    assert place.run_here().returncode == 3
-    assert read_sealed(record) == before
-    assert len(place.calls()) == calls
-    assert place.here("verify", str(place.workdir)).returncode == 0
-
-
 @pytest.mark.parametrize("lost", ["record", "chunk", "both"])
 def test_retry_finds_what_the_manifest_lists(quarantined: ScriptedWorkplace, lost: str) -> None:
     """D16: a record that is lost, or a damaged chunk that was removed, leaves no text in quarantine for ever."""

@@ -1,11 +1,14 @@
 """Assembly against the truth that numpy's indexing gives, whatever repeats where and however small the blocks are."""
 
 import errno
+import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.assemble import join as assemble
-from chunkvisor.assemble import reader
-from chunkvisor.assemble.forms import Form, all_partials
-from chunkvisor.assemble.reader import ChunkDamagedError
+from chunkvisor.assemble import forms, join
+from chunkvisor.assemble.forms import Form, HashedFile
+from chunkvisor.assemble.join import ChunkDamagedError, Final
+from chunkvisor.assemble.manifest import describe_files, publish
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect
@@ -68,15 +71,26 @@ def assembled(
     block_bytes = block_rows * DIMENSION * 4
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(assemble, "BLOCK_BYTES", block_bytes),
-        mock.patch.object(artifact, "BLOCK_BYTES", block_bytes),
-        mock.patch.object(assemble, "_BLOCKS_AT_ONCE", 2),
-        mock.patch.object(reader, "_AHEAD_BYTES", 1),
+        mock.patch.object(join, "BLOCK_BYTES", block_bytes),
+        mock.patch.object(artifact, "BLOCK_BYTES", max(1, block_bytes // 2)),
         mock.patch("os.fsync"),  # the bytes are what counts here
     ):
         workdir = Path(folder)
         ledger = make_ledger(workdir, vectors, chunk_size, bad)
         yield ledger, make_table(workdir / "table", row_text), vectors[row_text]
+
+
+def publish_joined(
+    ledger: Ledger, table: StagedTable, form: Form | None = None, on_block: Callable[[], None] = lambda: None
+) -> tuple[Final, dict[str, Any]]:
+    """Join, and publish with a manifest; both."""
+    final = join.assemble(ledger, table, on_block, form)
+    described = describe_files(ledger.layout, (form or Form()).of(table.rows), table.rows, final.digests, final.ranges)
+    bad = [{"row": row, "outcome": "crashed", "reason": "why"} for row, _ in final.bad_rows]
+    manifest = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": bad}
+    manifest |= {"zero_rows": final.zero_rows, **described}
+    publish(ledger.layout, manifest)
+    return final, manifest
 
 
 @pytest.mark.soak
@@ -92,46 +106,34 @@ def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shard
     row_text = first_come_first_numbered(rows)
     blocks: list[None] = []
     with assembled(row_text, chunk_size, block_rows) as (ledger, table, right):
-        final = assemble.assemble(ledger, table, lambda: blocks.append(None), Form(shards))
+        final, _ = publish_joined(ledger, table, Form(shards), lambda: blocks.append(None))
         layout = ledger.layout
         paths = [layout.final] if shards is None else sorted(layout.shards.iterdir())
         assert len(paths) == (1 if shards is None else min(shards, len(rows)))
         parts = [np.load(path, mmap_mode="r") for path in paths]
         np.testing.assert_array_equal(np.concatenate(parts), right)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
-        assert final.dimension == DIMENSION
-        assert final.zero_rows == 0
-        for path, part, stamp in zip(paths, parts, final.stamps, strict=True):
-            assert stamp.untouched(path)
-            assert stamp.digest == digest_file(path)
+        assert (final.dimension, final.zero_rows) == (DIMENSION, 0)
+        for path, part, digest in zip(paths, parts, final.digests, strict=True):
+            assert digest == digest_file(path)
             reference = layout.workdir / "reference.npy"
             np.save(reference, part)
             assert path.read_bytes() == reference.read_bytes()
-        assert not any(path.exists() for path in all_partials(layout))
+        assert not list(layout.hidden.glob("out.*"))
     assert len(blocks) == -(-len(rows) // block_rows)
 
 
 ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6])
 
 
-@pytest.mark.parametrize("shards", [None, 3])
-def test_rows_of_texts_that_came_long_before(shards: int | None) -> None:
-    """A repeat gets the vector of its text also where the blocks read at once have no new text, from any shard."""
-    row_text = first_come_first_numbered([0, 1, 2, 3, *[0, 2] * 4])
-    with assembled(row_text, 2, 2) as (ledger, table, right):
-        assemble.assemble(ledger, table, lambda: None, Form(shards))
-        layout = ledger.layout
-        paths = [layout.final] if shards is None else sorted(layout.shards.iterdir())
-        np.testing.assert_array_equal(np.concatenate([np.load(path) for path in paths]), right)
-
-
 @pytest.mark.parametrize("block_rows", [1, 2, 100])
 def test_rows_without_a_vector(block_rows: int) -> None:
-    """Rows of bad texts are NaN, and named with their text, in whatever block they are; repeats as well."""
-    with assembled(ROWS, 2, block_rows, bad=[0, 4], nan=[0, 4]) as (ledger, table, right):
-        final = assemble.assemble(ledger, table, lambda: None)
+    """Rows of bad texts are NaN, and named with their text, in whatever block they are; zero rows are counted."""
+    with assembled(ROWS, 2, block_rows, bad=[0, 4], nan=[0, 4], zero=[1, 6]) as (ledger, table, right):
+        final, _ = publish_joined(ledger, table)
         np.testing.assert_array_equal(np.load(ledger.layout.final), right)
     assert final.bad_rows == [(0, 0), (2, 0), (5, 4), (6, 4)]
+    assert final.zero_rows == 2
 
 
 @pytest.mark.parametrize(("bad", "nan"), [([], [5]), ([5], []), ([4], [5])])
@@ -139,34 +141,25 @@ def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None
     """A text without a vector that no record names, or one with a vector that a record names, is damage."""
     with assembled(ROWS, 2, 2, bad=bad, nan=nan) as (ledger, table, _):
         with pytest.raises(ChunkDamagedError, match="other rows without a vector than its record says") as caught:
-            assemble.assemble(ledger, table, lambda: None)
+            publish_joined(ledger, table)
         assert caught.value.chunk == 2
         assert not ledger.layout.final.exists()
 
 
-def test_zero_rows() -> None:
-    """Rows that are zero are counted through all blocks."""
-    with assembled(ROWS, 2, 2, zero=[0, 6]) as (ledger, table, _):
-        assert assemble.assemble(ledger, table, lambda: None).zero_rows == 3
-
-
-def test_a_final_without_a_manifest() -> None:
-    """One of ours, as a kill between its rename and its manifest leaves it, is replaced, and not set aside."""
-    with assembled(ROWS, 2, 2) as (ledger, table, right):
-        for _ in range(2):
-            assemble.assemble(ledger, table, lambda: None)
-        final = ledger.layout.final
-        np.testing.assert_array_equal(np.load(final), right)
-        assert [path.name for path in final.parent.glob(f"{final.name}*")] == [final.name]
-
-
-def test_a_file_of_somebody_else() -> None:
-    """What stands in the place of the final, and is none of ours, is set aside."""
+@pytest.mark.parametrize("shards", [None, 2])
+def test_what_stands_in_the_place(shards: int | None) -> None:
+    """A final of ours is replaced, and what is not ours is set aside, however often the rows are joined."""
     with assembled(ROWS, 2, 2) as (ledger, table, _):
-        final = ledger.layout.final
-        final.write_bytes(b"somebody's")
-        assemble.assemble(ledger, table, lambda: None)
-        assert final.with_name(f"{final.name}.aside").read_bytes() == b"somebody's"
+        place = ledger.layout.final if shards is None else ledger.layout.shards
+        if shards is not None:
+            place.mkdir()
+        mine = place if shards is None else place / "0000.npy"
+        mine.write_bytes(b"mine")
+        for _ in range(2):
+            publish_joined(ledger, table, Form(shards))
+        aside = place.with_name(f"{place.name}.aside")
+        assert (aside if shards is None else aside / "0000.npy").read_bytes() == b"mine"
+        assert sorted(path.name for path in place.parent.glob("out*")) == sorted(["out.json", place.name, aside.name])
 
 
 def chunk_path(ledger: Ledger, chunk: int) -> Path:
@@ -198,55 +191,81 @@ def other_shape(path: Path) -> None:
         lambda path: path.rename(path.with_name(path.name.replace("-", "-0")[:-5] + ".npy")),
     ],
 )
-@pytest.mark.parametrize("chunk", [0, 1, 3])
-@pytest.mark.parametrize("block_rows", [1, 100])
+@pytest.mark.parametrize(("chunk", "block_rows"), [(0, 1), (1, 100), (3, 1), (3, 100)])
 def test_damaged_chunk(damage: Callable[[Path], None], chunk: int, block_rows: int) -> None:
-    """A chunk that is not what was committed is named, and no final file appears."""
-    with assembled(ROWS, 2, block_rows) as (ledger, table, _):
-        damage(chunk_path(ledger, chunk))
+    """A chunk that is not what was committed is named, no final appears, and nothing is left in the way of the next."""
+    with assembled(ROWS, 2, block_rows) as (ledger, table, right):
+        whole, path = chunk_path(ledger, chunk).read_bytes(), chunk_path(ledger, chunk)
+        damage(path)
         with pytest.raises(ChunkDamagedError) as caught:
-            assemble.assemble(ledger, table, lambda: None)
+            publish_joined(ledger, table)
         assert caught.value.chunk == chunk
         assert not ledger.layout.final.exists()
-
-
-def test_mended_after_damage() -> None:
-    """The remains of an assembly that failed are no hindrance to the next."""
-    with assembled(ROWS, 2, 2) as (ledger, table, right):
-        path = chunk_path(ledger, 1)
-        whole = path.read_bytes()
-        flip(path)
-        with pytest.raises(ChunkDamagedError):
-            assemble.assemble(ledger, table, lambda: None)
+        assert not list(ledger.layout.hidden.glob("out.*"))
+        for each in path.parent.glob(f"{chunk:06d}-*"):
+            each.unlink()
         path.write_bytes(whole)
-        assemble.assemble(ledger, table, lambda: None)
+        publish_joined(ledger, table)
         np.testing.assert_array_equal(np.load(ledger.layout.final), right)
 
 
 def test_stopped() -> None:
-    """What `on_block` raises ends the assembly, and no final file appears."""
+    """What `on_block` raises ends the assembly, and neither a final file nor a thread is left."""
 
     def stop() -> None:
         raise InterruptedError
 
+    before = threading.active_count()
     with assembled(ROWS, 2, 2) as (ledger, table, _):
         with pytest.raises(InterruptedError):
-            assemble.assemble(ledger, table, stop)
+            publish_joined(ledger, table, on_block=stop)
         assert not ledger.layout.final.exists()
+        assert not list(ledger.layout.hidden.glob("out.*"))
+    assert threading.active_count() == before
 
 
-def test_failing_disk() -> None:
-    """A file that reads back otherwise than it was written is not published."""
+# A file that is hashed and synced while it grows
+
+BLOCKS = [b"header", b"", b"a" * 5000, b"b" * 70_000, b"c"]
+
+
+def write_all(path: Path) -> str:
+    """Write the blocks; the digest."""
+    with HashedFile(path) as file:
+        for block in BLOCKS:
+            file.write(block)
+        return file.finish()
+
+
+@pytest.mark.parametrize("sync_bytes", [1, 1 << 20])
+def test_a_file_is_hashed_and_synced(tmp_path: Path, sync_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are there in their order, the digest is their sha256, and an error of any sync is not lost."""
+    monkeypatch.setattr(forms, "_SYNC_BYTES", sync_bytes)
+    assert write_all(tmp_path / "file") == hashlib.sha256(b"".join(BLOCKS)).hexdigest()
+    assert (tmp_path / "file").read_bytes() == b"".join(BLOCKS)
+    failed: list[int] = []
+
+    def fail_once(fd: int) -> None:
+        if not failed:
+            failed.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+
+    before = len([*Path("/proc/self/fd").iterdir()]), threading.active_count()
+    monkeypatch.setattr(os, "fsync", fail_once)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_all(tmp_path / "file")
+    assert (len([*Path("/proc/self/fd").iterdir()]), threading.active_count()) == before
+
+
+def test_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the space cannot be reserved, that is the error, and what could be reserved is free again."""
+
+    def half(fd: int, offset: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", half)
     with assembled(ROWS, 2, 2) as (ledger, table, _):
-        write = os.write
-
-        def lie(fd: int, data: memoryview) -> int:
-            return write(fd, bytes(data[:-1]) + bytes([data[-1] ^ 1]))
-
-        with (
-            mock.patch("chunkvisor.assemble.checkedfile.os.write", lie),
-            pytest.raises(OSError, match="does not hold what was written to it") as caught,
-        ):
-            assemble.assemble(ledger, table, lambda: None)
-        assert caught.value.errno == errno.EIO  # a fault of the disk, as the run's exit code is to say
-        assert not ledger.layout.final.exists()
+        with pytest.raises(OSError, match="No space"):
+            publish_joined(ledger, table)
+        assert not list(ledger.layout.hidden.glob("out.*"))

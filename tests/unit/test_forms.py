@@ -1,36 +1,36 @@
 """Forms of a final: what each type of number and each format makes of the vectors, and what is made of what."""
 
-import hashlib
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chunkvisor.assemble import join as assemble
+from chunkvisor.assemble.badrows import BadReason, reasons_in_words, reasons_of
 from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.forms import (
     FORM_KEYS,
     FORMATS,
     Form,
-    all_partials,
+    Numbers,
     form_of,
     parts_of,
     place_of,
+    recorded_parts,
+    widened,
     without_vectors,
 )
-from chunkvisor.assemble.join import describe_files
-from chunkvisor.assemble.manifest import publish_manifest, read_finished
-from chunkvisor.assemble.numbers import Numbers, Ranges, TooLargeError
-from chunkvisor.assemble.sides import ranges_of, write_sides
+from chunkvisor.assemble.join import write_form
+from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.commands.verify import _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Event
+from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
 from staged import first_come_first_numbered
-from unit.test_assemble import DIMENSION, assembled
+from unit.test_assemble import DIMENSION, assembled, publish_joined
 
 NONE = np.empty(0, dtype=np.int64)
 ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6, 1, 7])
@@ -61,37 +61,34 @@ def test_what_stands_in_a_lost_row(rows: int, manifests: dict[str, dict[str, str
     assert without_vectors(rows, manifests) == words
 
 
+@pytest.mark.parametrize("dtype", [FinalDtype.INT8, FinalDtype.UBINARY])
 @pytest.mark.parametrize("dimension", [8, 21])
-def test_quantised_by_the_formula(dimension: int) -> None:
+def test_quantised_by_the_formula(dtype: FinalDtype, dimension: int) -> None:
     """int8 counts the whole steps, of 255, from the least of its dimension, less 128; ubinary has a bit a sign."""
-    block = vectors(57, dimension)
-    ranges = Ranges(dimension)
+    block, ranges = vectors(57, dimension), None
     for start in range(0, 57, 10):
-        ranges.take(block[start : start + 10], NONE)
+        ranges = widened(ranges, block[start : start + 10], NONE)
     least, greatest = block.min(axis=0), block.max(axis=0)
-    np.testing.assert_array_equal(ranges.values, [least, greatest])
-    int8 = Numbers(FinalDtype.INT8, dimension).of(block, NONE, ranges.values)
+    np.testing.assert_array_equal(ranges, [least, greatest])
+    made = Numbers(dtype, dimension).of(block, NONE, ranges)
     steps = (greatest - least) / np.float32(255)
-    np.testing.assert_array_equal(int8, np.floor((block - least) / steps).clip(0, 255) - 128)
-    ubinary = Numbers(FinalDtype.UBINARY, dimension).of(block, NONE, ranges.values)
-    np.testing.assert_array_equal(ubinary, np.packbits(block > 0, axis=1))
+    steps[steps == 0] = 1
+    right = np.floor((block - least) / steps).clip(0, 255) - 128
+    np.testing.assert_array_equal(made, right if dtype is FinalDtype.INT8 else np.packbits(block > 0, axis=1))
 
 
 @pytest.mark.model
 @pytest.mark.soak(only=True)
 @pytest.mark.parametrize("dtype", ["int8", "ubinary"])
-@pytest.mark.parametrize("dimension", [8, 16, 384, 21])
+@pytest.mark.parametrize("dimension", [8, 384, 21])
 def test_quantised_as_sentence_transformers_does(dtype: str, dimension: int) -> None:
     """int8 and ubinary are those of `quantize_embeddings` with the same ranges, bit by bit."""
     from sentence_transformers.util import quantize_embeddings
 
     block = vectors(57, dimension)
-    ranges = Ranges(dimension)
-    for start in range(0, 57, 10):
-        ranges.take(block[start : start + 10], NONE)
-    np.testing.assert_array_equal(ranges.values, [block.min(axis=0), block.max(axis=0)])
-    made = Numbers(FinalDtype(dtype), dimension).of(block, NONE, ranges.values)
-    right = quantize_embeddings(block, dtype, ranges=ranges.values)
+    ranges = widened(None, block, NONE)
+    made = Numbers(FinalDtype(dtype), dimension).of(block, NONE, ranges)
+    right = quantize_embeddings(block, dtype, ranges=ranges)
     assert made.dtype == right.dtype
     np.testing.assert_array_equal(made, right)
 
@@ -101,15 +98,15 @@ def test_each_type_keeps_what_it_can(dtype: FinalDtype) -> None:
     """What is stored stands for the vector it was made of; a row without one is NaN, or zero where there is no NaN."""
     block = vectors(20, 24)
     block[7] = np.nan
-    missing, ranges = np.array([7]), Ranges(24)
-    ranges.take(block, missing)
-    numbers = Numbers(dtype, 24)
-    stored = numbers.of(block.copy(), missing, ranges.values)
+    missing, numbers = np.array([7]), Numbers(dtype, 24)
+    ranges = widened(None, block, missing)
+    assert ranges is not None
+    stored = numbers.of(block.copy(), missing, ranges)
     assert (stored.dtype, stored.shape) == (np.dtype(numbers.numpy), (20, numbers.width))
     assert stored[0].nbytes == numbers.row_bytes
-    assert np.isnan(stored[7]).all() if numbers.is_float else not stored[7].any()
-    back, good = numbers.back(stored, ranges.values), np.delete(np.arange(20), 7)
-    steps = (ranges.values[1] - ranges.values[0]) / 255
+    assert np.isnan(stored[7]).all() if dtype.is_float else not stored[7].any()
+    back, good = numbers.back(stored, ranges), np.delete(np.arange(20), 7)
+    steps = (ranges[1] - ranges[0]) / 255
     if dtype is FinalDtype.UBINARY:
         np.testing.assert_array_equal(back[good] > 0, block[good] > 0)
     elif dtype is FinalDtype.INT8:
@@ -120,13 +117,15 @@ def test_each_type_keeps_what_it_can(dtype: FinalDtype) -> None:
         np.testing.assert_allclose(back[good], block[good], rtol=rtol, atol=atol)
 
 
-def test_what_float16_cannot_hold() -> None:
-    """A number too large for float16 is refused with its row, also beside a row that is NaN throughout."""
-    block = np.ones((4, 3), dtype=np.float32)
+def test_what_float16_cannot_hold(tmp_path: Path) -> None:
+    """A number too large for float16 is refused with its row, also next to a row that is NaN throughout."""
+    block, layout = np.ones((4, 3), dtype=np.float32), OutputLayout(tmp_path, "out")
+    layout.hidden.mkdir()
     block[1], block[2, 1] = np.nan, 70_000
-    with pytest.raises(TooLargeError, match="70000") as raised:
-        Numbers(FinalDtype.FLOAT16, 3).of(block, np.array([1]), None)
-    assert raised.value.row == 2
+    with pytest.raises(Halt, match="row 2 does not go into a final of float16") as raised:
+        write_form(layout, Form(dtype=FinalDtype.FLOAT16), 4, 3, lambda: iter([block]), [1], None, lambda: None)
+    assert "70000" in raised.value.why
+    assert not list(layout.hidden.iterdir())
 
 
 def test_every_form_is_known_everywhere() -> None:
@@ -142,23 +141,6 @@ def test_every_form_is_known_everywhere() -> None:
         assert f"`{value}`" in documented
 
 
-def read_back(layout: OutputLayout, form: Form, rows: int, dimension: int) -> np.ndarray:
-    """All rows of a final, as any reader would get them."""
-    numbers = Numbers(form.dtype, dimension)
-    found = []
-    for part in parts_of(place_of(layout, form), rows, form):
-        if form.format is FinalFormat.NPY:
-            found.append(np.load(part.path, mmap_mode="r", allow_pickle=False))
-        digest = hashlib.sha256()
-        found_here = [block for block, _ in FORMATS[form.format].read(part.path, part.rows, numbers, digest)]
-        assert digest.hexdigest() == hashlib.sha256(part.path.read_bytes()).hexdigest()
-        if form.format is FinalFormat.NPY:
-            np.testing.assert_array_equal(found[-1], np.concatenate(found_here))
-        else:
-            found.append(np.concatenate(found_here))
-    return np.concatenate(found)
-
-
 @pytest.mark.parametrize("format", FORMATS_HERE)
 @pytest.mark.parametrize("dtype", list(FinalDtype))
 @pytest.mark.parametrize("shards", [None, 3])
@@ -168,83 +150,103 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
     shards: int | None,
 ) -> None:
     """Chunks joined into a form, and a finished float32 final made into it, give the same files; verify agrees."""
-    form, notes = Form(shards, format, dtype), []
+    form, notes, numbers = Form(shards, format, dtype), list[Event](), Numbers(dtype, DIMENSION)
     with assembled(ROWS, 3, 2) as (ledger, table, right):
-        layout, numbers = ledger.layout, Numbers(dtype, DIMENSION)
-        final = assemble.assemble(ledger, table, lambda: None, form)
-        ranges = np.array([right.min(axis=0), right.max(axis=0)])
-        expected = numbers.of(right, NONE, ranges)
-        np.testing.assert_array_equal(read_back(layout, form, len(ROWS), DIMENSION), expected)
-        joined = [stamp.digest for stamp in final.stamps]
-        assert not any(path.exists() for path in all_partials(layout))
-        if final.ranges is not None:
-            np.testing.assert_array_equal(final.ranges, ranges)
+        layout = ledger.layout
+        _, joined = publish_joined(ledger, table, form)
+        ranges, files = np.array([right.min(axis=0), right.max(axis=0)]), recorded_parts(layout, joined)
+        read = FORMATS[format].read
+        found = [rows for part, digest in files for rows in read(part.path, part.rows, numbers, digest)]
+        np.testing.assert_array_equal(np.concatenate(found), numbers.of(right, NONE, ranges))
+        if format is FinalFormat.NPY:
+            loaded = [np.load(part.path, mmap_mode="r", allow_pickle=False) for part, _ in files]
+            np.testing.assert_array_equal(np.concatenate(loaded), np.concatenate(found))
+        with pytest.raises(BadVectorsError, match="has another digest"):
+            list(read(files[0][0].path, files[0][0].rows, numbers, "0" * 64))
 
-        whole = assemble.assemble(ledger, table, lambda: None)
+        publish_joined(ledger, table)
         assert not list(layout.workdir.glob("out.parquet*"))
-        manifest = {
-            "rows": len(ROWS),
-            "dimension": DIMENSION,
-            "fingerprint": "f",
-            "quarantined": [],
-            "zero_rows": 0,
-            **describe_files(layout, Form(), len(ROWS), whole.stamps, None),
-        }
-        publish_manifest(layout, manifest, whole.stamps)
-        made = keep_finished(layout, "f", form, lambda event: notes.append(event), lambda: None)
-        assert made is not None
+        made = keep_finished(layout, "f", form, notes.append, lambda: None)
+        assert made == joined
         assert form_of(made) == form
-        assert [part["digest"] for part in made.get("shards", [made])] == [f"sha256:{each}" for each in joined]
         assert layout.final.exists() == (place_of(layout, form) == layout.final)
         assert (ranges_of(made) is not None) == layout.ranges.exists() == (dtype is FinalDtype.INT8)
         assert [finding for finding in _final(layout) if finding.problem] == []
         assert read_finished(layout) == made
         assert len(notes) == (form != Form())
+        assert not list(layout.hidden.glob("out.*"))
 
 
-def finished(dtype: FinalDtype) -> Iterator[OutputLayout]:
-    """A finished output in that type, without chunks."""
+def test_what_is_rounded() -> None:
+    """Of int8 without its chunks no other type is made, and all stays; its ranges are made again if they are lost."""
     with assembled(ROWS, 3, 2) as (ledger, table, _):
-        form = Form(dtype=dtype)
-        final = assemble.assemble(ledger, table, lambda: None, form)
-        manifest = {
-            "rows": len(ROWS),
-            "dimension": DIMENSION,
-            "fingerprint": "f",
-            "quarantined": [],
-            "zero_rows": 0,
-            **describe_files(ledger.layout, form, len(ROWS), final.stamps, final.ranges),
-        }
-        write_sides(ledger.layout, manifest)
-        publish_manifest(ledger.layout, manifest, final.stamps)
-        yield ledger.layout
+        layout, int8 = ledger.layout, Form(dtype=FinalDtype.INT8)
+        publish_joined(ledger, table, int8)
+        layout.chunks.rename(layout.workdir / "away")
+        before, ranges = read_finished(layout), layout.ranges.read_bytes()
+        for asked in (FinalDtype.FLOAT32, FinalDtype.FLOAT16, FinalDtype.UBINARY):
+            with pytest.raises(Halt, match=f"complete in int8, and {asked} cannot be made of that") as raised:
+                keep_finished(layout, "f", Form(dtype=asked), lambda _: None, lambda: None)
+            assert raised.value.code == ExitCode.CONFIG
+            assert read_finished(layout) == before
+        for damage in (Path.unlink, lambda path: path.write_bytes(b"mine")):
+            damage(layout.ranges)
+            assert [finding.path for finding in _final(layout) if finding.problem] == [layout.ranges]
+            assert keep_finished(layout, "f", int8, lambda _: None, lambda: None) is not None
+            assert layout.ranges.read_bytes() == ranges
+        assert keep_finished(layout, "f", Form(2, dtype=FinalDtype.INT8), lambda _: None, lambda: None) is not None
 
 
-@pytest.fixture
-def of_int8() -> Iterator[OutputLayout]:
-    """A finished output in int8."""
-    yield from finished(FinalDtype.INT8)
+@pytest.mark.parametrize(
+    ("rows", "count", "sizes"),
+    [(10, 3, [3, 3, 4]), (4, 4, [1] * 4), (2, 5, [1, 1]), (7, 1, [7]), (10_007, 10_000, None)],
+)
+def test_even_split(rows: int, count: int, sizes: list[int] | None) -> None:
+    """Rows are split evenly and in order, names sort as they follow each other, and no shard is empty."""
+    parts = parts_of(Path("out"), rows, Form(count))
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert (parts[0].start, parts[-1].stop) == (0, rows)
+    assert sorted(parts, key=lambda part: str(part.path)) == parts
+    assert {part.rows for part in parts} <= {rows // len(parts), rows // len(parts) + 1}
+    assert sizes is None or [part.rows for part in parts] == sizes
 
 
-@pytest.mark.parametrize("asked", [FinalDtype.FLOAT32, FinalDtype.FLOAT16, FinalDtype.UBINARY])
-def test_what_is_rounded_is_not_made_exact(of_int8: OutputLayout, asked: FinalDtype) -> None:
-    """Of a final in int8, without its chunks, no other type is made: refused in words, and all stays as it is."""
-    before = read_finished(of_int8)
-    with pytest.raises(Halt) as raised:
-        keep_finished(of_int8, "f", Form(dtype=asked), lambda _: None, lambda: None)
-    assert raised.value.code == ExitCode.CONFIG
-    assert f"complete in int8, and {asked} cannot be made of that" in str(raised.value)
-    assert read_finished(of_int8) == before
-    assert keep_finished(of_int8, "f", Form(2, dtype=FinalDtype.INT8), lambda _: None, lambda: None) is not None
+# Rows without a vector, grouped by the reason, wherever a person reads of them
+
+CRASH, NAN, LONG = ("crashed", "it died"), ("bad_output", "NaN in text 7"), ("bad_input", "too long")
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"mine")])
-def test_lost_ranges_are_made_again(of_int8: OutputLayout, damage: object) -> None:
-    """Ranges that are gone or altered are named by verify and written again from the manifest; nothing is encoded."""
-    right = of_int8.ranges.read_bytes()
-    assert callable(damage)
-    damage(of_int8.ranges)
-    assert [finding.path for finding in _final(of_int8) if finding.problem] == [of_int8.ranges]
-    assert keep_finished(of_int8, "f", Form(dtype=FinalDtype.INT8), lambda _: None, lambda: None) is not None
-    assert of_int8.ranges.read_bytes() == right
-    np.testing.assert_array_equal(np.load(of_int8.ranges).shape, (2, DIMENSION))
+def rows(*counts: tuple[tuple[str, str], int]) -> list[dict[str, str]]:
+    """So many rows of each reason, as a manifest lists them."""
+    return [{"outcome": outcome, "reason": reason} for (outcome, reason), count in counts for _ in range(count)]
+
+
+def test_the_most_frequent_reason_comes_first() -> None:
+    """Reasons that differ in numbers alone are one; of those that are equally frequent, the first comes first."""
+    listed = [*rows((NAN, 1), (CRASH, 2)), {"outcome": "bad_output", "reason": "NaN in text 81"}, *rows((LONG, 1))]
+    assert reasons_of(listed) == (BadReason(*NAN, 2), BadReason(*CRASH, 2), BadReason(*LONG, 1))
+
+
+OTHERS = [(("crashed", word), 1) for word in ("here", "there")]
+WORDS = [
+    ([(CRASH, 1)], 1, ["crashed: it died"]),
+    ([(CRASH, 37)], 37, ["all 37 for the same reason: crashed: it died"]),
+    ([(CRASH, 1), (NAN, 3)], 4, ["3 rows: bad_output: NaN in text 7", "1 row: crashed: it died"]),
+    (
+        [(CRASH, 5), (NAN, 4), (LONG, 3), *OTHERS],
+        14,
+        [
+            "5 rows: crashed: it died",
+            "4 rows: bad_output: NaN in text 7",
+            "3 rows: bad_input: too long",
+            "2 rows: 2 other reasons",
+        ],
+    ),
+    ([(CRASH, 1000)], 75_000, ["1,000 rows: crashed: it died", "74,000 rows: see the file that lists all of them"]),
+]
+
+
+@pytest.mark.parametrize(("counts", "count", "lines"), WORDS)
+def test_reasons_in_words(counts: list[tuple[tuple[str, str], int]], count: int, lines: list[str]) -> None:
+    """One reason for all is said once; the rarest are only counted, like rows that the manifest does not list."""
+    assert reasons_in_words(reasons_of(rows(*counts)), count) == lines

@@ -1,89 +1,172 @@
-"""The forms of a final: its format (npy here, parquet next door), dtype and shards, and which files it consists of."""
+"""The forms of a final: the type of its numbers, the format of its files (npy or parquet), shards, and where they lie.
+
+int8 and ubinary are sentence-transformers' `quantize_embeddings`, bit by bit (its util/quantization.py, 6.2).
+"""
 
 import contextlib
+import hashlib
+import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from chunkvisor.assemble import parquet
-from chunkvisor.assemble.checkedfile import CheckedFile
-from chunkvisor.assemble.numbers import Numbers, Positions, Stored
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
-from chunkvisor.store.artifact import BadVectorsError, Hash, bad_rows, blocks, npy_header, read_shape
+from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, blocks, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted
 
+Stored = npt.NDArray[Any]
+"""Rows as they stand in a final, of shape (rows, `Numbers.width`)."""
 
-class NpyWriter:
-    """One new file, as a context."""
+Positions = npt.NDArray[np.int64]
 
-    def __init__(self, path: Path, rows: int, numbers: Numbers) -> None:
-        """Reserve the space of all rows. Raises OSError."""
-        header = npy_header(rows, numbers.width, numbers.numpy)
-        with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(CheckedFile(path, len(header) + rows * numbers.row_bytes))
-            self._file.write(header)
-            self._open = stack.pop_all()
+_NUMPY = {FinalDtype.FLOAT32: "<f4", FinalDtype.FLOAT16: "<f2", FinalDtype.INT8: "|i1", FinalDtype.UBINARY: "|u1"}
+_STEPS = 255
 
-    def __enter__(self) -> "NpyWriter":
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        """Close it, complete or not."""
-        self._open.close()
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of a final."""
 
-    def write(self, rows: Stored, missing: Positions) -> None:  # noqa: ARG002 - they are NaN or zero already
-        """Append rows. Raises OSError."""
-        self._file.write(np.ascontiguousarray(rows).data)
+    dtype: FinalDtype
+    dimension: int
+    """Of the vectors."""
+
+    @property
+    def numpy(self) -> str:
+        """Name of their type, as numpy has it."""
+        return _NUMPY[self.dtype]
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row: eight dimensions share a byte of ubinary, the last of which may be filled up by zeros."""
+        return -(-self.dimension // 8) if self.dtype is FinalDtype.UBINARY else self.dimension
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return self.width * np.dtype(self.numpy).itemsize
+
+    def of(self, block: Vectors, missing: Positions, ranges: Vectors | None) -> Stored:
+        """Make the rows of the block; `missing` are those without a vector: NaN, or zero in types without NaN.
+
+        int8 needs the ranges, shape (2, dimension). Raises FloatingPointError for what float16 cannot hold.
+        """
+        match self.dtype:
+            case FinalDtype.FLOAT32:
+                return block
+            case FinalDtype.FLOAT16:
+                with np.errstate(over="raise"):
+                    stored: Stored = block.astype("<f2")
+                return stored
+            case FinalDtype.INT8:
+                assert ranges is not None
+                with np.errstate(invalid="ignore", over="ignore"):  # of rows without a vector
+                    scaled = np.floor((block - ranges[0]) / _steps(ranges))
+                    stored = (np.clip(scaled, 0, _STEPS, out=scaled) - 128).astype(np.int8)
+            case FinalDtype.UBINARY:
+                stored = np.packbits(block > 0, axis=-1)
+        stored[missing] = 0
+        return stored
+
+    def back(self, stored: Stored, ranges: Vectors | None) -> Vectors:
+        """Say about which vectors the rows stand for: the middle of each step of int8, the signs of ubinary."""
+        vectors: Vectors = stored.astype(np.float32, copy=False)
+        if self.dtype is FinalDtype.INT8:
+            assert ranges is not None
+            vectors = ranges[0] + (vectors + np.float32(128.5)) * _steps(ranges)
+        elif self.dtype is FinalDtype.UBINARY:
+            vectors = np.unpackbits(stored, axis=-1, count=self.dimension).astype(np.float32) * 2 - 1
+        return vectors
+
+
+def _steps(ranges: Vectors) -> Vectors:
+    steps: Vectors = (ranges[1] - ranges[0]) / np.float32(_STEPS)
+    steps[steps == 0] = 1
+    return steps
+
+
+def widened(ranges: Vectors | None, block: Vectors, missing: Positions) -> Vectors | None:
+    """Return least and greatest value of each dimension, with those of a block; shape (2, dimension), None = none."""
+    rows = np.delete(block, missing, axis=0) if len(missing) else block
+    if not len(rows):
+        return ranges
+    low, high = rows.min(axis=0), rows.max(axis=0)
+    return np.stack([low, high] if ranges is None else [np.minimum(ranges[0], low), np.maximum(ranges[1], high)])
+
+
+_SYNC_BYTES = 64 << 20
+"""As much is left to be synced at the end, when nothing else is to do, or a few times that on a slow disk."""
+
+
+class HashedFile(io.FileIO):
+    """A new file that is hashed and synced in threads while it grows. What is written must not change afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="final-file")
+        self._hash, self._unsynced_bytes = hashlib.sha256(), 0
+        self._hashing = self._syncing = self._pool.submit(lambda: None)
+
+    def write(self, data: Any) -> int:
+        """Append all of it. Raises OSError, also of an earlier sync."""
+        left = view = memoryview(data).cast("B")
+        self._hashing.result()
+        self._hashing = self._pool.submit(self._hash.update, view)
+        while left.nbytes:
+            left = left[super().write(left) :]
+        self._unsynced_bytes += view.nbytes
+        if self._unsynced_bytes >= _SYNC_BYTES and self._syncing.done():
+            self._syncing.result()  # an error of writing back is told once for a descriptor (errseq_t), perhaps here
+            self._syncing, self._unsynced_bytes = self._pool.submit(os.fsync, self.fileno()), 0
+        return view.nbytes
 
     def finish(self) -> str:
-        """The sha256 of the complete file, which has been read back. Raises OSError."""
-        return self._file.finish()
+        """Sync it, and return its sha256, hex. Raises OSError."""
+        self._syncing.result()
+        os.fsync(self.fileno())
+        self._hashing.result()
+        return self._hash.hexdigest()
 
-
-def create_npy(path: Path, rows: int, numbers: Numbers, first_row: int, rows_table: Path | None) -> NpyWriter:  # noqa: ARG001 - a row is its place, and columns lie beside it
-    """See `forms.Format`."""
-    return NpyWriter(path, rows, numbers)
-
-
-def read_npy(path: Path, rows: int, numbers: Numbers, digest: Hash | None) -> Iterator[tuple[Stored, Positions | None]]:
-    """See `forms.Format`; of numbers that have no NaN it cannot be told which rows have no vector."""
-    with open(path, "rb") as file:
-        shape = read_shape(file, numbers.numpy)
-        if (shape.rows, shape.dimension) != (rows, numbers.width):
-            there, said = f"{shape.rows} x {shape.dimension}", f"{rows} x {numbers.width}"
-            raise BadVectorsError(f"has {there}, its manifest says {said}")
-        if digest is not None:
-            file.seek(0)
-            digest.update(memoryview(file.read(shape.offset_bytes)))
-        for block in blocks(file, shape, numbers.numpy):
-            if digest is not None:
-                digest.update(block.data.cast("B"))
-            yield block, bad_rows(block)[0] if numbers.is_float else None
-
-
-class PartWriter(Protocol):
-    """A new file of a final, as a context; it is synced and read back while it grows, see `checkedfile`."""
-
-    def __enter__(self) -> "PartWriter":
-        """Itself."""
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Close it, complete or not."""
+        self._pool.shutdown(cancel_futures=True)  # before the descriptor's number may be another file's
+        super().close()
 
-    def write(self, rows: Stored, missing: Positions) -> None:
-        """Append rows; `missing` are the positions of those without a vector. Raises OSError."""
 
-    def finish(self) -> str:
-        """Write what is left, and return the sha256 of the file, hex. Raises OSError."""
+Append = Callable[[Stored, Positions], object]
+"""Appends rows; the positions are of those without a vector. Raises OSError."""
+
+
+class Carried:
+    """The columns of the rows table but for the number of the row, from the first row to the last, once."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        table = pq.ParquetFile(path)
+        self.names = [name for name in table.schema_arrow.names if name != ROW]
+        self._batches = table.iter_batches(_CARRIED_ROWS, columns=self.names)
+        self._left = table.schema_arrow.empty_table().select(self.names)
+        self.fields = list(self._left.schema)
+
+    def take(self, count: int) -> Any:
+        """Return the next rows, as a table."""
+        import pyarrow as pa
+
+        while self._left.num_rows < count:
+            self._left = pa.concat_tables([self._left, pa.Table.from_batches([next(self._batches)])])
+        taken, self._left = self._left.slice(0, count), self._left.slice(count)
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +175,13 @@ class Format:
 
     suffix: str
     """Of its files, without the dot."""
-    create: Callable[[Path, int, Numbers, int, Path | None], PartWriter]
-    """Begins a file for that number of rows; then the number of the first, and the rows table. Raises OSError."""
-    read: Callable[[Path, int, Numbers, Hash | None], Iterator[tuple[Stored, Positions | None]]]
-    """All rows in blocks, and which of each have no vector (None = cannot be told); the digest gets each byte.
+    write: Callable[[HashedFile, int, Numbers, int, Carried | None], contextlib.AbstractContextManager[Append]]
+    """Writes a file of so many rows as a context; then the number of the first, and columns to go with it."""
+    read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
+    """Gives all rows in blocks; those without a vector are NaN, or zero if the numbers have no NaN.
 
-    Raises BadVectorsError where the file is not what it should be, OSError."""
+    Raises BadVectorsError if the file is not what it should be, or at the end, if its sha256 (hex) is another; OSError.
+    """
     package: str | None = None
     """What it needs to be installed."""
     extra: str = ""
@@ -109,9 +193,133 @@ class Format:
         return self.package is None or find_spec(self.package) is not None
 
 
+_OTHER_DIGEST = "has another digest than its manifest says: it was changed or damaged"
+
+
+@contextlib.contextmanager
+def _write_npy(
+    file: HashedFile,
+    rows: int,
+    numbers: Numbers,
+    first_row: int,  # noqa: ARG001 - a row is its place
+    carried: Carried | None,  # noqa: ARG001 - columns lie next to it
+) -> Iterator[Append]:
+    header = npy_header(rows, numbers.width, numbers.numpy)
+    os.posix_fallocate(file.fileno(), 0, len(header) + rows * numbers.row_bytes)
+    file.write(header)
+    yield lambda block, _: file.write(np.ascontiguousarray(block).data)
+
+
+def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
+    with open(path, "rb") as file:
+        shape = read_shape(file, numbers.numpy)
+        if (shape.rows, shape.dimension) != (rows, numbers.width):
+            there, said = f"{shape.rows} x {shape.dimension}", f"{rows} x {numbers.width}"
+            raise BadVectorsError(f"has {there}, its manifest says {said}")
+        file.seek(0)
+        found = hashlib.sha256(file.read(shape.offset_bytes))
+        for block in blocks(file, shape, numbers.numpy):
+            if digest is not None:
+                found.update(block.data.cast("B"))
+            yield block
+        if digest is not None and found.hexdigest() != digest:
+            raise BadVectorsError(_OTHER_DIGEST)
+
+
+ROW, VECTOR = "row", "vector"
+
+_GROUP_BYTES = 32 << 20
+"""Of vectors in a row group. Readers take a group at a time; some of what is written of one is in memory twice."""
+
+_BATCH_VALUES = 1 << 16
+"""Encoded by parquet at a time. Its default of 1,024 is less than three vectors, and takes 1.4 times the CPU time."""
+
+_CARRIED_ROWS = 4096
+"""Of the rows table at a time."""
+
+
+@contextlib.contextmanager
+def _write_parquet(
+    file: HashedFile,
+    rows: int,  # noqa: ARG001 - no space is reserved
+    numbers: Numbers,
+    first_row: int,
+    carried: Carried | None,
+) -> Iterator[Append]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields = [] if carried is None else carried.fields
+    schema = pa.schema([pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, _vector_type(numbers))])
+    others, pending, next_row = [ROW, *(field.name for field in fields)], list[pa.Table](), first_row
+
+    def append(block: Stored, missing: Positions) -> None:
+        nonlocal next_row
+        mask = np.isin(np.arange(len(block)), missing)
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), numbers.width, mask=pa.array(mask))
+        columns = [] if carried is None else carried.take(len(block)).columns
+        number = pa.array(np.arange(next_row, next_row + len(block)))
+        pending.append(pa.table([number, *columns, vectors], schema=schema))
+        next_row += len(block)
+        if sum(table.num_rows for table in pending) * numbers.row_bytes >= _GROUP_BYTES:
+            flush()
+
+    def flush() -> None:
+        writer.write_table(pa.concat_tables(pending), row_group_size=1 << 40)
+        pending.clear()
+
+    # Vectors do not compress, and no reader prunes by them: statistics would only take time.
+    with pq.ParquetWriter(
+        file,
+        schema,
+        compression={**dict.fromkeys(others, "zstd"), f"{VECTOR}.list.element": "none"},
+        use_dictionary=others[1:],
+        write_statistics=others,
+        write_batch_size=_BATCH_VALUES,
+    ) as writer:
+        yield append
+        if pending:
+            flush()
+
+
+def _read_parquet(path: Path, rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with open(path, "rb") as file:
+        if digest is not None and hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise BadVectorsError(_OTHER_DIGEST)
+        file.seek(0)
+        try:
+            table, wanted = pq.ParquetFile(file), _vector_type(numbers)
+            there = table.schema_arrow
+            if VECTOR not in there.names or there.field(VECTOR).type != wanted:
+                raise BadVectorsError(f"has no column {VECTOR} of {wanted}")
+            if table.metadata.num_rows != rows:
+                raise BadVectorsError(f"has {table.metadata.num_rows:,} rows, its manifest says {rows:,}")
+            for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
+                column = batch.column(0)
+                # flatten() leaves out what is null.
+                flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.width)
+                if column.null_count:
+                    lost = np.nan if numbers.dtype.is_float else 0
+                    block = np.full((len(column), numbers.width), lost, dtype=numbers.numpy)
+                    block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
+                    flat = block
+                yield flat
+        except (pa.ArrowException, OSError) as error:
+            raise BadVectorsError(f"not a parquet file: {error}") from None
+
+
+def _vector_type(numbers: Numbers) -> Any:
+    import pyarrow as pa
+
+    return pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.width)
+
+
 FORMATS = {
-    FinalFormat.NPY: Format("npy", create_npy, read_npy),
-    FinalFormat.PARQUET: Format("parquet", parquet.create, parquet.read, "pyarrow", "parquet"),
+    FinalFormat.NPY: Format("npy", _write_npy, _read_npy),
+    FinalFormat.PARQUET: Format("parquet", _write_parquet, _read_parquet, "pyarrow", "parquet"),
 }
 
 
@@ -137,7 +345,7 @@ class Form:
     @property
     def is_of_rows(self) -> bool:
         """Whether it holds the vectors as they are committed, in arrays."""
-        return (self.format, self.dtype) == (FinalFormat.NPY, FinalDtype.FLOAT32)
+        return self.is_exact and self.format is FinalFormat.NPY
 
     @property
     def is_exact(self) -> bool:
@@ -151,42 +359,35 @@ class Form:
             return "null"
         return "NaN" if self.dtype.is_float else "zeros"
 
-    def of(self, rows: int) -> Self:
-        """The form that this number of rows takes: there are no empty shards."""
-        return self if self.shards is None else replace(self, shards=min(self.shards, rows))
-
     @property
     def has_rows_table(self) -> bool:
-        """Whether what is carried along lies beside the final; parquet has it inside."""
+        """Whether what is carried along lies next to the final; parquet has it inside."""
         return self.carried is not None and self.format is FinalFormat.NPY
 
-    def can_become(self, other: Self) -> bool:
-        """Whether the other can be made of it: what is rounded cannot be made exact again."""
-        return self.dtype in (FinalDtype.FLOAT32, other.dtype)
+    def of(self, rows: int) -> Self:
+        """Return the form that this number of rows takes: there are no empty shards."""
+        return self if self.shards is None else replace(self, shards=min(self.shards, rows))
 
 
 def asked_form(output: OutputConfig, carried: str | None = None) -> Form:
-    """What the config asks for, with that rows table."""
+    """Return what the config asks for, with that rows table."""
     return Form(output.shards, output.format, output.dtype, carried)
 
 
+def form_of(manifest: dict[str, Any]) -> Form:
+    """Return what the manifest describes; one of an earlier version has no format. Raises ValueError for another."""
+    shards = len(manifest["shards"]) if "shards" in manifest else None
+    carried = manifest["carried"]["digest"].removeprefix("sha256:") if "carried" in manifest else None
+    format_, dtype = manifest.get("format", "npy"), manifest.get("dtype", "float32")
+    return Form(shards, FinalFormat(format_), FinalDtype(dtype), carried)
+
+
 def without_vectors(rows: int, manifests: Mapping[str, dict[str, Any]]) -> str:
-    """`have no vector (in their place: NaN)`, of so many rows in these outputs, by name."""
+    """Say `have no vector (in their place: NaN)`, of so many rows in these outputs, by name."""
     found = {name: form_of(manifest).lost for name, manifest in manifests.items()}
     alike = len(set(found.values())) == 1
     lost = next(iter(found.values())) if alike else ", ".join(f"{each} in {name}" for name, each in found.items())
     return f"{'has no vector (in its' if rows == 1 else 'have no vector (in their'} place: {lost})"
-
-
-def form_of(manifest: dict[str, Any]) -> Form:
-    """What the manifest describes; one of an earlier version has no format. Raises ValueError for what is no form."""
-    shards = len(manifest["shards"]) if "shards" in manifest else None
-    dtype = manifest.get("dtype", "float32")
-    carried = manifest["carried"]["digest"].removeprefix("sha256:") if "carried" in manifest else None
-    return Form(shards, FinalFormat(manifest.get("format", "npy")), FinalDtype(dtype), carried)
-
-
-_SHARD_NAME = re.compile(r"\d{4}\.(" + "|".join(each.suffix for each in FORMATS.values()) + ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,32 +406,10 @@ class FinalPart:
         return self.stop - self.start
 
 
-def place_of(layout: OutputLayout, form: Form) -> Path:
-    """The file, or the folder of the shards."""
-    return layout.shards if form.shards is not None else layout.file(FORMATS[form.format].suffix)
-
-
-def partial_of(layout: OutputLayout, form: Form) -> Path:
-    """The same while it is being made; in the same folder, so that one rename publishes it."""
-    return layout.partial_shards if form.shards is not None else layout.partial(FORMATS[form.format].suffix)
-
-
-def all_places(layout: OutputLayout) -> list[Path]:
-    """Where a final may be, whatever its form."""
-    return [*(layout.file(each.suffix) for each in FORMATS.values()), layout.shards]
-
-
-def all_partials(layout: OutputLayout) -> list[Path]:
-    """What may be there of a final that is not complete."""
-    files = [layout.partial(each.suffix) for each in FORMATS.values()]
-    return [*files, layout.partial_shards, layout.partial_rows]
-
-
 def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
-    """The files of a final at `place`, in the order of their rows.
+    """Return the files of a final at `place`, in the order of their rows.
 
-    Rows are split evenly: no shard has more than one row more than another. There are no empty shards, so that fewer
-    rows than shards make fewer shards.
+    Rows are split evenly: no shard has more than one row more than another.
     """
     count = form.of(rows).shards
     if count is None:
@@ -238,6 +417,39 @@ def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
     suffix = FORMATS[form.format].suffix
     bounds = [rows * number // count for number in range(count + 1)]
     return [FinalPart(place / f"{number:04d}.{suffix}", *bounds[number : number + 2]) for number in range(count)]
+
+
+def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[FinalPart, str]]:
+    """Return (file, its sha256 in hex) of all that the manifest describes."""
+    form = form_of(manifest)
+    records = [manifest] if form.shards is None else manifest["shards"]
+    parts = parts_of(place_of(layout, form), manifest["rows"], form)
+    return [(part, record["digest"].removeprefix("sha256:")) for part, record in zip(parts, records, strict=True)]
+
+
+def place_of(layout: OutputLayout, form: Form) -> Path:
+    """Return the file, or the folder of the shards."""
+    return layout.shards if form.shards is not None else layout.file(FORMATS[form.format].suffix)
+
+
+def partial_of(layout: OutputLayout, form: Form) -> Path:
+    """Return the same while it is being made; on the same file system, so that one rename publishes it."""
+    return layout.partial_shards if form.shards is not None else layout.partial(FORMATS[form.format].suffix)
+
+
+def all_places(layout: OutputLayout) -> list[Path]:
+    """Return where a final may be, whatever its form."""
+    return [*(layout.file(each.suffix) for each in FORMATS.values()), layout.shards]
+
+
+def clear_partial(layout: OutputLayout) -> None:
+    """Remove what was begun of a final, in whatever form: its whole size is reserved. Raises OSError."""
+    files = [layout.partial(each.suffix) for each in FORMATS.values()]
+    for path in (*files, layout.partial_shards, layout.partial_rows):
+        remove_final(path)
+
+
+_SHARD_NAME = re.compile(r"\d{4}\.(" + "|".join(each.suffix for each in FORMATS.values()) + ")")
 
 
 def remove_final(place: Path) -> None:
@@ -248,34 +460,5 @@ def remove_final(place: Path) -> None:
     for path in place.iterdir():
         if _SHARD_NAME.fullmatch(path.name):
             path.unlink()
-    with contextlib.suppress(OSError):  # somebody has put something of his own there
+    with contextlib.suppress(OSError):  # something of the person's is in it
         place.rmdir()
-
-
-def mark_of(place: Path) -> list[int]:
-    """Size and modification time (ns): they stay when a file or folder is renamed, or copied with its times."""
-    found = place.stat()
-    return [found.st_size, found.st_mtime_ns]
-
-
-def is_ours(layout: OutputLayout, place: Path) -> bool:
-    """Whether what is there was published by a run of this workdir, and is as it was. Raises OSError."""
-    try:
-        record = read_sealed(layout.published)
-    except DamagedError:
-        return False
-    marks = record.get("marks") if record is not None else None
-    return isinstance(marks, list) and place.exists() and mark_of(place) in marks
-
-
-def strays(place: Path, parts: list[FinalPart]) -> Iterator[Path]:
-    """What is in or beneath the folder of the shards and would be read as rows, though it is none of them.
-
-    embedding-reader takes every `**/*.npy`, in the order of their paths (its get_file_list.py).
-    """
-    own, suffixes = {part.path for part in parts}, tuple({part.path.suffix for part in parts})
-    for root, folders, names in os.walk(place):
-        for name in (*folders, *names):
-            path = Path(root, name)
-            if name.endswith(suffixes) and path not in own:
-                yield path

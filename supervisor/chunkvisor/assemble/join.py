@@ -1,46 +1,226 @@
-"""Joins the chunks of an output into its final, in bounded memory.
+"""Joins the chunks of an output into its final, in bounded memory, and finals of several outputs side by side.
 
-The rows are put together in float32. A final of another form is made from a file of them that nobody gets to see.
+The rows are put together in float32. A final of another form is made from a file of them that is not published.
 """
 
+import contextlib
 import errno
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from chunkvisor.assemble.forms import Form, parts_of, place_of
-from chunkvisor.assemble.numbers import Positions, Ranges
-from chunkvisor.assemble.reader import ChunkDamagedError, Taken, TakenDamagedError, TextVectors
-from chunkvisor.assemble.sides import describe_ranges
-from chunkvisor.assemble.writer import FinalWriter, Source, clear_partial, reform, rows_of
-from chunkvisor.config.choices import digested
+from chunkvisor.assemble.badrows import every_row, record
+from chunkvisor.assemble.forms import (
+    FORMATS,
+    Carried,
+    FinalPart,
+    Form,
+    HashedFile,
+    Numbers,
+    Positions,
+    Stored,
+    clear_partial,
+    form_of,
+    partial_of,
+    parts_of,
+    recorded_parts,
+    widened,
+)
+from chunkvisor.assemble.manifest import (
+    describe_files,
+    find_rows_table,
+    finish_publishing,
+    is_ours,
+    publish,
+    ranges_of,
+    read_finished,
+    write_sides,
+)
+from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows
-from chunkvisor.store.identity import BadText
+from chunkvisor.store.artifact import (
+    BadVectorsError,
+    Vectors,
+    bad_rows,
+    blocks,
+    chunk_key,
+    expect_rows,
+    npy_header,
+    pick_rows,
+    read_shape,
+)
+from chunkvisor.store.disk import not_ours
+from chunkvisor.store.identity import BadText, make_state
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import ENCODED, Ledger
-from chunkvisor.store.records import Stamp, digest_of
+from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, chunk_files
+from chunkvisor.store.records import digest_of
+from chunkvisor.units import counted
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec
 
-_ROWS_AT_ONCE = 1 << 18
-_BLOCKS_AT_ONCE = 64
+BLOCK_BYTES = 4 << 20
+"""Vectors are joined in blocks of about this size."""
+
+_HEADER_BYTES = len(npy_header(1, 1))
+"""numpy pads the header of every 2-D array of ours to this length."""
+
+_NO_ROWS: Positions = np.empty(0, dtype=np.int64)
+
+
+class ChunkDamagedError(Exception):
+    """A committed chunk is not what was committed; it has to be computed again."""
+
+    def __init__(self, chunk: int, why: str) -> None:
+        super().__init__(f"chunk {chunk}: {why}")
+        self.chunk = chunk
+        self.why = why
+
+
+class TakenDamagedError(Exception):
+    """Vectors that were to be taken over are not what they were."""
+
+
+def ahead(found: Iterator[Stored]) -> Generator[Stored]:
+    """Give the same; the next block is read and hashed in a thread while the last is made into something else."""
+    with ThreadPoolExecutor(1, thread_name_prefix="read-rows") as pool:
+        coming = pool.submit(next, found, None)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(next, found, None)
+            yield block
+
+
+class Portions:
+    """The rows of blocks, in portions of any size."""
+
+    def __init__(self, found: Iterator[Stored]) -> None:
+        self._blocks, self._left = found, list[Stored]()
+
+    def take(self, count: int) -> Stored:
+        """Return the next rows, at least one."""
+        taken: list[Stored] = []
+        while count:
+            block = self._left.pop() if self._left else next(self._blocks)
+            taken.append(block[:count])
+            if len(block) > count:
+                self._left.append(block[count:])
+            count -= len(taken[-1])
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+    def finish(self) -> None:
+        """Read to the end, where digests are compared."""
+        assert not self._left
+        assert next(self._blocks, None) is None
+
+
+def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
+    """Give the vectors of all chunks in order, in blocks. Raises ChunkDamagedError, OSError."""
+    assert ledger.facts is not None
+    listed = chunk_files(ledger.layout)
+    for chunk in range(ledger.plan.count):
+        number, path = next(listed, (None, Path()))
+        try:
+            if number != chunk:
+                raise BadVectorsError("its file is gone")
+            with open(path, "rb", buffering=0) as file:
+                shape = read_shape(file)
+                if (shape.rows, shape.dimension) != (ledger.plan.size(chunk), ledger.facts.dimension):
+                    raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
+                file.seek(0)
+                digest = xxhash.xxh3_128(file.read(shape.offset_bytes))
+                for block in blocks(file, shape):
+                    digest.update(block.data.cast("B"))
+                    yield block
+            key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(chunk), digest.hexdigest())
+            if not path.name.endswith(f"-{key}.npy"):
+                raise BadVectorsError("its content does not have the digest in its name")
+        except (BadVectorsError, FileNotFoundError) as error:
+            raise ChunkDamagedError(chunk, str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
-    """What was published."""
+class Taken:
+    """What is taken over, and from whom."""
 
-    stamps: tuple[Stamp, ...]
-    """Of its file, or of each of its shards."""
+    reuse: Reuse
+    readers: Mapping[int, "ArrayRows"]
+    """By number of the place in the plan."""
+    without: Mapping[int, BadText] = field(default_factory=dict)
+    """Texts of the output that have no vector there either."""
+
+
+def take_texts(chunks: Portions, taken: Taken | None, start: int, stop: int, dimension: int) -> Vectors:
+    """Return the vectors of the next texts, start..stop.
+
+    Raises ChunkDamagedError, TakenDamagedError, OSError.
+    """
+    if taken is None and start < stop:
+        return chunks.take(stop - start)
+    found = np.empty((stop - start, dimension), dtype="<f4")
+    if taken is None or start == stop:
+        return found
+    where = taken.reuse.where(start, stop)
+    encoded = where["place"] == ENCODED
+    if count := int(np.count_nonzero(encoded)):
+        found[encoded] = chunks.take(count)
+    for number, reader in taken.readers.items():
+        hits = where["place"] == number
+        try:
+            if hits.any():
+                found[hits] = reader.read(where["row"][hits])
+        except (BadVectorsError, ValueError, FileNotFoundError) as error:
+            raise TakenDamagedError(f"{taken.reuse.places[number].words}: {error}") from error
+    return found
+
+
+class ArrayRows:
+    """Vectors by number, from float32 arrays that begin at these numbers. Of others it is not asked."""
+
+    def __init__(self, dimension: int, starts: Sequence[int], paths: Sequence[Path]) -> None:
+        self.dimension = dimension
+        self._starts, self._paths = np.array(starts, dtype=np.int64), paths
+
+    def read(self, rows: Positions) -> Vectors:
+        """Return the vectors of the rows, in that order; shape (len(rows), dimension).
+
+        Raises OSError; ValueError if there is no such row.
+        """
+        found = np.empty((len(rows), self.dimension), dtype="<f4")
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for owner in np.unique(owners).tolist():
+            hits = np.flatnonzero(owners == owner)
+            path, wanted = self._paths[owner], rows[hits] - self._starts[owner]
+            expect_rows(path, _HEADER_BYTES, 4 * self.dimension, wanted)
+            found[hits] = pick_rows(path, "<f4", _HEADER_BYTES, self.dimension, wanted)
+        return found
+
+
+def final_rows(layout: OutputLayout, manifest: dict[str, Any], *, compare: bool = True) -> Iterator[Stored]:
+    """Give all rows of the final that a manifest describes, in blocks.
+
+    Raises BadVectorsError, also if a file has another digest, which may be left out; OSError.
+    """
+    form = form_of(manifest)
+    numbers = Numbers(form.dtype, int(manifest["dimension"]))
+    for part, digest in recorded_parts(layout, manifest):
+        yield from FORMATS[form.format].read(part.path, part.rows, numbers, digest if compare else None)
+
+
+@dataclass(slots=True)
+class Final:
+    """What is complete under its partial name, and on the disk."""
+
     dimension: int
-    zero_rows: int
+    digests: list[str] = field(default_factory=list)
+    """sha256, hex, of its file, or of each of its shards."""
+    zero_rows: int = 0
     """Rows that are zero throughout; only blank texts have such vectors."""
-    bad_rows: list[tuple[int, int]]
+    bad_rows: list[tuple[int, int]] = field(default_factory=list)
     """(row, number of its text) of every row that has no vector, in order."""
     ranges: Vectors | None = None
     """Of an int8 final, float32, shape (2, dimension)."""
@@ -52,90 +232,78 @@ def assemble(
     on_block: Callable[[], None],
     form: Form | None = None,
     taken: Taken | None = None,
-    on_written: Callable[[Final], None] = lambda _: None,
 ) -> Final:
-    """Write, verify and publish the final, as one .npy of float32 unless another form is asked for.
+    """Make the final, as one .npy of float32 unless another form is asked for; `manifest.publish` gives it its name.
 
-    Calls `on_block` now and then; it may raise to stop. `on_written` gets what is verified, before it is published.
-    Raises ChunkDamagedError, TakenDamagedError, OSError; Halt (78) where the numbers do not go into the form.
+    Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, TakenDamagedError, OSError; Halt (78)
+    if the numbers do not go into the form.
     """
     assert ledger.facts is not None
-    layout, dimension, form = ledger.layout, ledger.facts.dimension, form or Form()
+    layout, form = ledger.layout, (form or Form()).of(table.rows)
+    finish_publishing(layout)  # of a join that failed after the rename, and is tried again
     clear_partial(layout)
-    if form.is_of_rows:
-        with FinalWriter(layout, table.rows, dimension, form) as writer:
-            joined = _join(ledger, table, writer, on_block, taken)
-            final = Final(writer.stamps(), dimension, joined.zero_rows, joined.bad_rows)
-            on_written(final)
-            return replace(final, stamps=writer.publish())
-    ranges = Ranges(dimension)
-    with FinalWriter(layout, table.rows, dimension, Form(), layout.partial_rows) as writer:
-        joined = _join(ledger, table, writer, on_block, taken, ranges)
-    source = Source(layout, table.rows, dimension, Form(), [row for row, _ in joined.bad_rows], ranges.values)
-    try:
-        with reform(source, lambda _: rows_of(layout.partial_rows, source), form, on_block) as reformed:
-            written = reformed.writer.stamps()
-            final = Final(written, dimension, joined.zero_rows, joined.bad_rows, reformed.ranges)
-            on_written(final)
-            final = replace(final, stamps=reformed.publish())
-    except BadVectorsError as error:
-        raise OSError(errno.EIO, f"does not hold what was written to it: {error}", str(layout.partial_rows)) from None
-    clear_partial(layout)
+    final, vectors = Final(ledger.facts.dimension), Numbers(FinalDtype.FLOAT32, ledger.facts.dimension)
+    at, of_rows = (partial_of(layout, form), form) if form.is_of_rows else (layout.partial_rows, Form())
+    found = _joined(ledger, table, taken, final, parts_of(at, table.rows, of_rows), on_block)
+    final.digests = write_final(layout, at, table.rows, vectors, of_rows, found)
+    if not form.is_of_rows:
+        missing = [row for row, _ in final.bad_rows]
+        final.digests, final.ranges = write_form(
+            layout,
+            form,
+            table.rows,
+            final.dimension,
+            lambda: FORMATS[FinalFormat.NPY].read(at, table.rows, vectors, None),
+            missing,
+            None,
+            on_block,
+        )
+        at.unlink()
     return final
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """See Final."""
-
-    zero_rows: int
-    bad_rows: list[tuple[int, int]]
-
-
-def _join(
+def _joined(
     ledger: Ledger,
     table: StagedTable,
-    writer: FinalWriter,
-    on_block: Callable[[], None],
     taken: Taken | None,
-    ranges: Ranges | None = None,
-) -> _Joined:
-    """Write the rows; row i gets the vector of text `row_text[i]`.
+    final: Final,
+    parts: Sequence[FinalPart],
+    on_block: Callable[[], None],
+) -> Iterator[tuple[Vectors, Positions]]:
+    """Give the rows in blocks, and which of each have no vector; row i gets the vector of text `row_text[i]`.
 
     Texts are numbered in the order of their first row, so the chunks are read once, from the first to the last; a row
-    whose text came before gets its vector from what is already written.
+    whose text came before gets its vector from the parts, where it is written already.
     """
-    dimension = writer.numbers.dimension
-    per_block, zero_rows = max(1, BLOCK_BYTES // (4 * dimension)), 0
-    with TextVectors(ledger, taken) as vectors:
-        bad, nan_rows = np.fromiter(texts_without(ledger, taken), dtype=np.int64), list[tuple[int, int]]()
-        room, spare = (np.empty((per_block, dimension), dtype="<f4") for _ in range(2))
-        for rows in _blocks(table, per_block, writer.expect):
-            block, new = room[: len(rows.ids)], spare[: rows.fresh]
-            if rows.fresh == len(rows.ids):
-                vectors.fill(block)  # no text of the block came before, so its ids rise by one from row to row
-            elif rows.fresh:
-                vectors.fill(new)
+    written = ArrayRows(final.dimension, [part.start for part in parts], [part.path for part in parts])
+    per_block, seen = max(1, BLOCK_BYTES // (4 * final.dimension)), 0
+    bad = np.fromiter(texts_without(ledger, taken), dtype=np.int64)
+    with contextlib.closing(ahead(chunk_blocks(ledger))) as blocks:
+        chunks = Portions(blocks)
+        for start in range(0, table.rows, per_block):
+            ids = table.row_text(start, min(start + per_block, table.rows))
+            upto = max(seen, int(ids.max()) + 1)
+            block = new = take_texts(chunks, taken, seen, upto, final.dimension)
+            if len(new) < len(ids):  # else no text came before, and ids rise by one from row to row
                 # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
-                np.take(new, rows.ids - rows.seen, axis=0, out=block, mode="clip")
-            if len(rows.old):
-                block[rows.old] = writer.read(rows.old_from)
-            hits = np.flatnonzero(np.isin(rows.ids, bad)) if len(bad) else np.empty(0, dtype=np.int64)
-            nan_rows += [(rows.first + int(row), int(rows.ids[row])) for row in hits]
+                some = new if len(new) else np.empty((1, final.dimension), dtype="<f4")
+                block = np.take(some, ids - seen, axis=0, mode="clip")
+                old = np.flatnonzero(ids < seen)
+                block[old] = written.read(table.first_rows_of(ids[old]))
+            seen = upto
+            hits = np.flatnonzero(np.isin(ids, bad))
             not_finite, zero = bad_rows(block)
             if len(others := np.setxor1d(not_finite, hits)):
-                raise _other_rows(int(rows.ids[others[0]]), ledger, taken)
-            zero_rows += len(zero)
-            if ranges is not None:
-                ranges.take(block, hits)
-            writer.write(block, hits)
+                raise _other_rows(int(ids[others[0]]), ledger, taken)
+            final.zero_rows += len(zero)
+            final.bad_rows += [(start + row, int(ids[row])) for row in hits.tolist()]
+            yield block, hits
             on_block()
-        assert vectors.at_end
-    return _Joined(zero_rows, nan_rows)
+        chunks.finish()
 
 
 def texts_without(ledger: Ledger, taken: Taken | None) -> dict[int, BadText]:
-    """Texts that have no vector, by number."""
+    """Return the texts that have no vector, by number."""
     if taken is None:
         return ledger.bad
     own = {int(taken.reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
@@ -153,143 +321,202 @@ def _other_rows(text: int, ledger: Ledger, taken: Taken | None) -> Exception:
     return ChunkDamagedError(text // ledger.plan.chunk_size, words)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Which vectors a block of rows has."""
+def write_final(
+    layout: OutputLayout,
+    at: Path,
+    rows: int,
+    numbers: Numbers,
+    form: Form,
+    found: Iterator[tuple[Stored, Positions]],
+) -> list[str]:
+    """Write so many rows, which come in blocks with the positions of those without a vector, into the files at `at`.
 
-    first: int
-    """Its first row."""
-    ids: Positions
-    """Of the rows' texts."""
-    seen: int
-    """Texts that have a row before the block."""
-    fresh: int
-    """Texts that have their first row in it."""
-    old: Positions
-    """Positions of the rows whose text came before the block."""
-    old_from: Positions
-    """First rows of those texts."""
-
-
-def _blocks(table: StagedTable, per_block: int, expect: Callable[[Positions], None]) -> Iterator[_Block]:
-    """All rows, in blocks of `per_block`; what is read back for a block is expected long before."""
-    before: list[_Block] = []
-    for blocks in _stretches(table, per_block):
-        if before:
-            old_from = np.concatenate([block.old_from for block in blocks])
-            expect(old_from[old_from < before[0].first])
-        yield from before
-        before = blocks
-    yield from before
-
-
-def _stretches(table: StagedTable, per_block: int) -> Iterator[list[_Block]]:
-    """The same, several blocks at a time, so that the table is not asked for each."""
-    seen, at_once = 0, per_block * max(1, min(_BLOCKS_AT_ONCE, _ROWS_AT_ONCE // per_block))
-    for start in range(0, table.rows, at_once):
-        ids = table.row_text(start, min(start + at_once, table.rows))
-        # Texts are numbered as they come: what is the greatest number so far tells how many there were.
-        upto = np.maximum(np.maximum.accumulate(ids) + 1, seen)
-        cuts = range(per_block, len(ids), per_block)
-        pieces = np.split(ids, cuts)
-        bounds = [seen, *(int(piece[-1]) for piece in np.split(upto, cuts))]
-        old = [np.flatnonzero(piece < there) for piece, there in zip(pieces, bounds, strict=False)]
-        firsts = table.first_rows_of(np.concatenate([piece[rows] for piece, rows in zip(pieces, old, strict=True)]))
-        old_from = np.split(firsts, np.cumsum([len(rows) for rows in old[:-1]]))
-        yield [
-            _Block(start + number * per_block, piece, there, after - there, rows, from_rows)
-            for number, (piece, (there, after), rows, from_rows) in enumerate(
-                zip(pieces, itertools.pairwise(bounds), old, old_from, strict=True)
-            )
-        ]
-        seen = bounds[-1]
+    Returns the sha256, hex, of each file, once it is on the disk. Raises what `found` raises, and OSError, and then
+    leaves nothing: whoever waits for space would wait for this.
+    """
+    digests, carried = list[str](), None
+    block, missing = np.empty((0, numbers.width), dtype=numbers.numpy), _NO_ROWS
+    try:
+        if form.carried is not None and not form.has_rows_table:
+            if (rows_table := find_rows_table(layout, form.carried)) is None:
+                raise FileNotFoundError(errno.ENOENT, "the columns to carry along are gone", str(layout.table))
+            carried = Carried(rows_table)
+        if form.shards is not None:
+            at.mkdir()
+        for part in parts_of(at, rows, form):
+            with HashedFile(part.path) as file:
+                with FORMATS[form.format].write(file, part.rows, numbers, part.start, carried) as append:
+                    left = part.rows
+                    while left:
+                        if not len(block):
+                            block, missing = next(found)
+                        count = min(left, len(block))
+                        append(block[:count], missing[missing < count])
+                        block, missing, left = block[count:], missing[missing >= count] - count, left - count
+                digests.append(file.finish())
+        next(found, None)  # what it compares at its end
+    except BaseException:
+        with contextlib.suppress(OSError):
+            clear_partial(layout)
+        raise
+    return digests
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where the rows of an output come from."""
-
-    rows: int
-    distinct_texts: int
-    digest: str
-    """Of the texts and their order."""
-    files: list[str]
-
-
-def build_manifest(
+def write_form(
     layout: OutputLayout,
     form: Form,
-    fingerprint: str,
-    final: Final,
-    facts: Facts,
-    model: ModelSpec,
-    encode: EncodeSpec,
-    origin: Origin,
-    quarantined: dict[str, Any],
-    truncated: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """The manifest as plain values; sizes and counts are plain numbers.
+    rows: int,
+    dimension: int,
+    read: Callable[[], Iterator[Stored]],
+    missing: Sequence[int],
+    ranges: Vectors | None,
+    on_block: Callable[[], None],
+) -> tuple[list[str], Vectors | None]:
+    """Write rows in another form under its partial name: in float32, or in the form's own numbers with their ranges.
 
-    `quarantined` is what `badrows.record` says, `truncated` what `truncated.record` says.
+    `read` gives all of them each time; `missing` are those without a vector. Returns the digests, and the ranges of
+    int8. Raises as `write_final`; Halt (78) for numbers that the form cannot hold.
     """
-    loaded = facts.loaded
-    prompt = encode.prompt if encode.prompt is not None or loaded is None else loaded.prompt
-    return {
-        "rows": origin.rows,
-        "dimension": final.dimension,
-        **describe_files(layout, form, origin.rows, final.stamps, final.ranges),
+    numbers = Numbers(form.dtype, dimension)
+    if form.dtype is FinalDtype.INT8 and ranges is None:
+        for _, block, positions in _numbered(read(), missing):
+            ranges = widened(ranges, block, positions)
+            on_block()
+        ranges = np.zeros((2, dimension), dtype=np.float32) if ranges is None else ranges
+
+    def made() -> Iterator[tuple[Stored, Positions]]:
+        for first, block, positions in _numbered(read(), missing):
+            try:
+                yield block if block.dtype == numbers.numpy else numbers.of(block, positions, ranges), positions
+            except FloatingPointError:
+                row = first + int(np.argmax((np.abs(block) >= _TOO_LARGE).any(axis=1)))
+                raise config_error(
+                    f"row {row} does not go into a final of float16",
+                    why=f"{np.nanmax(np.abs(block)):g} is more than float16 can hold",
+                    remedy="choose dtype: float32, or encode.normalize: true; no vector is lost",
+                ) from None
+            on_block()
+
+    return write_final(layout, partial_of(layout, form), rows, numbers, form, made()), ranges
+
+
+_TOO_LARGE = 65_520
+"""Is rounded to infinity in float16."""
+
+
+def _numbered(found: Iterator[Stored], missing: Sequence[int]) -> Iterator[tuple[int, Stored, Positions]]:
+    """Give (first row, block, positions in it of rows without a vector)."""
+    first, lost = 0, np.array(missing, dtype=np.int64)
+    with contextlib.closing(ahead(found)) as blocks:
+        for block in blocks:
+            start, stop = np.searchsorted(lost, (first, first + len(block)))
+            yield first, block, lost[start:stop] - first
+            first += len(block)
+
+
+# --- side by side
+
+
+def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> None:
+    """Raise Halt (78) if outputs that are to stand side by side have not the same number of rows."""
+    for name, members in combine.items():
+        counts = {member: rows[member] for member in members if member in rows}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{member} has {counted(count, 'row')}" for member, count in counts.items())
+            raise config_error(
+                f"combine.{name}: {listed}",
+                why="Row i of the combined final is row i of each of them.",
+                remedy="Give them the same source and the same `where`, or combine others.",
+            )
+
+
+def combine(
+    layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_block: Callable[[], None]
+) -> tuple[dict[str, Any], bool]:
+    """Put finals side by side in one array of their dtype; `members` are their manifests, by name of the output.
+
+    Returns the manifest, and whether the final was there already: it is made anew if one of them has changed. Calls
+    `on_block` now and then; it may raise to stop. Raises Halt: 78 if row counts differ, bytes of ubinary would have to
+    be split, or something that is not ours stands in its place, 74 if a member is damaged; OSError.
+    """
+    finish_publishing(layout)
+    manifests = list(members.values())
+    refuse_unequal({layout.name: list(members)}, {name: each["rows"] for name, each in members.items()})
+    fingerprint = digest_of([[name, each["fingerprint"], each["digest"]] for name, each in members.items()])
+    finished = read_finished(layout)
+    if finished is not None and finished["fingerprint"] == fingerprint:
+        write_sides(layout, finished)
+        return finished, True
+    place = layout.final
+    if finished is None and place.exists() and not (layout.done.exists() or is_ours(layout, place)):
+        raise not_ours(place, "give the combination another name")
+    dimensions = {name: int(each["dimension"]) for name, each in members.items()}
+    form, rows = Form(dtype=form_of(manifests[0]).dtype), int(manifests[0]["rows"])
+    for name, dimension in list(dimensions.items())[:-1]:
+        if form.dtype is FinalDtype.UBINARY and dimension % 8:
+            raise config_error(
+                f"combine.{layout.name}: {name} has {dimension} dimensions, and eight share a byte",
+                why="The next output would begin in the middle of one.",
+                remedy="Name it last, or give it an encode.truncate_dim that 8 divides.",
+            )
+    numbers = Numbers(form.dtype, sum(dimensions.values()))
+    outputs = {name: OutputLayout(layout.workdir, name) for name in members}
+    make_state(layout)
+    clear_partial(layout)
+    zero_rows = 0
+
+    def side_by_side() -> Iterator[tuple[Stored, Positions]]:
+        nonlocal zero_rows
+        portions = [Portions(_of_member(outputs[name], each)) for name, each in members.items()]
+        per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
+        for first in range(0, rows, per_block):
+            block = np.concatenate([each.take(min(per_block, rows - first)) for each in portions], axis=1)
+            zero_rows += int(np.count_nonzero(~block.any(axis=1)))
+            yield block, _NO_ROWS
+            on_block()
+        for each in portions:
+            each.finish()
+
+    digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
+    ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
+    quarantined = _quarantined(outputs, members)
+    manifest = {
+        "rows": rows,
+        "dimension": numbers.dimension,
+        **describe_files(layout, form, rows, digests, np.concatenate(ranges, axis=1) if ranges else None),
         "fingerprint": fingerprint,
-        **quarantined,
-        "distinct_texts": origin.distinct_texts,
-        "truncated": truncated,
-        "zero_rows": final.zero_rows,
-        "model": {
-            "name": model.name,
-            "revision": model.revision,
-            "dtype": facts.dtype or model.dtype,
-            "max_length": facts.max_length if facts.max_length is not None else model.max_length,
-            "encoder": model.encoder,
-            "trust_remote_code": model.trust_remote_code,
-            "loaded": asdict(loaded) if loaded else None,
-        },
-        "encode": {
-            "normalize": encode.normalize,
-            "prompt": prompt,  # what stood before every text: by name, or as the model's default, as well
-            "prompt_name": encode.prompt_name,
-            "task": encode.task,
-            "kwargs": digested(encode.kwargs),
-            "truncate_dim": encode.truncate_dim,
-        },
-        "source": {"files": origin.files, "digest": origin.digest},
-        **({"linear": facts.linear} if facts.linear else {}),
-        "versions": {"chunkvisor": __version__, **facts.versions},
+        **record(layout, len(quarantined), quarantined),
+        "zero_rows": zero_rows,
+        "combined": [
+            {"output": name, "dimension": each["dimension"], "digest": each["digest"]} for name, each in members.items()
+        ],
+        "model": manifests[0]["model"],
+        "versions": {"chunkvisor": __version__},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    publish(layout, manifest)
+    return manifest, False
 
 
-FILE_KEYS = ("format", "dtype", "digest", "shards", "ranges", "carried")
-"""Keys of a manifest that `describe_files` gives."""
+def _of_member(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
+    try:
+        yield from final_rows(layout, manifest)
+    except BadVectorsError as error:
+        raise Halt(
+            ExitCode.DISK,
+            f"the final of {layout.name} is damaged: it {error}",
+            remedy="`chunkvisor verify` names the file; move it away, and the next run computes it again",
+        ) from None
 
 
-def describe_files(
-    layout: OutputLayout, form: Form, rows: int, stamps: Sequence[Stamp], ranges: Vectors | None
-) -> dict[str, Any]:
-    """The manifest's `format`, `dtype` and `digest`; `shards`, `ranges` and `carried` where there are any.
-
-    With shards, `digest` is that of the list of theirs.
-    """
-    said = {"format": str(form.format), "dtype": str(form.dtype)}
-    beside = {} if ranges is None else {"ranges": describe_ranges(layout, ranges)}
-    if form.carried is not None:
-        beside["carried"] = {"digest": f"sha256:{form.carried}"}
-        if form.has_rows_table:
-            beside["carried"]["file"] = layout.rows_table.name
-    digests = [f"sha256:{stamp.digest}" for stamp in stamps]
-    if form.shards is None:
-        return said | {"digest": digests[0]} | beside
-    parts = parts_of(place_of(layout, form), rows, form)
-    listed = [
-        {"file": str(part.path.relative_to(layout.workdir)), "rows": part.rows, "digest": digest}
-        for part, digest in zip(parts, digests, strict=True)
-    ]
-    return said | {"digest": f"sha256:{digest_of(digests)}", "shards": listed} | beside
+def _quarantined(outputs: Mapping[str, OutputLayout], members: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return an entry for each row that lacks the vector of a member; those columns of it are NaN, or zero."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, manifest in members.items():
+        for each in every_row(outputs[name], manifest):
+            reason = f"{name}: {each['reason']}"
+            if each["row"] in found:
+                found[each["row"]]["reason"] += f"; {reason}"
+            else:
+                found[each["row"]] = {**each, "reason": reason}
+    return [found[row] for row in sorted(found)]

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.badrows import every_row
-from chunkvisor.assemble.forms import FORMATS, form_of
-from chunkvisor.assemble.manifest import read_finished, recorded_parts
-from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.assemble.sides import ranges_of
+from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
+from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
@@ -217,7 +215,7 @@ def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int])
         if not left or left[0] >= part.stop:
             continue
         first = part.start
-        for block, _ in FORMATS[form.format].read(part.path, part.rows, numbers, None):
+        for block in FORMATS[form.format].read(part.path, part.rows, numbers, None):
             while left and left[0] < first + len(block):
                 row = left.pop(0) - first
                 yield numbers.back(block[row : row + 1], ranges)[0]

@@ -4,15 +4,15 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from chunkvisor.assemble.badrows import bad_texts, count_of, forget
-from chunkvisor.assemble.manifest import read_finished, read_recorded, replaces_another
-from chunkvisor.assemble.sides import remove_sides
+from chunkvisor.assemble.badrows import bad_texts, count_of
+from chunkvisor.assemble.finished import follow_final
+from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.layout import OutputLayout, hold, require_workdir
 from chunkvisor.store.ledger import Ledger, chunk_files, ledger_of, read_reuse
 from chunkvisor.store.records import DamagedError
-from chunkvisor_worker.contract.files import remove_folder, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import remove_folder, write_atomic
 
 
 def retry(workdir: Path) -> int:
@@ -77,17 +77,9 @@ def _reopen(layout: OutputLayout) -> int:
     # A record that is lost, or that went with a damaged chunk, takes no text out of the manifest.
     bad = known.keys() | ledger.bad.keys()
     count = len(bad) + sum(map(len, pending.values()))
-    # The final file stays as it is until the next run replaces it; without these records it is not taken for done.
-    if count and not replaces_another(layout):
-        recorded = read_recorded(layout)
-        forget(layout, recorded)
-        if recorded is not None:
-            remove_sides(layout, recorded)
-        layout.done.unlink(missing_ok=True)
-        layout.manifest.unlink(missing_ok=True)
+    if count:
         # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
-        for folder in (layout.state, layout.workdir):
-            sync_folder(folder)
+        follow_final(layout)
     for chunk in pending:
         ledger.parts(chunk).forgive()
     _reopen_committed(ledger, bad)

@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from chunkvisor.assemble.combine import refuse_unequal
-from chunkvisor.assemble.forms import asked_form
+from chunkvisor.assemble.forms import Numbers, asked_form
+from chunkvisor.assemble.join import refuse_unequal
 from chunkvisor.assemble.manifest import read_done_if_whole
-from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.assemble.reader import Scratch
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
@@ -364,9 +362,9 @@ def _count_known(config: Config, outputs: Sequence[_Output], revision: str, scra
             folder = Path(tempfile.mkdtemp(dir=scratch))
             others = [layout.output(each.name) for each in layout.outputs.glob("*/")]
             places = [place for other in others for place in (other, other.earlier)]
-            finals = [of_final(place, wanted, PlaceKind.OUTPUT, place.name, Scratch(folder)) for place in places]
+            finals = [of_final(place, wanted, PlaceKind.OUTPUT, place.name, folder) for place in places]
             seen = np.zeros(output.table.rows, dtype=bool)
-            for final in (*filter(None, finals), *of_other_workdirs(config.reuse_from, wanted, Scratch(folder))):
+            for final in (*filter(None, finals), *of_other_workdirs(config.reuse_from, wanted, folder)):
                 for here, there in matches(index, final.index):
                     seen[here[final.numbers(there) >= 0]] = True
             for _, earlier in (each for each in before if each[0] == wanted.of_vectors):  # this run makes them first

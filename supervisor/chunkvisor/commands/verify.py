@@ -3,7 +3,6 @@
 A final file is checked by its manifest, whether or not the state that it was made from is still there.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.assemble import badrows
-from chunkvisor.assemble.forms import FORMATS, FinalPart, form_of, strays
-from chunkvisor.assemble.manifest import is_manifest, read_left, read_manifest, read_moved, recorded_parts
-from chunkvisor.assemble.numbers import Numbers, Positions
-from chunkvisor.assemble.sides import damaged_sides
+from chunkvisor.assemble.badrows import every_row
+from chunkvisor.assemble.forms import FORMATS, FinalPart, Numbers, Positions, form_of, recorded_parts
+from chunkvisor.assemble.manifest import damaged_sides, is_manifest, read_manifest, read_moved
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import no_workdir
 from chunkvisor.show.status import OutputStatus, read_output
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect
+from chunkvisor.store.artifact import bad_rows as find_bad_rows
 from chunkvisor.store.layout import Layout, OutputLayout, is_workdir
 from chunkvisor.store.ledger import chunk_files, ledger_of, read_quarantine
 from chunkvisor.store.records import DamagedError
@@ -57,7 +55,7 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
     elif not names:
         raise no_workdir(workdir)
     for output in map(layout.output, sorted(names)):
-        finals = list(_final(read_moved(output) or read_left(output) or output))
+        finals = list(_final(read_moved(output, retried=True) or output))
         yield from finals
         yield from _chunks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
     for folder in sorted(layout.all_combined.glob("*/")):
@@ -96,12 +94,9 @@ def _final(layout: OutputLayout) -> Iterator[FileCheck]:
         return
     yield FileCheck(layout.manifest, None)
     try:
-        bad_rows = np.fromiter((row["row"] for row in badrows.every_row(layout, manifest)), dtype=np.int64)
+        bad_rows = np.fromiter((row["row"] for row in every_row(layout, manifest)), dtype=np.int64)
     except DamagedError:
         bad_rows = None
-    if "quarantined_in" in manifest:
-        whole = badrows.holds(layout.quarantined, manifest)
-        yield FileCheck(layout.quarantined, None if whole else "is missing, or is not what was written")
     parts, zero_rows = recorded_parts(layout, manifest), 0
     for part, digest in parts:
         zero, problem = _looked_at(part, digest, manifest, bad_rows)
@@ -112,29 +107,23 @@ def _final(layout: OutputLayout) -> Iterator[FileCheck]:
         yield FileCheck(part.path, problem)
     for path, damage in damaged_sides(layout, manifest):
         yield FileCheck(path, damage)
-    if form_of(manifest).shards is not None:
-        for path in strays(layout.shards, [part for part, _ in parts]):
-            yield FileCheck(path, "is none of the shards, and readers take it for one")
 
 
 def _looked_at(
     part: FinalPart, digest: str, manifest: dict[str, Any], bad_rows: Positions | None
 ) -> tuple[int, str | None]:
     """Return the number of rows that are zero throughout, and what is wrong with the file, or None."""
-    form, found = form_of(manifest), hashlib.sha256()
-    numbers, zero, missing = Numbers(form.dtype, manifest["dimension"]), 0, 0
-    told = bad_rows is not None
+    form, zero, missing = form_of(manifest), 0, 0
+    numbers, told = Numbers(form.dtype, manifest["dimension"]), bad_rows is not None and form.dtype.is_float
     if part.path.exists() and not part.path.is_file():
         return 0, "is not a file"  # to read a pipe is to wait for whoever writes into it
     try:
-        for rows, without in FORMATS[form.format].read(part.path, part.rows, numbers, found):
-            told, missing = told and without is not None, missing + (0 if without is None else len(without))
-            zero += int(np.count_nonzero(~rows.any(axis=1)))
+        for rows in FORMATS[form.format].read(part.path, part.rows, numbers, digest):
+            not_finite, empty = find_bad_rows(rows)
+            missing, zero = missing + len(not_finite), zero + len(empty)
     except (BadVectorsError, OSError) as error:
         return zero, _unreadable(error)
     bad = 0 if bad_rows is None else int(((part.start <= bad_rows) & (bad_rows < part.stop)).sum())
-    if found.hexdigest() != digest:
-        return zero, "has another digest than its manifest says: it was changed or damaged"
     return zero, f"has NaN or infinity in {counted(missing, 'row')}" if told and missing != bad else None
 
 
@@ -166,6 +155,6 @@ def _chunks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
             else:
                 if not path.stem.endswith(chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)):
                     problem = "does not have the digest in its name: it was changed or damaged"
-                elif len(found.not_finite) != bad.get(number, 0):
+                elif not whole and len(found.not_finite) != bad.get(number, 0):  # else the manifest lists them
                     problem = f"has NaN or infinity in {counted(len(found.not_finite), 'row')}"
         yield FileCheck(path, problem, needless=whole and problem is not None)

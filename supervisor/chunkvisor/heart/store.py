@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from chunkvisor.assemble.numbers import Numbers
-from chunkvisor.assemble.reader import ChunkDamagedError
+from chunkvisor.assemble.forms import Numbers
+from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.events.event import (
     Alarmed,
     Assembling,

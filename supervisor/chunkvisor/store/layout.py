@@ -96,12 +96,12 @@ class OutputLayout:
     parts = PathIn("state", "parts")  # what is good of chunks that are taken apart to find bad texts
     quarantine = PathIn("state", "quarantine")  # by committed chunk: its texts without a vector
     attempts = PathIn("state", "attempts")
-    published = PathIn("state", "published.json")  # by which a final file of ours is known again
     publishing = PathIn("state", "publishing.json")  # the manifest of a final file that is about to appear
     moved = PathIn("state", "moved.json")  # where `chunkvisor encode` has put the final file
     again = PathIn("state", "again")  # `retry` has asked for the rows without a vector
     done = PathIn("state", "done.json")  # the final file's stamp, and the manifest once more
     quarantined_twin = PathIn("state", "quarantined.jsonl")
+    truncated_twin = PathIn("state", "truncated.jsonl")
 
     @property
     def state(self) -> Path:
@@ -120,10 +120,6 @@ class OutputLayout:
     def partial(self, suffix: str) -> Path:
         """Return the final file while it is being made; on the same file system, so that one rename publishes it."""
         return self.hidden / f"{self.name}.{suffix}.partial"
-
-    def replaced(self, place: Path) -> Path:
-        """Return the final file, or the folder of shards, while another form of the same rows takes its place."""
-        return self.hidden / f"{place.name}.replaced"
 
     @property
     def earlier(self) -> "OutputLayout":

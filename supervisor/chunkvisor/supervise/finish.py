@@ -3,21 +3,22 @@
 A final file that was there before stays valid until one rename replaces it.
 """
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from chunkvisor.assemble import badrows, sides
-from chunkvisor.assemble.before import drop_before, drop_earlier_sides
+from chunkvisor.assemble.badrows import record
 from chunkvisor.assemble.forms import Form, asked_form, place_of
-from chunkvisor.assemble.join import Final, Origin, assemble, build_manifest, texts_without
-from chunkvisor.assemble.manifest import announce, publish_manifest, read_recorded
-from chunkvisor.assemble.reader import Taken, TakenDamagedError
-from chunkvisor.assemble.sides import write_sides
+from chunkvisor.assemble.join import Final, Taken, TakenDamagedError, assemble, texts_without
+from chunkvisor.assemble.manifest import describe_files, publish, record_cut
+from chunkvisor.config.choices import digested
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import TEXT_KEYS, BadText
 from chunkvisor.store.ledger import Ledger, Reuse
+from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import remove_folder
 from chunkvisor_worker.contract.messages import Spec
 
@@ -43,19 +44,12 @@ class Finish:
         Raises Halt, OSError, and what `on_block` raises.
         """
         local, config, layout = self._opening.source.local, self._opening.config, self._layout
-        form = asked_form(config.outputs[layout.name], self._made.staged.carried)
+        form = asked_form(config.outputs[layout.name], self._made.staged.carried).of(self._table.rows)
         if local is not None:
             local.check()
-        manifest = dict[str, Any]()
         try:
             taken = taken_of(layout, self._reuse, self._ledger, on_block) if self._reuse is not None else None
-
-            def on_written(final: Final) -> None:
-                manifest.update(self._manifest(form, final, taken, on_block))
-                if layout.earlier.done.exists():
-                    announce(layout, manifest)
-
-            final = assemble(self._ledger, self._table, on_block, form, taken, on_written)
+            final = assemble(self._ledger, self._table, on_block, form, taken)
         except TakenDamagedError as error:
             raise Halt(
                 ExitCode.TRY_AGAIN,
@@ -63,10 +57,9 @@ class Finish:
                 why=str(error),
                 remedy="run the same command again: it looks them up again, and encodes what it does not find",
             ) from error
-        drop_earlier_sides(layout)
-        write_sides(layout, manifest)
-        publish_manifest(layout, manifest, final.stamps)
-        drop_before(layout)
+        manifest = self._manifest(form, final, taken, on_block)
+        publish(layout, manifest)
+        remove_folder(layout.before)
         # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
         if not config.chunk.keep and not manifest["quarantined"]:
             remove_folder(self._ledger.layout.chunks)
@@ -79,28 +72,51 @@ class Finish:
         }
 
     def _manifest(self, form: Form, final: Final, taken: Taken | None, on_block: Callable[[], None]) -> dict[str, Any]:
-        ledger, layout, staged, job, fixed = self._ledger, self._layout, self._made.staged, self._job, self._made.fixed
-        assert ledger.facts is not None
-        if layout.earlier.done.exists():  # the list that is there is that of the earlier generation
-            badrows.forget(layout.earlier, read_recorded(layout.earlier))
-        bad = badrows.record(layout, _quarantined_rows(texts_without(ledger, taken), self._table, final))
-        cut = sides.record(ledger, self._table, self._reuse, on_block)
-        origin = Origin(staged.rows, staged.distinct, staged.digest, list(staged.files))
-        manifest = build_manifest(
-            layout, form, fixed.identity.fingerprint, final, ledger.facts, job.model, job.encode, origin, bad, cut
-        )
+        ledger, layout, staged, fixed = self._ledger, self._layout, self._made.staged, self._made.fixed
+        model, encode, facts, reuse = self._job.model, self._job.encode, ledger.facts, self._reuse
+        assert facts is not None
+        bad = _quarantined_rows(texts_without(ledger, taken), self._table, final)
+        prompt = encode.prompt if encode.prompt is not None or facts.loaded is None else facts.loaded.prompt
+        manifest = {
+            "rows": staged.rows,
+            "dimension": final.dimension,
+            **describe_files(layout, form, staged.rows, final.digests, final.ranges),
+            "fingerprint": fixed.identity.fingerprint,
+            **record(layout, len(final.bad_rows), bad),
+            "distinct_texts": staged.distinct,
+            "truncated": record_cut(ledger, self._table, reuse, on_block),
+            "zero_rows": final.zero_rows,
+            "model": {
+                "name": model.name,
+                "revision": model.revision,
+                "dtype": facts.dtype or model.dtype,
+                "max_length": facts.max_length if facts.max_length is not None else model.max_length,
+                "encoder": model.encoder,
+                "trust_remote_code": model.trust_remote_code,
+                "loaded": asdict(facts.loaded) if facts.loaded else None,
+            },
+            "encode": {
+                "normalize": encode.normalize,
+                "prompt": prompt,  # what stood before every text: by name, or as the model's default, as well
+                "prompt_name": encode.prompt_name,
+                "task": encode.task,
+                "kwargs": digested(encode.kwargs),
+                "truncate_dim": encode.truncate_dim,
+            },
+            "source": {"files": list(staged.files), "digest": staged.digest},
+            "text": {key: value for key in TEXT_KEYS if (value := fixed.identity.values.get(key)) is not None},
+            "versions": {"chunkvisor": __version__, **facts.versions},
+            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "generation": fixed.generation,
+        }
+        if facts.linear:
+            manifest["linear"] = facts.linear
         if ledger.other_versions:
             manifest["other_versions"] = ledger.other_versions
-        manifest["generation"] = fixed.generation
-        if self._reuse is not None:
-            manifest["reused"] = [
-                {"from": each.words, "texts": each.texts, "versions": each.versions}
-                for each in self._reuse.places
-                if each.texts
-            ]
-            manifest["texts_encoded"] = self._reuse.encoded
-        values = fixed.identity.values
-        manifest["text"] = {key: values[key] for key in TEXT_KEYS if values.get(key) is not None}
+        if reuse is not None:
+            used = [each for each in reuse.places if each.texts]
+            manifest["reused"] = [{"from": each.words, "texts": each.texts, "versions": each.versions} for each in used]
+            manifest["texts_encoded"] = reuse.encoded
         return manifest
 
 

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.badrows import mend_records
-from chunkvisor.assemble.before import begun, drop_before, finish_switch, keep_before
-from chunkvisor.assemble.finished import keep_finished, lacks_rows_table
-from chunkvisor.assemble.forms import asked_form, place_of
+from chunkvisor.assemble.finished import begun, discard, finish_switch, keep_finished, lacks_rows_table
+from chunkvisor.assemble.forms import asked_form, clear_partial, place_of
 from chunkvisor.assemble.manifest import finish_publishing
-from chunkvisor.assemble.writer import clear_partial
 from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.modelsource import ModelSource
@@ -39,7 +36,7 @@ from chunkvisor.store.identity import (
     read_fixed,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, anything_kept
-from chunkvisor.store.ledger import Ledger, PlaceKind, is_planned, read_reuse, work_with
+from chunkvisor.store.ledger import Ledger, PlaceKind, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, write_record
 from chunkvisor.supervise.finish import Finish
 from chunkvisor.supervise.means import Means, Request
@@ -103,7 +100,7 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
     """
     name, output = layout.name, opening.config.outputs[layout.name]
     fixed, fresh = begun_before(layout), None
-    if fixed is None:
+    if fixed is None and not begun(layout):
         refuse_foreign(opening, layout)
     make_state(layout)
     # Of a run that was killed while it staged or planned: nothing rests on them yet.
@@ -156,9 +153,9 @@ def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
 
 
 def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
-    """Stage all sources, then move aside what is there, which is kept until the new final file has replaced it.
+    """Stage all sources, then remove what is there, but for the final file, which stays until another replaces it.
 
-    Raises Halt, and then nothing has been moved; OSError.
+    Raises Halt, and then nothing has been removed; OSError.
     """
     for layout in layouts:
         if not begun(layout):
@@ -173,13 +170,11 @@ def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
             remove_folder(fresh)
         raise
     for layout, fresh, record in read:
-        before = keep_before(layout) if begun(layout) else None
-        make_state(layout)
-        _put_in_place(layout, fresh if before is None else before / fresh.name, record)
-        if before is not None:
-            opening.run.emit(
-                Note(f"{layout.name}: what was there is kept in {layout.before} until the new file is there")
-            )
+        was_begun = begun(layout)
+        discard(layout)
+        _put_in_place(layout, fresh, record)
+        if was_begun:
+            opening.run.emit(Note(f"{layout.name}: a final file that is there stays until the new one replaces it"))
 
 
 def move_on(made: Begun) -> None:
@@ -420,13 +415,9 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
 
 
 def _tidy_complete(opening: Opening, made: Begun, manifest: dict[str, Any]) -> None:
-    """Remove what a complete output needs no longer, and write lost records of its bad texts again."""
+    """Remove what a complete output needs no longer."""
     layout = made.layout
-    drop_before(layout)
+    remove_folder(layout.before)
     clear_partial(layout)  # of a join that was tried again after its final stood, in vain: the disk failed
-    # The records of a planned one are about a part of its texts; `retry` does without them.
-    mended = 0 if is_planned(layout) else mend_records(layout, manifest, made.fixed.chunk_size)
-    if mended:
-        opening.run.emit(Note(f"{made.name}: {counted(mended, 'lost record')} of texts without a vector written again"))
     if not opening.config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
         remove_folder(layout.chunks)

@@ -4,11 +4,11 @@ A new plan over chunks that are committed already is a next generation: their ve
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from chunkvisor.assemble.before import switch
-from chunkvisor.assemble.forms import all_places, form_of
+from chunkvisor.assemble.finished import switch
+from chunkvisor.assemble.forms import form_of
 from chunkvisor.assemble.manifest import earlier_holds, read_finished, read_recorded
-from chunkvisor.assemble.reader import Scratch
 from chunkvisor.events.event import Note
 from chunkvisor.reuse import (
     Offer,
@@ -46,7 +46,7 @@ def settle(opening: Opening, begun: Begun, outputs: Sequence[Begun]) -> None:
     table = StagedTable.open(target.table) if other_texts else open_table(opening, layout, begun.fixed)
     found = list[Offer]()
     if opening.config.reuse and TableFiles(table.folder).holds_index():
-        found = list(_candidates(opening, begun, outputs, Scratch(opening.config.workdir, opening.means.on_wait)))
+        found = list(_candidates(opening, begun, outputs, opening.config.workdir))
         _tell_rounded(opening, begun, found)
     elif opening.config.reuse:
         opening.run.emit(
@@ -107,14 +107,14 @@ def _holds(opening: Opening, begun: Begun, place: Place, outputs: Sequence[Begun
     return manifest is not None and form_of(manifest).is_exact
 
 
-def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratch: Scratch) -> Iterator[Offer]:
+def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratch: Path) -> Iterator[Offer]:
     """In the order in which they are preferred: what need not be copied comes first."""
     layout, wanted = begun.layout, begun.fixed.identity
     own_is_final = begun.moves_on and layout.done.exists()
     own = of_final(
         layout if own_is_final else layout.earlier, wanted, PlaceKind.EARLIER, "its earlier final file", scratch
     )
-    if own is not None and _in_place(layout, own_is_final=own_is_final):
+    if own is not None:
         yield own
     late: list[Offer] = []
     for name in _names(opening, layout, outputs):
@@ -135,11 +135,6 @@ def _candidates(opening: Opening, begun: Begun, outputs: Sequence[Begun], scratc
         yield from filter(None, [of_chunks(layout, wanted)])
     yield from late
     yield from of_other_workdirs(opening.config.reuse_from, wanted, scratch)
-
-
-def _in_place(layout: OutputLayout, *, own_is_final: bool) -> bool:
-    """Whether the final of the earlier generation is where it was: --from-scratch has moved it away."""
-    return own_is_final or not any((layout.before / path.name).exists() for path in all_places(layout))
 
 
 def _names(opening: Opening, layout: OutputLayout, outputs: Sequence[Begun]) -> list[str]:

@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
-from chunkvisor.assemble.combine import Member, combine, refuse_unequal
 from chunkvisor.assemble.forms import asked_form, place_of
+from chunkvisor.assemble.join import combine, refuse_unequal
 from chunkvisor.assemble.manifest import read_done_manifest, read_finished
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import encode_spec, model_spec
@@ -175,7 +175,7 @@ class RunWork:
         """Put finished outputs next to each other, as the config asks. Raises Halt, OSError."""
         for name, members in self._config.combine.items():
             found = {member: read_finished(self._layout.output(member)) for member in members}
-            whole = [Member(self._layout.output(member), manifest) for member, manifest in found.items() if manifest]
+            whole = {member: manifest for member, manifest in found.items() if manifest}
             if len(whole) < len(found):
                 lost = next(member for member, manifest in found.items() if not manifest)
                 raise Halt(ExitCode.TRY_AGAIN, f"{lost} was damaged a moment ago", remedy="run again to make it again")
