@@ -92,6 +92,7 @@ class BadReason:
     reason: str
     """Of the first of them; of the others it may differ in numbers."""
     rows: int
+    """How many."""
 
     @property
     def words(self) -> str:
