@@ -64,39 +64,36 @@ def test_a_beginning_that_comes_to_nothing(
     assert after.keys() - before.keys() == spoiled
 
 
-def test_the_final_file_stays_until_it_is_replaced(place: ScriptedWorkplace) -> None:
-    """While the new run has no final file the old one is in its place; then nothing else is left of it."""
-    before = files(place)
-    place.write_source(OTHERS)
+def test_what_was_there_stays_until_it_is_replaced(place: ScriptedWorkplace) -> None:
+    """While the new run has no final file the old one stays; all texts are encoded anew, with or without the flag."""
+    final, before = (place.workdir / "out.npy").read_bytes(), len(place.calls())
+    place.write_source([*TEXTS[:2], *OTHERS])
     place.lay("n2", "damage!")
-    for _ in range(2):
-        ended = place.run_here("--from-scratch")
+    for flags in (["--from-scratch"], [], ["--from-scratch"]):
+        ended = place.run_here(*flags)
         assert ended.returncode == 75, ended.stderr
-        assert {name: files(place)[name] for name in ("out.npy", "out.json")} == {
-            name: before[name] for name in ("out.npy", "out.json")
-        }
-        assert "stays until the new one replaces it" in ended.stderr
-
+        assert (place.workdir / "out.npy").read_bytes() == final
     place.lift("n2")
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(OTHERS).tobytes()
+    assert set(TEXTS[:2]) <= {text for call in place.calls()[before:] for text in call}
+    assert place.vectors().tobytes() == expected([*TEXTS[:2], *OTHERS]).tobytes()
     assert not (place.hidden / "out.before").exists()
-    assert {path.name for path in place.workdir.glob("out*")} == {"out.npy", "out.json"}
 
 
-def test_no_vector_of_before_is_taken(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A beginning that is killed while it removes the state leaves the final file; all texts are encoded anew."""
-    final, calls = (place.workdir / "out.npy").read_bytes(), len(place.calls())
+def test_killed_while_it_moves_on(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the renames of the states loses nothing; the same command goes on."""
+    final = (place.workdir / "out.npy").read_bytes()
+    rename = Path.rename
 
-    def die(_: Path) -> None:
-        raise OSError(5, os.strerror(5))
+    def die(path: Path, target: Path) -> Path:
+        if path == place.hidden / "outputs/out":
+            raise OSError(5, os.strerror(5), str(path))
+        return rename(path, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("chunkvisor.assemble.finished.remove_folder", die)
+        patch.setattr(Path, "rename", die)
         assert place.run_here("--from-scratch").returncode == 74
     assert (place.workdir / "out.npy").read_bytes() == final
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert {text for call in place.calls()[calls:] for text in call} == set(TEXTS)
+    assert place.run_here("--from-scratch").returncode == 0
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()

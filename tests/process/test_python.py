@@ -73,11 +73,11 @@ def test_other_texts_in_the_same_workdir() -> None:
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
     assert "add update=True, which encodes only texts that have no vector yet" in caught.value.remedy
-    assert caught.value.what.startswith("the vectors in this workdir were made from other texts:\n  source: ")
+    assert "has changed:\n  source: " in caught.value.what
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
     with pytest.raises(chunkvisor.ChunkvisorError, match=r"\n  encode.normalize: false before, true now\n") as caught:
         encode(["one"], workdir="w", normalize=True)
-    assert caught.value.what.startswith("the vectors in this workdir were made with other settings:\n")
+    assert caught.value.what.startswith("output embeddings was begun with other settings:\n")
     assert "from_scratch=True" in caught.value.remedy
     np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
 

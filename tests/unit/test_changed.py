@@ -9,13 +9,10 @@ from chunkvisor.supervise.opening import refuse_changes
 OF_SOURCE, OF_SETTINGS = ("source: 100 rows before, 101 now",), ("encode.normalize: false before, true now",)
 UPDATE, ELSEWHERE = "add --update", "choose another workdir"
 WORDS: dict[tuple[tuple[str, ...], Given, bool], set[str]] = {
-    (OF_SOURCE, Given.FILE, True): {UPDATE, "restore the source", ELSEWHERE},
-    (OF_SETTINGS, Given.FILE, True): {UPDATE, "undo the change", ELSEWHERE},
+    (OF_SOURCE, Given.FILE, True): {UPDATE, "undo the change", ELSEWHERE},
     (OF_SETTINGS, Given.FILE, False): {"undo the change", ELSEWHERE},
-    (OF_SOURCE, Given.OPTIONS, True): {"restore the source", "-o", "--workdir", "`chunkvisor run --update`"},
-    (OF_SETTINGS, Given.OPTIONS, True): {"undo the change", "-o", "--workdir"},
-    (OF_SOURCE, Given.ARGUMENTS, True): {UPDATE, "give the texts of before", ELSEWHERE},
-    (OF_SETTINGS, Given.ARGUMENTS, False): {"undo the change", ELSEWHERE},
+    (OF_SOURCE, Given.OPTIONS, True): {"undo the change", "by -o"},
+    (OF_SOURCE, Given.ARGUMENTS, True): {UPDATE, "undo the change", ELSEWHERE},
 }
 ALL = set().union(*WORDS.values())
 

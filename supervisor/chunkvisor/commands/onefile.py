@@ -28,7 +28,6 @@ from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, di
 from chunkvisor.store.layout import Layout, hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
 from chunkvisor.supervise.means import Request
-from chunkvisor.supervise.opening import GROWING
 from chunkvisor.supervise.session import run
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folders, remove_folder, sync_folder
@@ -134,7 +133,7 @@ def _is_made(out: Path, workdir: Path, manifest: dict[str, Any], changes: Sequen
     remedy = "choose another name by -o, or replace it by adding --from-scratch"
     if changes:
         what = f"{out} is there already, with {counted(manifest['rows'], 'row')}, but it was made differently:"
-        raise config_error("\n  ".join([what, *changes]), remedy=f"{remedy}; {GROWING}")
+        raise config_error("\n  ".join([what, *changes]), remedy=remedy)
     state = Layout(workdir).output(OUTPUT)
     if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
         return False  # a kill came between the two renames; or `retry` may have been called since

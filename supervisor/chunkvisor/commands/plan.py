@@ -33,10 +33,8 @@ from chunkvisor.engine.modelfolder import (
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
 from chunkvisor.engine.process import thread_count
 from chunkvisor.engine.trial import read_expected
-from chunkvisor.events.event import ChunkCommitted
-from chunkvisor.events.journal import read_with_trials
 from chunkvisor.reuse import gives_vectors, of_final, of_other_workdirs, sources_first
-from chunkvisor.sources.child import stage_table
+from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.dedupe import matches
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.attempt import verdict_of_child
@@ -45,8 +43,8 @@ from chunkvisor.store.identity import Plan, arithmetic_variables, identity_of, r
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import PlaceKind, committed_chunks, read_reuse
 from chunkvisor.store.records import DamagedError
+from chunkvisor.supervise.opening import propose, rate_before, staged_before
 from chunkvisor.supervise.session import require_extras
-from chunkvisor.supervise.staging import propose, request_of, staged_before, worker_rate
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, PARENT_PID, most_lanes
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, LengthsRequest, LengthsTask
@@ -121,9 +119,8 @@ def _read_output(config: Config, name: str, max_rows: int | None, scratch: Path,
         fixed = read_fixed(Layout(config.workdir).output(name))
     size = fixed.chunk_size if fixed is not None else config.effective_chunk_size(name)
     if size == "auto":
-        kind, journal = _kind(config), read_with_trials(config.workdir, Layout(config.workdir).events)
-        proposed = propose(worker_rate(journal, config.model.name, kind, name), kind)
-        size, reason = proposed.texts, proposed.reason
+        workers = config.workers.per_device * (1 if "cuda" in config.device else len(config.device))
+        size, reason = propose(rate_before(config), workers, _kind(config))
     chunks = Plan(table.distinct, size)
     every = max(1, -(-table.distinct // MOST_TEXTS)) if chunks.count > 1 else 1
     ours = fixed is not None and fixed.identity.source_digest == table.digest
@@ -166,10 +163,7 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
         in_a_chunk = max((each["batches"] or 0) // max(1, each["chunks"]) for each in told.values())
         at_once = most_lanes(threads, in_a_chunk, given.get(BATCHES_AT_ONCE, "")) if in_a_chunk else 1
         computing = per_device * at_once
-    rate = None
-    for entry in read_with_trials(config.workdir, layout.events):
-        if isinstance(entry.event, ChunkCommitted) and (entry.event.texts_per_s or 0) > 0:
-            rate = entry.event.texts_per_s
+    rate = rate_before(config)
     on_gpu = None
     if kind == "cuda" and weights is not None and None not in batch_bytes:
         on_gpu = per_device * (CONTEXT_BYTES + weights + batch)

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from chunkvisor.child import ask_child
+from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.layout import unfinished
+from chunkvisor.store.layout import Layout, unfinished
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import remove_folder
 
@@ -47,6 +48,29 @@ def stage_table(
         what = f"The texts that were just written to {folder} cannot be read back."
         remedy = "Look at the kernel's log for errors of the disk (dmesg), or move the workdir to another disk."
         raise Halt(ExitCode.DISK, what, why=str(error), remedy=remedy) from error
+
+
+def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
+    """Say what the output wants of its source. Raises Halt (78) if that has a file of the workdir's state."""
+    output, layout = config.outputs[name], Layout(config.workdir)
+    # A run would write into its own source, or read what it has written.
+    here = resolve([source for source in output.source if not is_remote(source)])
+    if found := next((file.path for file in here if layout.owns(file.path)), None):
+        raise config_error(
+            f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
+            remedy="choose another workdir, best an empty folder, or a pattern that does not match it",
+        )
+    return IngestRequest(
+        sources=output.source,
+        column=output.column,
+        template=output.template,
+        sql=output.sql,
+        skip_blank=output.skip_blank,
+        where=output.where,
+        columns=output.columns,
+        max_rows=max_rows,
+        memory_limit_bytes=int(config.ingest.memory_limit),
+    )
 
 
 def _halt(status: int, log: Path) -> Halt:

@@ -121,28 +121,23 @@ class Means:
         while True:
             try:
                 return do()
-            except Halt as halt:
-                if halt.code is not ExitCode.DISK:
+            except (Halt, OSError) as error:
+                if (error.code is not ExitCode.DISK) if isinstance(error, Halt) else (error.errno not in DISK_ERRNOS):
                     raise
-                why = halt.what.rstrip(".") + (f": {halt.why}" if halt.why else "")
-            except OSError as error:
-                if error.errno not in DISK_ERRNOS:
-                    raise
-                why = str(error)
+                why = f"{error.what.rstrip('.')}: {error.why}".rstrip(": ") if isinstance(error, Halt) else str(error)
             if gone := workdir_gone(self._run.layout):
                 raise gone
-            now_s = time.monotonic()
-            began_s = now_s if began_s is None else began_s
-            left_s = began_s + timeout_s - now_s
-            if left_s <= 0:
+            began_s = time.monotonic() if began_s is None else began_s
+            waited_s = time.monotonic() - began_s
+            if waited_s >= timeout_s:
                 raise Halt(
                     ExitCode.DISK,
                     f"the disk of {place} is full or failing while {what}",
                     why=with_room(why, place),
                     remedy=f"free some space, or move the workdir; then run the same command again{KEPT}",
                 )
-            delay_s = min(delay_s, left_s)
-            teller.tell(delay_s, timeout_s - left_s, why, Outcome.DISK_FULL)
+            delay_s = min(delay_s, timeout_s - waited_s)
+            teller.tell(delay_s, waited_s, why, Outcome.DISK_FULL)
             self.pause(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_WAIT_S)
 
@@ -176,8 +171,7 @@ class Means:
         model, layout = self._config.model, self._run.layout
         # It refuses the path of a folder that is not there.
         if source_at_hand(model, layout.model) is None:
-            from chunkvisor.sources.child import try_first_row
-            from chunkvisor.supervise.staging import request_of
+            from chunkvisor.sources.child import request_of, try_first_row
 
             # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
             for name in self._config.outputs:

@@ -1,28 +1,41 @@
-"""Opens outputs for a run: stages the source, compares its identity with what the workdir has, and reads what is done.
+"""Opens outputs: stages the source, compares its identity, settles which texts are encoded, and reads what is done.
 
-What an earlier run has fixed stays as it was, unless the run is asked to update it, or to begin from scratch.
+What an earlier run has fixed stays as it was, unless the run is asked to update it, or to begin from scratch: then the
+next generation is prepared next to it, takes over what it can, and takes its place. The final file stays until then.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.finished import begun, discard, finish_switch, keep_finished, lacks_rows_table
-from chunkvisor.assemble.forms import asked_form, clear_partial, place_of
-from chunkvisor.assemble.manifest import finish_publishing
+from chunkvisor.assemble.finished import begun, finish_switch, keep_finished, lacks_rows_table, switch
+from chunkvisor.assemble.forms import asked_form, clear_partial, form_of, place_of
+from chunkvisor.assemble.join import refuse_unequal
+from chunkvisor.assemble.manifest import earlier_holds, finish_publishing, read_finished
 from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
-from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.process import thread_count
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.events.event import Note, OutputOpened, Staging
+from chunkvisor.events.event import ChunkCommitted, Note, OutputAlreadyComplete, OutputOpened, Staging
 from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.heart.run import Run
-from chunkvisor.reuse import Planner
-from chunkvisor.sources.child import stage_table
+from chunkvisor.reuse import (
+    Offer,
+    Planner,
+    gives_vectors,
+    of_chunks,
+    of_final,
+    of_other_workdirs,
+    promised,
+    sources_first,
+)
+from chunkvisor.sources.child import request_of, stage_table
+from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.identity import (
@@ -30,47 +43,29 @@ from chunkvisor.store.identity import (
     Identity,
     Staged,
     StagedRecord,
+    arithmetic_variables,
     differences,
     identity_of,
     make_state,
     read_fixed,
+    read_staged,
+    write_facts,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, anything_kept
-from chunkvisor.store.ledger import Ledger, PlaceKind, read_reuse, work_with
-from chunkvisor.store.records import DamagedError, write_record
-from chunkvisor.supervise.finish import Finish
+from chunkvisor.store.ledger import Ledger, Place, PlaceKind, is_planned, read_reuse, work_with
+from chunkvisor.store.records import DamagedError, digest_of, write_record
+from chunkvisor.supervise.finish import finish
 from chunkvisor.supervise.means import Means, Request
-from chunkvisor.supervise.staging import asked, propose, request_of, staged_before, worker_rate
 from chunkvisor.units import counted, listed
 from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Spec
 
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What all outputs of a run have in common while they are opened."""
-
-    request: Request
-    run: Run
-    means: Means
-    source: ModelSource
-    arithmetic: Mapping[str, str]
-    """Variables of the workers that choose other arithmetic."""
-    planner: Planner
-
-    @property
-    def config(self) -> Config:
-        """The validated config."""
-        return self.request.loaded.config
-
-    @property
-    def device_kind(self) -> str:
-        """The kind of the run's devices."""
-        return self.means.devices[0].kind
+_TARGET_S = 40.0
+"""A chunk takes a worker about this long: a fault costs little, and a worker's start little of it."""
 
 
 @dataclass(slots=True)
-class Begun:
+class Prepared:
     """One output whose source is staged."""
 
     layout: OutputLayout
@@ -78,7 +73,7 @@ class Begun:
     """Of the next generation, if there is to be one."""
     staged: Staged
     manifest: dict[str, Any] | None = None
-    """Of a complete one."""
+    """Of a complete one, of which there is nothing to do."""
     moves_on: bool = False
     """Its next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another."""
 
@@ -87,291 +82,317 @@ class Begun:
         """Name the output, as the config has it."""
         return self.layout.name
 
-    @property
-    def complete(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.manifest is not None and not self.moves_on
 
+class Opening:
+    """Opens the outputs of one run."""
 
-def begin_output(opening: Opening, layout: OutputLayout) -> Begun:
-    """Stage the source of one output, and find its final files if they are complete.
+    def __init__(self, request: Request, run: Run, means: Means, source: ModelSource) -> None:
+        self._request, self._run, self._means, self._source = request, run, means, source
+        self._config: Config = request.loaded.config
+        # The environment of this machine does not travel to the nodes of a cluster.
+        self._arithmetic = arithmetic_variables({} if means.on_ray else os.environ, self._config.env)
+        self._planner = Planner(run.emit, means.on_wait)
+        self._all: list[Prepared] = []
+        """In the order in which they are encoded."""
 
-    Raises Halt if the source is wrong, or the config differs from what the state folder was begun with; OSError.
-    """
-    name, output = layout.name, opening.config.outputs[layout.name]
-    fixed, fresh = begun_before(layout), None
-    if fixed is None and not begun(layout):
-        refuse_foreign(opening, layout)
-    make_state(layout)
-    # Of a run that was killed while it staged or planned: nothing rests on them yet.
-    for leftover in layout.leftovers:
-        remove_folder(leftover)
-    staged = staged_before(request_of(opening.config, name, opening.request.max_rows), layout)
-    if staged is not None and lacks_rows_table(layout, asked_form(output, staged.carried)):
-        staged = None  # `clean` has removed the table of rows
-    if staged is None:
-        if fixed is not None:
-            # Refuse a changed config before minutes are spent on reading the source anew.
-            as_before = fixed.identity
-            refuse_changed(opening, layout, fixed, _identity(opening, name, as_before.source_digest, as_before.rows))
-        fresh, record = stage_fresh(opening, layout)
-        staged = record.staged
-    identity = _identity(opening, name, staged.digest, staged.rows)
-    if fixed is not None:
-        try:
-            refuse_changed(opening, layout, fixed, identity)
-        except Halt:
-            if fresh is not None:
-                remove_folder(fresh)
-            raise
-    if fixed is not None and fixed.identity.fingerprint != identity.fingerprint:
-        next_one = Fixed(identity, _chunk_size(opening, layout), fixed.generation + 1)
-        rows = f"{counted(fixed.identity.rows, 'row')} before, {identity.rows:,} now"
-        opening.run.emit(Note(f"{name}: the source has changed: {rows}; this is generation {next_one.generation}"))
-        made = Begun(layout, next_one, staged)
-        if fresh is None:  # the same texts, made of the source in another way
-            move_on(made)
-        else:
-            prepared = _prepare_next(made)
-            fresh.rename(prepared.table)
-            write_record(prepared.staged, record)
-        return made
-    if fresh is not None:
-        _put_in_place(layout, fresh, record)
-    if fixed is None:
-        fixed = Fixed(identity, _chunk_size(opening, layout))
-        write_record(layout.identity, fixed)
-    form = asked_form(output, staged.carried)
-    made = Begun(layout, fixed, staged)
-    made.manifest = keep_finished(layout, identity.fingerprint, form, opening.run.emit, opening.means.on_wait)
-    if made.manifest is not None and layout.again.exists():  # `retry` has asked for the bad texts
-        if made.manifest["quarantined"]:
-            move_on(made)
-        else:
-            layout.again.unlink()
-    return made
+    def open(self) -> list[OutputRun]:
+        """Open all outputs, and return those that are not complete, in the order in which they are encoded.
 
-
-def begin_anew(opening: Opening, layouts: Sequence[OutputLayout]) -> None:
-    """Stage all sources, then remove what is there, but for the final file, which stays until another replaces it.
-
-    Raises Halt, and then nothing has been removed; OSError.
-    """
-    for layout in layouts:
-        if not begun(layout):
-            refuse_foreign(opening, layout)
-    read: list[tuple[OutputLayout, Path, StagedRecord]] = []
-    try:
+        Raises Halt if a source is wrong, or the config differs from what the workdir was begun with; OSError.
+        """
+        config, layouts = self._config, [self._run.layout.output(name) for name in sources_first(self._config)]
         for layout in layouts:
-            make_state(layout)
-            read.append((layout, *stage_fresh(opening, layout)))
-    except BaseException:
-        for _, fresh, _ in read:
-            remove_folder(fresh)
-        raise
-    for layout, fresh, record in read:
-        was_begun = begun(layout)
-        discard(layout)
-        _put_in_place(layout, fresh, record)
-        if was_begun:
-            opening.run.emit(Note(f"{layout.name}: a final file that is there stays until the new one replaces it"))
+            finish_switch(layout)
+            finish_publishing(layout)
+            if not begun(layout):
+                for place in (place_of(layout, asked_form(config.outputs[layout.name])), layout.manifest):
+                    if os.path.lexists(place):
+                        raise not_ours(place, "choose another workdir or another name for the output")
+        self._all = [self._prepare(layout) for layout in layouts]
+        refuse_unequal(config.combine, {each.name: each.staged.rows for each in self._all})
+        if self._request.from_scratch and not config.model.is_plugin and self._source.local is None:
+            pin_source(self._run.layout.model, config.model, self._source)
+        outputs = list[OutputRun]()
+        for each in self._all:
+            if each.manifest is not None:
+                self._tidy(each, each.manifest)
+            else:
+                self._settle(each)
+                try:
+                    outputs.append(self._open(each))
+                except DamagedError as error:
+                    raise texts_damaged(error) from error
+        for output in outputs:
+            output.awaited = tuple(each for each in outputs if each.name in output.awaits)
+        return outputs
 
+    # --- the source, and what an earlier run has fixed
 
-def move_on(made: Begun) -> None:
-    """Have the output planned anew, over the same texts: its vectors count as those of an earlier generation.
+    def _prepare(self, layout: OutputLayout) -> Prepared:
+        """Stage the source of one output, and find its final files if they are complete."""
+        name, anew = layout.name, self._request.from_scratch and begun(layout)
+        before, record, fresh = self._begun_before(layout), None, None
+        make_state(layout)
+        # Of a run that was killed while it staged or planned: nothing rests on them yet.
+        for leftover in layout.leftovers:
+            remove_folder(leftover)
+        request = request_of(self._config, name, self._request.max_rows)
+        was_done = layout.done.exists()
+        if not anew:
+            record = staged_before(request, layout)
+            needs_table = not was_done or layout.again.exists()
+            if record is not None and (
+                self._lacks(layout, record) or (needs_table and self._is_damaged(layout, record))
+            ):
+                record = None
+        if record is None:
+            if before is not None and not anew:
+                # Refuse a changed config before minutes are spent on reading the source anew.
+                was = before.identity
+                self._refuse_changed(layout, before, self._identity(name, was.source_digest, was.rows))
+            fresh, record = self._stage(layout, request)
+        staged = record.staged
+        now = self._identity(name, staged.digest, staged.rows)
+        if before is not None and not anew:
+            try:
+                self._refuse_changed(layout, before, now)
+            except Halt:
+                if fresh is not None:
+                    remove_folder(fresh)
+                raise
+        if anew or (before is not None and before.identity.fingerprint != now.fingerprint):
+            generation = before.generation + 1 if before is not None else 2
+            made = Prepared(layout, Fixed(now, self._chunk_size(name), generation), staged)
+            self._emit(f"{name}: this is generation {generation}, of {counted(now.rows, 'row')}")
+            self._move_on(made, record, fresh)
+            return made
+        if fresh is not None:
+            remove_folder(layout.table)
+            fresh.rename(layout.table)
+            write_record(layout.staged, record)
+        if before is None:
+            before = Fixed(now, self._chunk_size(name))
+            write_record(layout.identity, before)
+        form = asked_form(self._config.outputs[name], staged.carried)
+        manifest = keep_finished(layout, now.fingerprint, form, self._run.emit, self._means.on_wait)
+        if manifest is None and was_done:
+            return self._prepare(layout)  # `clean` may have removed the texts, which are needed again
+        made = Prepared(layout, before, staged, manifest)
+        if manifest is not None and layout.again.exists():  # `retry` has asked for the bad texts
+            if manifest["quarantined"]:
+                self._move_on(made, record)
+            else:
+                layout.again.unlink()
+        return made
 
-    Raises OSError.
-    """
-    copy_atomic(made.layout.staged, _prepare_next(made).staged)
-
-
-def _prepare_next(made: Begun) -> OutputLayout:
-    """Make the folder of the output's next generation; what stands there is what it fixes. Raises OSError."""
-    prepared = made.layout.next
-    remove_folder(prepared.state)
-    make_folder(prepared.state, durable=False)
-    write_record(prepared.identity, made.fixed)
-    made.moves_on = True
-    return prepared
-
-
-def _put_in_place(layout: OutputLayout, fresh: Path, record: StagedRecord) -> None:
-    remove_folder(layout.table)
-    fresh.rename(layout.table)
-    write_record(layout.staged, record)
-
-
-def stage_fresh(opening: Opening, layout: OutputLayout) -> tuple[Path, StagedRecord]:
-    """Read the source; returns the folder of the table, next to the one that is there, and its record.
-
-    Raises Halt if the source is wrong, OSError.
-    """
-    opening.means.load_ahead(opening.source)
-    opening.run.emit(Staging(layout.name))
-    if note := opening.config.outputs[layout.name].template_note:
-        opening.run.emit(Note(f"{layout.name}: {note}"))
-    request = request_of(opening.config, layout.name, opening.request.max_rows)
-    depends_on, fresh = asked(request), layout.fresh_table
-    remove_folder(fresh)
-    what = f"the source of {layout.name} is read"
-    table = opening.means.until_done(lambda: stage_table(request, fresh, opening.means.on_wait), what, layout.state)
-    rows = f"{counted(table.rows, 'row')}, {counted(table.distinct, 'distinct text')}"
-    opening.run.emit(Note(f"{layout.name}: {rows}"))
-    if table.empty:
-        words = f"{counted(table.empty, 'row')} of empty text, with one vector for all; `where` leaves them out"
-        opening.run.emit(Note(f"{layout.name}: {words}"))
-    files = tuple(file.place for file in table.files)
-    return fresh, StagedRecord(depends_on, Staged(table.rows, table.distinct, table.digest, files, table.carried))
-
-
-def _chunk_size(opening: Opening, layout: OutputLayout) -> int:
-    """Choose how many texts a chunk has of an output that is begun now."""
-    config, name = opening.config, layout.name
-    size = config.effective_chunk_size(name)
-    if size != "auto":
-        return size
-    events = read_with_trials(config.workdir, Layout(config.workdir).events)
-    proposed = propose(worker_rate(events, config.model.name, opening.device_kind, name), opening.device_kind)
-    opening.run.emit(Note(f"{name}: chunks of {proposed.texts:,} texts, {proposed.reason}"))
-    return proposed.texts
-
-
-def open_table(opening: Opening, layout: OutputLayout, fixed: Fixed) -> StagedTable:
-    """Open the staged texts; read them anew if they are damaged. Raises as `begin_output`."""
-    try:
-        table = StagedTable.open(layout.table)
-        if table.digest != fixed.identity.source_digest:
-            raise DamagedError("they are those of another output, or of other settings")
-        return table
-    except DamagedError as error:
-        opening.run.emit(Note(f"{layout.name}: the staged texts are damaged ({error}); reading the source again"))
-        fresh, record = stage_fresh(opening, layout)
+    def _begun_before(self, layout: OutputLayout) -> Fixed | None:
         try:
-            refuse_changed(
-                opening, layout, fixed, _identity(opening, layout.name, record.staged.digest, record.staged.rows)
+            fixed, problem = read_fixed(layout), "missing"
+        except DamagedError:
+            fixed, problem = None, "damaged"
+        lost = problem == "damaged" or layout.chunks.exists() or layout.done.exists()
+        if fixed is None and lost and not self._request.from_scratch:
+            raise config_error(
+                f"{layout.identity} is {problem}, so it is not known what the files next to it belong to",
+                remedy="restore the file, or start this config over by adding --from-scratch",
             )
-        except Halt:
-            remove_folder(fresh)
-            raise
-        _put_in_place(layout, fresh, record)
-    try:
-        return StagedTable.open(layout.table)
-    except DamagedError as error:
-        raise texts_damaged(error) from error
+        return fixed
 
+    def _lacks(self, layout: OutputLayout, record: StagedRecord) -> bool:
+        """Say whether `clean` has removed the table of rows, which is needed."""
+        return lacks_rows_table(layout, asked_form(self._config.outputs[layout.name], record.staged.carried))
 
-# --- what an earlier run has fixed
+    def _is_damaged(self, layout: OutputLayout, record: StagedRecord) -> bool:
+        try:
+            if StagedTable.open(layout.table).digest == record.staged.digest:
+                return False
+            problem = "they are those of another output, or of other settings"
+        except DamagedError as error:
+            problem = str(error)
+        self._emit(f"{layout.name}: the staged texts are damaged ({problem}); reading the source again")
+        return True
 
+    def _stage(self, layout: OutputLayout, request: IngestRequest) -> tuple[Path, StagedRecord]:
+        """Read the source; returns the folder of the table, next to the one that is there, and its record."""
+        name, fresh, means = layout.name, layout.fresh_table, self._means
+        means.load_ahead(self._source)
+        self._run.emit(Staging(name))
+        if note := self._config.outputs[name].template_note:
+            self._emit(f"{name}: {note}")
+        record, what = _asked(request), f"the source of {name} is read"
+        table = means.until_done(lambda: stage_table(request, fresh, means.on_wait), what, layout.state)
+        self._emit(f"{name}: {counted(table.rows, 'row')}, {counted(table.distinct, 'distinct text')}")
+        if table.empty:
+            empty = f"{counted(table.empty, 'row')} of empty text, with one vector for all"
+            self._emit(f"{name}: {empty}; `where` leaves them out")
+        files = tuple(file.place for file in table.files)
+        return fresh, StagedRecord(record, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
-def begun_before(layout: OutputLayout) -> Fixed | None:
-    """Read what an earlier run has fixed, once what a killed one has begun is finished. Raises Halt, OSError."""
-    finish_switch(layout)
-    finish_publishing(layout)
-    try:
-        fixed, problem = read_fixed(layout), "missing"
-    except DamagedError:
-        fixed, problem = None, "damaged"
-    if fixed is None and (problem == "damaged" or layout.chunks.exists() or layout.done.exists()):
-        raise config_error(
-            f"{layout.identity} is {problem}, so it is not known what the files next to it belong to",
-            remedy="restore the file, or start this config over by adding --from-scratch",
+    def _identity(self, name: str, digest: str, rows: int) -> Identity:
+        """Compute the identity that the config asks for, of a source of so many rows."""
+        return identity_of(self._config, name, self._source.revision or "", digest, rows, self._arithmetic)
+
+    def _refuse_changed(self, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
+        """Raise Halt (78) if the identity is another one; with --update, if vectors that are there do not serve."""
+        if fixed.identity.fingerprint == now.fingerprint:
+            return
+        serve = now.of_vectors == fixed.identity.of_vectors
+        if serve and self._request.update:
+            return
+        halt = refuse_changes(layout.name, differences(fixed.identity, now), self._request.loaded.given, serve=serve)
+        if not anything_kept(self._run.layout):
+            # As after a model that was refused, when the config was corrected as the message said.
+            halt.why = "no text has a vector yet, so nothing is lost by a new beginning"
+            halt.remedy = "add --from-scratch, or undo the change"
+        raise halt
+
+    def _chunk_size(self, name: str) -> int:
+        """Choose how many texts a chunk has of an output that is begun now."""
+        size = self._config.effective_chunk_size(name)
+        if size == "auto":
+            devices = self._means.devices
+            size, why = propose(
+                rate_before(self._config), len(devices) * self._config.workers.per_device, devices[0].kind
+            )
+            self._emit(f"{name}: chunks of {size:,} texts, {why}")
+        return size
+
+    def _move_on(self, made: Prepared, record: StagedRecord | None = None, fresh: Path | None = None) -> None:
+        """Prepare the next generation, of other texts, or the same if there are no fresh ones; all is planned anew."""
+        prepared = made.layout.next
+        remove_folder(prepared.state)
+        make_folder(prepared.state, durable=False)
+        write_record(prepared.identity, made.fixed)
+        if fresh is not None:
+            fresh.rename(prepared.table)
+        if record is not None:
+            write_record(prepared.staged, record)
+        else:
+            copy_atomic(made.layout.staged, prepared.staged)
+        made.moves_on, made.manifest = True, None
+
+    # --- which texts are encoded
+
+    def _settle(self, each: Prepared) -> None:
+        """Plan which texts are encoded, unless the plan of an earlier run still holds.
+
+        A new plan over committed chunks is a next generation, which takes over their vectors like others.
+        """
+        layout = each.layout
+        if not each.moves_on:
+            if not is_planned(layout) and (layout.chunks.exists() or not self._config.reuse):
+                return  # begun by a run that encodes everything
+            if is_planned(layout):
+                problem = self._problem_of_plan(each)
+                if problem is None:
+                    return
+                self._emit(f"{each.name}: {problem}; its texts are looked up again")
+                self._move_on(each)
+        target = layout.next if each.moves_on else layout
+        try:
+            table = StagedTable.open(target.table if target.table.exists() else layout.table)
+        except DamagedError as error:
+            raise texts_damaged(error) from error
+        offers = self._offers(each) if self._config.reuse else []
+        facts = self._planner.plan(each.name, target.reuse, table, offers, needed=each.moves_on)
+        if facts is not None:
+            write_facts(target, facts)
+        if each.moves_on:
+            switch(layout)
+            each.moves_on = False
+
+    def _problem_of_plan(self, each: Prepared) -> str | None:
+        """Why the plan does not hold any more, in words."""
+        try:
+            reuse = read_reuse(each.layout)
+        except DamagedError as error:
+            return f"its plan is damaged ({error})"
+        places = reuse.places if reuse is not None else ()
+        return next(
+            (f"{place.words} has changed" for place in places if place.texts and not self._holds(each, place)), None
         )
-    return fixed
 
+    def _holds(self, each: Prepared, place: Place) -> bool:
+        if place.kind is not PlaceKind.OUTPUT:
+            return place.kind is PlaceKind.COPY or earlier_holds(each.layout, place.final_digest)
+        layout, names = self._run.layout.output(place.output), [other.name for other in self._all]
+        other = self._all[names.index(place.output)] if place.output in names else None
+        try:
+            there = other.fixed if other is not None else read_fixed(layout)
+        except DamagedError:
+            return False
+        if there is None or there.identity.source_digest != place.source_digest:
+            return False
+        if there.identity.of_vectors != each.fixed.identity.of_vectors:
+            return False
+        if other is not None and other.manifest is None:
+            # Each waits for those before it alone, so that none waits for itself.
+            comes_first = names.index(other.name) < names.index(each.name)
+            return comes_first and not other.moves_on and gives_vectors(self._config, other.name)
+        manifest = read_finished(layout)
+        return manifest is not None and form_of(manifest).is_exact
 
-def refuse_foreign(opening: Opening, layout: OutputLayout) -> None:
-    """Raise Halt (78) if what no run of this workdir has made has the name of a final file of it."""
-    for place in (place_of(layout, asked_form(opening.config.outputs[layout.name])), layout.manifest):
-        if os.path.lexists(place):
-            raise not_ours(place, "choose another workdir or another name for the output")
+    def _offers(self, each: Prepared) -> list[Offer]:
+        """Find what may have vectors, in the order of preference: what need not be copied comes first.
 
+        From scratch, nothing that the workdir has from before.
+        """
+        layout, wanted = each.layout, each.fixed.identity
+        scratch, anew = self._config.workdir, self._request.from_scratch
+        offers, late = list[Offer | None](), list[Offer | None]()
+        final_of = partial(of_final, wanted=wanted, scratch=scratch)
+        if not anew:
+            own_is_final = each.moves_on and layout.done.exists()
+            place = layout if own_is_final else layout.earlier
+            own = final_of(place, kind=PlaceKind.EARLIER, words="its earlier final file")
+            offers.append(own)
+            if each.moves_on and (own is None or not own_is_final):
+                late.append(of_chunks(layout, wanted))
+                if own_is_final and late == [None]:
+                    words = "no vector can be taken from its final file, which is rounded or damaged"
+                    self._emit(f"{each.name}: {words}; with chunk.keep: true, updates encode only new texts")
+        at = self._all.index(each)
+        for number, other in enumerate(self._all):
+            words, there = f"output {other.name}", other.layout
+            if other is each:
+                continue
+            if other.manifest is not None:
+                offers.append(final_of(there, kind=PlaceKind.OUTPUT, words=words))
+                continue
+            if not anew:
+                before = there if other.moves_on and there.done.exists() else there.earlier
+                late.append(final_of(before, kind=PlaceKind.COPY, words=f"the earlier final file of {words}"))
+            if number < at and gives_vectors(self._config, other.name):
+                offers.append(promised(there, other.fixed, wanted))
+        if not anew:
+            for path in sorted(self._run.layout.outputs.glob("*/")):
+                if path.name not in self._config.outputs:
+                    there = self._run.layout.output(path.name)
+                    offers.append(final_of(there, kind=PlaceKind.OUTPUT, words=f"output {path.name}"))
+        others = of_other_workdirs(self._config.reuse_from, wanted, scratch)
+        return [offer for offer in (*offers, *late, *others) if offer is not None]
 
-def _identity(opening: Opening, name: str, digest: str, rows: int) -> Identity:
-    """Compute the identity that the config asks for, of a source of so many rows."""
-    revision = opening.source.revision or ""
-    return identity_of(opening.config, name, revision, digest, rows, opening.arithmetic)
+    # --- ready to run
 
-
-def refuse_changed(opening: Opening, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
-    """Raise Halt (78) if the identity is another one; with --update, if vectors that are there do not serve."""
-    if fixed.identity.fingerprint == now.fingerprint:
-        return
-    serve = now.of_vectors == fixed.identity.of_vectors
-    if serve and opening.request.update:
-        return
-    halt = refuse_changes(layout.name, differences(fixed.identity, now), opening.request.loaded.given, serve=serve)
-    if not anything_kept(Layout(layout.workdir)):
-        # As after a model that was refused, when the config was corrected as the message said.
-        halt.why = "no text has a vector yet, so nothing is lost by a new beginning"
-        halt.remedy = "add --from-scratch, or undo the change"
-    raise halt
-
-
-GROWING = "if the source grows, write a config and use `chunkvisor run --update`, which encodes only what is new"
-"""What to do instead of `chunkvisor encode`."""
-
-_ELSEWHERE = {
-    Given.FILE: "choose another workdir",
-    Given.OPTIONS: "name another file by -o (or another --workdir, if you gave one)",
-    Given.ARGUMENTS: "choose another workdir",
-}
-
-
-def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: bool) -> Halt:
-    """End a run (78) whose output was begun with other settings, or from another source.
-
-    `changes` has a line for each difference. `serve`: the vectors that are there would serve an update.
-    """
-    python = given is Given.ARGUMENTS
-    begun_words = "the vectors in this workdir were made" if python else f"output {output} was begun"
-    what, undo = f"{begun_words} with other settings", "undo the change"
-    if of_source := all(change.startswith("source: ") for change in changes):
-        what, undo = f"the source of output {output} has changed since it was begun", "restore the source"
-        if python:
-            what, undo = "the vectors in this workdir were made from other texts", "give the texts of before"
-    remedy = f"{undo}, or {_ELSEWHERE[given]}, or discard what is done by adding --from-scratch"
-    if serve and given is not Given.OPTIONS:
-        remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
-    elif of_source and given is Given.OPTIONS:
-        remedy += f"; {GROWING}"
-    return config_error(
-        f"{what}:\n" + "\n".join(f"  {change}" for change in changes),
-        why="vectors of both would be mixed in one file; nothing has been touched",
-        remedy=remedy,
-    )
-
-
-# --- ready to run
-
-
-def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
-    """Open an output whose texts to encode are settled, or give its manifest if it is complete.
-
-    Raises as `begin_output`.
-    """
-    layout, config, name = made.layout, opening.config, made.name
-    if made.complete:
-        assert made.manifest is not None
-        _tidy_complete(opening, made, made.manifest)
-        return made.manifest
-    fixed, staged = made.fixed, made.staged
-    clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
-    table = open_table(opening, layout, fixed)
-    if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-        opening.run.emit(Note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"))
-    reuse = read_reuse(layout)
-    ledger = Ledger(layout, *work_with(reuse, fixed, staged))
-    ledger.load()
-    fresh, taken = fresh_of(table, reuse), reuse.taken if reuse is not None else 0
-    # Places from which nothing is taken after all are not worth a word.
-    used = [each for each in reuse.places if each.texts] if reuse is not None else []
-    if reuse is not None:
-        source = listed([each.words for each in used], 3)
-        have = f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {source}"
-        opening.run.emit(Note(f"{name}: {have}; {reuse.encoded:,} left to encode"))
-    saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
-    opening.run.emit(
-        OutputOpened(
+    def _open(self, each: Prepared) -> OutputRun:
+        layout, name, fixed, staged = each.layout, each.name, each.fixed, each.staged
+        config, source, device_kind = self._config, self._source, self._means.devices[0].kind
+        clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
+        table = StagedTable.open(layout.table)
+        if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
+            self._emit(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
+        reuse = read_reuse(layout)
+        ledger = Ledger(layout, *work_with(reuse, fixed, staged))
+        ledger.load()
+        fresh, taken = fresh_of(table, reuse), reuse.taken if reuse is not None else 0
+        # Places from which nothing is taken after all are not worth a word.
+        used = [place for place in reuse.places if place.texts] if reuse is not None else []
+        if reuse is not None:
+            places = listed([place.words for place in used], 3)
+            have = f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
+            self._emit(f"{name}: {have}; {reuse.encoded:,} left to encode")
+        saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
+        opened = OutputOpened(
             output=name,
             rows=staged.rows,
             distinct=ledger.plan.distinct + taken,
@@ -382,42 +403,99 @@ def open_output(opening: Opening, made: Begun) -> OutputRun | dict[str, Any]:
             texts_saved=sum(saved.values()),
             quarantined=sum(rows_of(fresh, [bad.text for bad in ledger.bad_texts()]).values()),
         )
+        self._run.emit(opened)
+        encode, cores = config.effective_encode(name), len(os.sched_getaffinity(0)) // config.workers.per_device
+        threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+        job = Spec(
+            run_id=self._run.run_id,
+            fingerprint=ledger.fingerprint,
+            output=name,
+            chunk=0,
+            attempt=0,
+            start=0,
+            stop=0,
+            texts_digest="",
+            device=device_kind,
+            model=model_spec(config.model, source.path, source.revision),
+            encode=encode_spec(encode),
+            import_path=(str(self._request.loaded.folder),),
+            threads=thread_count(threads, device_kind, cores),
+        )
+        form = asked_form(config.outputs[name], staged.carried)
+        return OutputRun(
+            ledger,
+            fresh,
+            job,
+            resolve_limits(encode, device_kind, plugin=config.model.is_plugin),
+            partial(finish, form, fixed, staged, ledger, table, reuse, job, source.local, config.chunk.keep),
+            form,
+            source.local,
+            rows=staged.rows,
+            taken=taken,
+            awaits=frozenset(place.output for place in used if place.kind is PlaceKind.OUTPUT),
+        )
+
+    def _tidy(self, each: Prepared, manifest: dict[str, Any]) -> None:
+        """Remove what a complete output needs no longer."""
+        layout = each.layout
+        remove_folder(layout.before)
+        clear_partial(layout)  # of a join that was tried again after its final stood, in vain: the disk failed
+        if not self._config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
+            remove_folder(layout.chunks)
+        path = str(place_of(layout, asked_form(self._config.outputs[each.name])))
+        self._run.emit(OutputAlreadyComplete(each.name, manifest["rows"], manifest["dimension"], path))
+
+    def _emit(self, note: str) -> None:
+        self._run.emit(Note(note))
+
+
+def _asked(request: IngestRequest) -> dict[str, Any]:
+    """Say what the staged table depends on, but for the contents of the files. Raises Halt if a file is gone."""
+    values = asdict(replace(request, memory_limit_bytes=0))
+    return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
+
+
+def staged_before(request: IngestRequest, layout: OutputLayout) -> StagedRecord | None:
+    """Read what an earlier run staged of the same request and untouched files. Raises Halt if a file is gone."""
+    try:
+        record = read_staged(layout)
+    except DamagedError:
+        return None
+    return record if record is not None and record.asked == _asked(request) else None
+
+
+def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: bool) -> Halt:
+    """End a run (78) whose output was begun with other settings, or from another source.
+
+    `changes` has a line for each difference. `serve`: the vectors that are there would serve an update.
+    """
+    of_source = all(change.startswith("source: ") for change in changes)
+    what = (
+        f"the source of output {output} has changed" if of_source else f"output {output} was begun with other settings"
     )
-    encode, plugin = config.effective_encode(name), config.model.is_plugin
-    threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
-    job = Spec(
-        run_id=opening.run.run_id,
-        fingerprint=ledger.fingerprint,
-        output=name,
-        chunk=0,
-        attempt=0,
-        start=0,
-        stop=0,
-        texts_digest="",
-        device=opening.device_kind,
-        model=model_spec(config.model, opening.source.path, opening.source.revision),
-        encode=encode_spec(encode),
-        import_path=(str(opening.request.loaded.folder),),
-        threads=thread_count(threads, opening.device_kind, len(os.sched_getaffinity(0)) // config.workers.per_device),
-    )
-    return OutputRun(
-        ledger,
-        fresh,
-        job,
-        resolve_limits(encode, opening.device_kind, plugin=plugin),
-        Finish(opening, made, ledger, table, reuse, job),
-        asked_form(config.outputs[name], staged.carried),
-        opening.source.local,
-        rows=staged.rows,
-        taken=taken,
-        awaits=frozenset(each.output for each in used if each.kind is PlaceKind.OUTPUT),
+    elsewhere = "name another file by -o" if given is Given.OPTIONS else "choose another workdir"
+    remedy = f"undo the change, or {elsewhere}, or discard what is done by adding --from-scratch"
+    if serve and given is not Given.OPTIONS:
+        remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
+    return config_error(
+        f"{what}:\n" + "\n".join(f"  {change}" for change in changes),
+        why="vectors of both would be mixed in one file; nothing has been touched",
+        remedy=remedy,
     )
 
 
-def _tidy_complete(opening: Opening, made: Begun, manifest: dict[str, Any]) -> None:
-    """Remove what a complete output needs no longer."""
-    layout = made.layout
-    remove_folder(layout.before)
-    clear_partial(layout)  # of a join that was tried again after its final stood, in vain: the disk failed
-    if not opening.config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
-        remove_folder(layout.chunks)
+def rate_before(config: Config) -> float | None:
+    """Return the texts a second that the last run here, or the last trial, has encoded over all devices."""
+    events = (entry.event for entry in read_with_trials(config.workdir, Layout(config.workdir).events))
+    rates = [event.texts_per_s for event in events if isinstance(event, ChunkCommitted) and event.texts_per_s]
+    return rates[-1] if rates else None
+
+
+def propose(texts_per_s: float | None, workers: int, device_kind: str) -> tuple[int, str]:
+    """Propose how many texts a chunk has, in words why; one significant digit, so that it takes 27 to 60 s."""
+    if texts_per_s is None:
+        size = 3000 if device_kind == "cuda" else 500
+        return size, f"usual for {device_kind}; no rate is known here yet"
+    rate = texts_per_s / workers
+    size = min(50_000, max(100, int(float(f"{rate * _TARGET_S:.1g}"))))
+    return size, f"at {rate:,.3g} texts/s of a worker, {max(1, round(size / rate)):,} s a chunk"

@@ -1,11 +1,9 @@
 """One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code."""
 
-import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 
 from chunkvisor.config.choices import EngineKind, FinalFormat
@@ -30,110 +28,84 @@ def run(request: Request, observer: Observer) -> ExitCode:
 
     Raises Halt with the exit code and the words if it does not end well.
     """
-    config = request.loaded.config
+    config, layout, run_id = request.loaded.config, Layout(request.loaded.config.workdir), secrets.token_hex(8)
     require_extras(config)
-    layout, run_id = Layout(config.workdir), secrets.token_hex(8)
+    troubles, emit = Troubles(), None
     with ExitStack() as stack:
-        stack.enter_context(_refusals_in_words(layout))
-        claim(layout, [*config.outputs, *config.combine])
-        # From here on, no other run can touch the workdir; what an earlier one left running is ended below.
-        previous = stack.enter_context(hold(layout.lock, run_id))
-        journal = Journal(layout.events, run_id)
-        stack.callback(journal.close)
-        # An estimate from the first minute on, before this run has measured anything.
-        speed = journal.state.texts_per_s
-        invocation = open_invocation(layout)
-        observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
-        # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
-        signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
-        stack.enter_context(signals.listen())
-        stack.callback(observers.close)
-        troubles = Troubles()
+        try:
+            claim(layout, [*config.outputs, *config.combine])
+            # From here on, no other run can touch the workdir; what an earlier one left running is ended below.
+            previous = stack.enter_context(hold(layout.lock, run_id))
+            journal = Journal(layout.events, run_id)
+            stack.callback(journal.close)
+            # An estimate from the first minute on, before this run has measured anything.
+            speed = journal.state.texts_per_s
+            invocation = open_invocation(layout)
+            observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
+            # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
+            signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
+            stack.enter_context(signals.listen())
+            stack.callback(observers.close)
 
-        def emit(event: Event, /) -> None:
-            troubles.heed(event, time.monotonic())
-            journal.write(event)
-            observers.event(event, journal.state)
+            def report(event: Event, /) -> None:
+                troubles.heed(event, time.monotonic())
+                journal.write(event)
+                observers.event(event, journal.state)
 
-        # What a worker has started, and has put out of its own group, ends with the run as well.
-        stack.callback(end_orphans, run_id)
-        emit(
-            Invoked(
-                workdir=str(layout.workdir),
-                invocation=invocation.name if invocation else "",
-                pid=os.getpid(),
-                command=request.typed,
-            )
-        )
-        with _failures_told(emit, layout, troubles):
+            emit = report
+            # What a worker has started, and has put out of its own group, ends with the run as well.
+            stack.callback(end_orphans, run_id)
+            name = invocation.name if invocation else ""
+            emit(Invoked(workdir=str(layout.workdir), invocation=name, pid=os.getpid(), command=request.typed))
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
                 emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
-            of_run = Run(layout, run_id, signals, emit, observers.tick, speed)
-            with Means(request, of_run) as means:
+            this = Run(layout, run_id, signals, emit, observers.tick, speed)
+            with Means(request, this) as means:
                 source = means.source()
-                from chunkvisor.supervise.work import RunWork  # next to the model, which loads by now
+                from chunkvisor.supervise.work import work  # next to the model, which loads by now
 
-                code = RunWork(request, of_run, means).do(source)
-        emit(RunEnded(int(code)))
-        return code
+                work(request, this, means, source)
+            emit(RunEnded(int(ExitCode.COMPLETE)))
+        except Exception as error:
+            halt = _in_words(error, layout, troubles, emit)
+            if halt is None or halt is error:
+                raise
+            raise halt from (None if isinstance(error, Halt) else error)
+    return ExitCode.COMPLETE
 
 
-@contextlib.contextmanager
-def _failures_told(emit: Emit, layout: Layout, troubles: Troubles) -> Iterator[None]:
-    """Report whatever ends the run; what the machine refuses to the parent itself becomes a Halt."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, Halt):
-            # If the workdir is gone, a child that found no folder, say, this is why.
-            halt: Halt | None = workdir_gone(layout) or troubles.added_to(error, time.monotonic())
-        elif isinstance(error, OSError):
-            halt = workdir_gone(layout) or refusal(error, layout.workdir)
-        else:
-            halt = memory_halt() if isinstance(error, MemoryError) else None
-        if halt is None:
-            # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
-            with contextlib.suppress(Exception):
+def _in_words(error: Exception, layout: Layout, troubles: Troubles, emit: Emit | None) -> Halt | None:
+    """Report what ends the run, if it can report anything yet; what the machine refuses becomes a Halt, a bug None."""
+    # If the workdir is gone, a child that found no folder, say, this is why.
+    gone = workdir_gone(layout) if emit is not None and isinstance(error, Halt | OSError) else None
+    if isinstance(error, Halt):
+        halt: Halt | None = gone or troubles.added_to(error, time.monotonic())
+    elif isinstance(error, OSError):
+        halt = gone or refusal(error, layout.workdir)
+    else:
+        halt = memory_halt() if isinstance(error, MemoryError) else None
+    if halt is None:
+        # Whoever reads the folder is to see that it was a bug; the traceback goes the way of every bug.
+        with suppress(Exception):
+            if emit is not None:
                 emit(Halted(int(ExitCode.BUG), f"a bug: {type(error).__name__}: {error}"))
-            raise
-        emit(Halted(**_only_if_kept(halt, layout).details()))
-        if halt is error:
-            raise
-        raise halt from (None if isinstance(error, Halt) else error)
-
-
-@contextlib.contextmanager
-def _refusals_in_words(layout: Layout) -> Iterator[None]:
-    """Say what the machine refuses before a run can report anything, or after: the workdir of another user, say."""
-    try:
-        yield
-    except OSError as error:
-        if (halt := refusal(error, layout.workdir)) is None:
-            raise
-        raise _only_if_kept(halt, layout) from error
-
-
-def _only_if_kept(halt: Halt, layout: Layout) -> Halt:
-    """Return the Halt, without a word of finished work if there is none."""
+        return None
     if KEPT in halt.remedy and not anything_kept(layout):
         halt.remedy = halt.remedy.replace(KEPT, "")
+    if emit is not None:
+        emit(Halted(**halt.details()))
     return halt
 
 
 def require_extras(config: Config) -> None:
     """Raise Halt (78) if a key asks for what is not installed, or cannot do what it says."""
     if (textfile := config.metrics.textfile) is not None:
-        if not textfile.parent.is_dir():
+        if not textfile.parent.is_dir() or Layout(config.workdir).owns(textfile):
             raise config_error(
-                f"metrics.textfile: there is no folder {textfile.parent}",
-                remedy="make the folder, or name the one that node_exporter reads (--collector.textfile.directory)",
+                f"metrics.textfile: there is no folder {textfile.parent}, or it belongs to the workdir's state",
+                remedy="name a file in the folder that node_exporter reads (--collector.textfile.directory)",
             )
         check_target(textfile, "metrics.textfile", is_textfile)
-        if Layout(config.workdir).owns(textfile):
-            raise config_error(
-                f"metrics.textfile: {textfile} belongs to the workdir's state",
-                remedy="name a file in another folder, such as the one that node_exporter reads",
-            )
     needed = [("engine.kind: ray", "ray", "ray")] if config.engine.kind is EngineKind.RAY else []
     for name, output in config.outputs.items():
         if output.format is not FinalFormat.NPY:

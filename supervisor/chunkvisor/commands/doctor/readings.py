@@ -27,10 +27,9 @@ from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of,
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Patience, Verdict
 from chunkvisor.show.status import State, read_status
-from chunkvisor.sources.child import try_first_row
+from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.session import require_extras
-from chunkvisor.supervise.staging import request_of
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, EncodeSpec, ProbedGpu
 
