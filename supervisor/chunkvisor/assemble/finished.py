@@ -127,20 +127,6 @@ def follow_final(layout: OutputLayout) -> None:
             sync_folder(folder)
 
 
-def discard(layout: OutputLayout) -> None:
-    """Remove the state of what is begun from scratch, but for its fresh table; the final stays until another is there.
-
-    After a kill it can only be begun from scratch once more. Raises OSError.
-    """
-    make_folder(layout.before)
-    follow_final(layout)
-    for each in (layout, layout.earlier):  # without it, no vector is taken from there
-        each.identity.unlink(missing_ok=True)
-    for path in layout.state.iterdir():
-        if path != layout.fresh_table:
-            remove_folder(path) if path.is_dir() else path.unlink()
-
-
 def finish_switch(layout: OutputLayout) -> None:
     """Go on where a run was killed that was about to begin the next generation. Raises OSError.
 

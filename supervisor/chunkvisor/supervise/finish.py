@@ -10,7 +10,7 @@ from typing import Any
 
 from chunkvisor.assemble.badrows import record
 from chunkvisor.assemble.forms import Form, place_of
-from chunkvisor.assemble.join import Final, Taken, TakenDamagedError, assemble, texts_without
+from chunkvisor.assemble.join import Final, TakenDamagedError, assemble, texts_without
 from chunkvisor.assemble.manifest import describe_files, publish, record_cut
 from chunkvisor.config.choices import digested
 from chunkvisor.engine.modelsource import LocalModel
