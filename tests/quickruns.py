@@ -16,7 +16,7 @@ import chunkvisor.heart.store
 import chunkvisor.judge
 import chunkvisor.supervise.means
 import chunkvisor.supervise.session
-from chunkvisor.show.record import surroundings
+from chunkvisor.show.record import packages
 
 _LOADED_LATE = (
     *("chunkvisor.cli.run", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
@@ -36,10 +36,9 @@ def be_quick() -> None:
     for name in _LOADED_LATE:
         importlib.import_module(name)
     fast = partial(yaml.dump, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
-    versions = surroundings({})["packages"]
+    packages()
     for owner, name, stand_in in (
         (yaml, "safe_dump", fast),
-        (chunkvisor.show.record, "_version", versions.get),
         # It looks at every process of the machine; workers end with their supervisor all the same.
         (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
         (chunkvisor.judge, "BACKOFF_S", 0.01),

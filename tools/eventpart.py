@@ -6,7 +6,7 @@ from dataclasses import MISSING, Field, fields
 from functools import partial
 from typing import Any
 
-from chunkvisor.events.event import KINDS, AttemptStarted, Event, Invoked, NodeJoined, Resolving, Severity, Staging
+from chunkvisor.events.event import KINDS, AttemptStarted, Event, Invoked, NodeJoined, Resolving, Staging, Weight
 from md import code, table
 
 
@@ -38,7 +38,7 @@ def _meaning(kind: type[Event]) -> str:
     own = (kind.__doc__ or "").partition("\n")[0]
     said = "" if own.startswith(f"{kind.__name__}(") else own  # what dataclass writes where there is none
     shown = _shown(kind)
-    weight = "" if kind.severity is Severity.NEWS else f"**{kind.severity.name.lower()}:** "
+    weight = "" if kind.weight is Weight.NEWS else f"**{kind.weight.name.lower()}:** "
     return weight + (said or (code(shown) if shown else ""))
 
 

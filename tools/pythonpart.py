@@ -11,6 +11,7 @@ import chunkvisor.api
 import chunkvisor.results
 from chunkvisor.api import meanings
 from chunkvisor.assemble import badrows
+from chunkvisor.events import state
 from chunkvisor.show import status
 from configpart import keys as keys_of_config
 from docstrings import attribute_docs
@@ -82,7 +83,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "status": partial(keys, status.Status),
     "status output": partial(keys, status.OutputStatus),
     "status reason": partial(keys, badrows.BadReason),
-    "status device": partial(keys, status.DeviceStatus),
-    "status worker": partial(keys, status.WorkerStatus),
+    "status device": partial(keys, state.DeviceTimes),
 }
 """Name of a part -> what makes it."""

@@ -11,28 +11,29 @@ import re
 import sys
 from pathlib import Path
 
-from chunkvisor.store.mark import require_workdir
+from chunkvisor.store.workdir import require_workdir
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from chunkvisor.show.status import Follower
-from chunkvisor.show.terminal import line_of, view
+from chunkvisor.show.terminal import view
+from chunkvisor.units import human_moment
 
-COLUMNS, LINES = 80, 24
+COLUMNS = 80
 OUT = Path(__file__).with_name("run.svg")
 
 
 def main(workdir: Path) -> None:
     """Look once, draw once."""
     follower = Follower(require_workdir(workdir))
+    snapshot = follower.look()
     if not follower.alive:
         sys.exit(f"no run is under way in {workdir}")
-    snapshot = follower.look()
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
-    for news in follower.news:
-        words = news.words.replace(f"{workdir.absolute().parent}/", "")
-        console.print(line_of(news._replace(words=words), COLUMNS - 1))
-    for line in view(snapshot, COLUMNS, LINES):
+    for each in follower.news:
+        words = each.event.line.replace(f"{workdir.absolute().parent}/", "")
+        console.print(f"{human_moment(each.t).split()[1]} {words}")
+    for line in view(snapshot):
         console.print(line)
     svg = console.export_svg(title=f"chunkvisor run {workdir.name}.yaml", theme=MONOKAI, unique_id="run")
     # The fonts would come from another host.

@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 import re
+import sys
 import tempfile
 import textwrap
 import warnings
@@ -28,8 +29,7 @@ from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
-from chunkvisor.show.lines import Console, Logger, is_watched
-from chunkvisor.show.observer import Observer, Observers
+from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
 from chunkvisor.sources.given import place_of, writing
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.supervise.means import Request
@@ -259,14 +259,18 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
         on_event = Observer() if on_event is None else _Listener(on_event)
     if isinstance(on_event, Console) and texts is not None:
         on_event.in_words = texts.in_words
-    bars = list[Observer]()
-    if progress:
-        from chunkvisor.show.terminal import ProgressBar  # rich with it
+    shown = list[Observer]()
+    if progress and can_draw(sys.stderr):
+        from chunkvisor.show.terminal import Live  # rich with it
 
-        bars.append(ProgressBar("your texts" if texts else ""))
-    logger = Logger(told=listens or bool(bars), in_words=texts.in_words if texts else str)
+        shown.append(Live(sys.stderr))
+    elif progress:
+        console = Console()
+        console.in_words = texts.in_words if texts else str
+        shown.append(console)
+    logger = Logger(told=listens or bool(shown), in_words=texts.in_words if texts else str)
     try:
-        run_session(request, Observers(on_event, guarded=[*bars, logger]))
+        run_session(request, Observers(on_event, guarded=[*shown, logger]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
             then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"

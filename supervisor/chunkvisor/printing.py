@@ -18,7 +18,7 @@ def say(text: object, *, err: bool = False, indent: int | None = None) -> bool:
     """Print the text and the end of its line; return False if its reader is gone.
 
     `indent`: on a terminal, lines that are wider than it are broken between words, and go on so far in.
-    Raises Halt (74) where standard output cannot take it, such as on a full disk.
+    Raises Halt (74) if standard output cannot take it, such as on a full disk.
     """
     stream = sys.stderr if err else sys.stdout
     words = printable(str(text))
@@ -26,23 +26,22 @@ def say(text: object, *, err: bool = False, indent: int | None = None) -> bool:
         words = wrapped(words, columns, indent)
     try:
         write(stream, f"{words}\n")
-    except BrokenPipeError:
+    except OSError as error:
+        if not err and not isinstance(error, BrokenPipeError):
+            raise unwritten(error) from None
         _silence(stream)  # the interpreter would flush it once more at its end, and complain
         return False
-    except OSError as error:
-        if err:
-            _silence(stream)
-            return False
-        raise unwritten(error) from None
     return True
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person may be at the other end."""
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def columns_of(stream: TextIO | None) -> int:
     """Return the width of the terminal that the stream is; 0 if it is not one."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
-    except (OSError, ValueError):
-        return 0
+    return os.get_terminal_size(stream.fileno()).columns if stream is not None and is_terminal(stream) else 0
 
 
 def unwritten(error: OSError) -> Halt:
@@ -53,11 +52,13 @@ def unwritten(error: OSError) -> Halt:
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write text that is known to be harmless, whatever the stream's encoding. Raises OSError."""
+    """Write text that is known to be harmless, with a question mark for what the stream cannot take. Raises OSError."""
     if stream is None or stream.closed:
         return
+    if stream.encoding is not None and stream.errors in (None, "strict"):  # LC_ALL=C has no umlauts
+        text = text.encode(stream.encoding, "replace").decode(stream.encoding)
     try:
-        stream.write(_in_encoding(text, stream.encoding, stream.errors))
+        stream.write(text)
         stream.flush()
     except ValueError as error:  # of a stream that has been closed meanwhile
         raise OSError(errno.EBADF, str(error)) from None
@@ -68,14 +69,6 @@ def confirmed(question: str) -> bool:
     import click  # late: `import chunkvisor` is to be light
 
     return click.confirm(printable(question), err=True)
-
-
-def may_ask() -> bool:
-    """Whether a person sits at standard input."""
-    try:
-        return sys.stdin is not None and sys.stdin.isatty()
-    except ValueError:  # closed
-        return False
 
 
 def open_standard_streams() -> None:
@@ -94,13 +87,6 @@ def open_standard_streams() -> None:
                 os.close(fd)
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, mode, errors=errors, closefd=False))  # noqa: SIM115 - for all of the process
-
-
-def _in_encoding(text: str, encoding: str | None, errors: str | None) -> str:
-    """Return the text with a question mark for what the stream cannot take (LC_ALL=C has no umlauts)."""
-    if encoding is None or errors not in (None, "strict"):
-        return text
-    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _silence(stream: TextIO | None) -> None:

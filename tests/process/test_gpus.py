@@ -93,7 +93,7 @@ def test_a_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedW
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     assert len(smi.asked()) == 2
-    assert not events_of(place, "gpu_busy")
+    assert not events_of(place, "warned")
     check_rows(place, FEW)
 
 
@@ -105,8 +105,8 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     wait_for(lambda: place.calls())
     smi.say(memory=8100, apps="77, /usr/bin/intruder, 8000")
     (place.folder / "release").touch()
-    (busy,) = wait_for(lambda: events_of(place, "gpu_busy"))
-    assert "/usr/bin/intruder (pid 77)" in busy["why"]
+    (busy,) = wait_for(lambda: events_of(place, "warned"))
+    assert "/usr/bin/intruder (pid 77)" in busy["text"]
     calls, asked = len(place.calls()), len(smi.asked())
     wait_for(lambda: len(smi.asked()) > asked)
     assert len(place.calls()) == calls

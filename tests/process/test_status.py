@@ -57,11 +57,9 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     assert live["eta_s"] >= 0
     meanwhile = place.here("verify", str(place.workdir)).stdout.splitlines()
     assert meanwhile[1].startswith("out is not complete: about 3 of 6 rows, 1 of 2 chunks")
-    (worker,) = live["devices"]["0"].pop("workers")
-    assert (live["schema"], worker["output"], worker["chunk"], worker["computing"]) == (SCHEMA, "out", 1, True)
+    assert (live["schema"], live["devices"]["CPU"]["texts"]) == (SCHEMA, 2)
     kill(process)
     killed = status_here(place)
-    assert killed["devices"]["0"].pop("workers") == []
     assert killed == {**live, "state": "stopped", "eta_s": None, "rows_per_s": killed["rows_per_s"]}
     verified = place.here("verify", str(place.config_path))
     assert (verified.returncode, verified.stdout.splitlines()) == (
@@ -114,11 +112,10 @@ def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
     process = place.start("run", str(place.config_path))
     wait_for(lambda: len(place.calls()) == 2)
     kill(process)
-    assert status_here(place)["silent_s"] is None
     lock = Layout(place.workdir).lock
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "elsewhere"}))
     found = status_here(place)
-    assert (found["state"], found["host"], found["silent_s"] >= 0) == ("running", "elsewhere", True)
+    assert (found["state"], found["host"]) == ("running", "elsewhere")
     screen = place.here("status", str(place.workdir)).stdout
     assert screen.startswith(f"running (pid {process.pid} on elsewhere, last sign of life ")
 
@@ -160,8 +157,11 @@ def test_a_step_of_the_clock(tmp_path: Path) -> None:
     with hold(layout.lock, "run"):
         note = json.loads(layout.lock.read_text())
         layout.lock.write_text(json.dumps({**note, "started_at": note["started_at"] + 5}))
-        assert Follower(layout).alive
-    assert not Follower(layout).alive
+        follower = Follower(layout)
+        follower.look()
+        assert follower.alive
+    follower.look()
+    assert not follower.alive
 
 
 @local_engine_only
@@ -179,9 +179,7 @@ def test_rows_done_never_goes_back(tmp_path: Path) -> None:
     for text, rows in (("t19", 16), ("t50", 48)):  # each in a call that begins after so many rows
         place.lay(text, "wait")
         process = place.start("run", str(place.config_path))
-        wait_for(place.calls)
-        wait_for(lambda: look() and place.has_struck(text))  # noqa: B023 - called in this round alone
-        assert wait_for(lambda: look() >= rows)  # noqa: B023 - likewise
+        wait_for(lambda: place.calls() and place.has_struck(text) and look() >= rows)  # noqa: B023 - in this round
         kill(process)
         look()
     assert place.run_here().returncode == 0

@@ -207,7 +207,6 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
 
     assert ended.returncode == 0, ended.stderr
     assert "begun to use the GPU" in ended.stderr
-    assert counts(workplace)["attempt_refused"] in (1, 2)  # the one on standby had been forked, too
     assert counts(workplace)["attempt_failed"] == 0
     assert np.array_equal(workplace.vectors(), expected(PLAIN))
 

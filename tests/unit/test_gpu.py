@@ -24,7 +24,7 @@ from chunkvisor.devices.health import (
 )
 from chunkvisor.devices.stations import Station
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import Event, GpuBusy
+from chunkvisor.events.event import Event, Warned
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.taxonomy import read_oom
@@ -377,7 +377,7 @@ def test_a_gpu_that_others_fill_is_busy_and_told_once() -> None:
         opinion = watched.look()
         assert opinion is not None
         assert opinion.health is BUSY
-    assert [type(event) for event in watched.told] == [GpuBusy]
+    assert [type(event) for event in watched.told] == [Warned]
     for held_bytes in (5 * GIB, 1 * GIB):
         watched.station.get_used_to(held_bytes)
         assert watched.station.view == View(blind=False, alone=False, before_bytes=5 * GIB)

@@ -1,158 +1,122 @@
-"""The journal: how a reader finds out at its end what all of it comes to."""
+"""The journal, and whoever follows it."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from chunkvisor.events import journal as journal_module
-from chunkvisor.events.event import (
-    AttemptFailed,
-    AttemptStarted,
-    BatchesKept,
-    ChunkCommitted,
-    ChunkSplit,
-    Event,
-    Go,
-    Invoked,
-    Note,
-    OutputOpened,
-    RunStarted,
-    Waiting,
-    WorkerEnded,
-)
-from chunkvisor.events.journal import Journal, Tail, read_events
-from chunkvisor.events.state import RunState
+from chunkvisor.events.event import AttemptFailed, AttemptStarted, ChunkCommitted, Event, Go, Invoked, Note, WorkerEnded
+from chunkvisor.events.journal import Journal, read_events
+from chunkvisor.show.lines import Observer, Observers
 from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
 
-COUNT = 60
+RUN: list[Event] = [
+    Invoked("w", "001_x", command="chunkvisor run c.yaml"),
+    AttemptStarted("a", 0, 1, pid=100),
+    Go("a", 0, 1, rows=32),
+    AttemptFailed("a", 0, 1, "crashed", "no"),
+    WorkerEnded("a", 1, 1, busy_s=0.25, texts=10, tokens=99),
+    ChunkCommitted("a", 1, 10, 10, 1, 2, True, 40.0, 1.5, 99),
+]
 
 
-def story(chunks: int) -> Iterator[Event]:
-    """What a run tells of so many chunks, with some trouble."""
-    yield Invoked("w", "001_x", pid=1, command="chunkvisor run c.yaml")
-    yield RunStarted("w", "cpu", model="m", outputs=("a",))
-    yield OutputOpened("a", 10 * chunks, 10 * chunks, chunks, 10)
-    for chunk in range(chunks):
-        yield AttemptStarted("a", chunk, 1, pid=100 + chunk, device=chunk % 2)
-        yield Go("a", chunk, 1, rows=32)
-        if chunk % 7 == 3:
-            yield AttemptFailed("a", chunk, 1, "crashed", 'it said "event": "run_state"')
-            yield BatchesKept("a", chunk, 3)
-            yield ChunkSplit("a", chunk, texts=10, parts=2)
-            continue
-        yield WorkerEnded("a", chunk, 1, 0, chunk % 2, startup_s=0.1, idle_s=0.01, busy_s=0.25, texts=10, tokens=99)
-        yield ChunkCommitted("a", chunk, 10, 10 * chunk + 10, chunk + 1, chunks, True, 40.0, 1.5, 99)
-    yield Waiting(5, "the hub")
-
-
-def sums(found: RunState) -> dict[str, Any]:
-    """As JSON has it."""
-    content: dict[str, Any] = json.loads(json.dumps(asdict(found)))
-    return content
-
-
-def from_the_start(path: Path) -> dict[str, Any]:
-    """What a reader finds who reads every event."""
-    found = RunState()
-    for entry in read_events(path):
-        found.apply(entry.event, entry.t)
-    return sums(found)
+def note(text: str) -> bytes:
+    """A line of the journal."""
+    return b'{"t":1,"event":"note","text":"%s"}\n' % text.encode()
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A journal of two runs; the first left half a line. It is summed up every kilobyte."""
-    monkeypatch.setattr(journal_module, "_EVERY_BYTES", 1000)
-    monkeypatch.setattr(journal_module, "_SHARE", 0)
-    path = tmp_path / ".chunkvisor" / "events.jsonl"
-    path.parent.mkdir()
-    for run in ("first", "second"):
-        journal = Journal(path, run)
-        for event in story(COUNT):
-            journal.write(event)
-        journal.close()
-        with path.open("ab") as file:
-            file.write(b'{"t": 1, "event": "chunk_com')
-    return path
+def layout(tmp_path: Path) -> Layout:
+    """A folder for a journal."""
+    Layout(tmp_path).hidden.mkdir()
+    return Layout(tmp_path)
 
 
-def read_state(path: Path) -> tuple[RunState, int]:
-    """What a reader finds who begins at the last sums, and where these end."""
-    tail = Tail(path)
-    offset = tail.offset
-    tail.read()
-    return tail.state, offset
-
-
-def newest_state(path: Path) -> tuple[RunState, int]:
-    """The last sums, and where they end."""
-    tail = Tail(path)
-    return tail.state, tail.offset
-
-
-def marks(path: Path) -> list[int]:
-    """Numbers of the lines that sum up."""
-    return [number for number, line in enumerate(path.read_bytes().splitlines()) if b'"event": "run_state"' in line]
-
-
-def test_the_end_tells_all(path: Path) -> None:
-    """Reading the end of a long journal gives the same as reading all of it, over several runs."""
-    assert len(marks(path)) > 20
-    found, offset = read_state(path)
-    assert 0 < path.stat().st_size - offset < 5000
-    assert sums(found) == from_the_start(path)
-    assert found.attempts_before == found.attempts == {"committed": 51, "crashed": 9}
-    assert {number: times.texts for number, times in found.device_times.items()} == {"0": 260, "1": 250}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda line: line[: len(line) // 2],
-        lambda line: line.replace(b'"attempts": {', b'"attempts": {"x": "y", '),
-        lambda line: line.replace(b'"points": [[', b'"points": [[1.0], ['),
-        lambda line: b'{"t": 1, "event": "run_state"}',
-        lambda line: line + b"x" * 5000,
-    ],
-)
-def test_damaged_sums_are_passed_over(path: Path, damage: Any) -> None:
-    """A line that sums up but is torn, altered or nonsense is as if it were not there; an earlier one serves."""
-    lines = path.read_bytes().splitlines()
-    for number in marks(path)[-2:]:
-        lines[number] = damage(lines[number])
-    path.write_bytes(b"\n".join(lines))
-    _, offset = newest_state(path)
-    assert offset > 0
-    assert sums(read_state(path)[0]) == from_the_start(path)
-
-
-def test_follower_reads_the_end(path: Path) -> None:
-    """Who looks on sees workers, rates and the last news of the run, though he has read but the end of its story."""
-    (path.parent / "outputs").mkdir()
-    follower = Follower(Layout(path.parent.parent))
-    snapshot = follower.look()
-    assert snapshot.total("chunks") == COUNT
-    assert snapshot.state.chunks_here == 51
-    assert [line.words for line in follower.news][-1] == "waiting: the hub"
-    assert len(follower.news) == 5
-
-
-def test_runs_follow_each_other_line_by_line(tmp_path: Path) -> None:
-    """A second run begins on the next line, without an empty one between; after a torn line, on a line of its own."""
-    where = tmp_path / "events.jsonl"
-    for run in ("one", "two"):
-        journal = Journal(where, run)
-        journal.write(Note("said"))
-        journal.close()
-    assert [json.loads(line)["run"] for line in where.read_text().splitlines()] == ["one", "two"]
-    with open(where, "ab") as file:
-        file.write(b'{"t": 1, "ru')
-    journal = Journal(where, "three")
-    journal.write(Note("said"))
+def write(layout: Layout, run: str, events: list[Event]) -> Journal:
+    """A run that tells these events."""
+    journal = Journal(layout.events, run)
+    for event in events:
+        journal.write(event)
     journal.close()
-    assert [entry.run for entry in read_events(where)] == ["one", "two", "three"]
+    return journal
+
+
+def test_runs_follow_each_other_line_by_line(layout: Layout) -> None:
+    """A torn last line costs nothing but itself, and a new run knows what all runs before it add up to."""
+    for run in ("one", "two", "three"):
+        journal = write(layout, run, RUN)
+        with open(layout.events, "ab") as file:
+            file.write(b'{"t": 1, "ru' if run == "two" else b"")
+    assert [line["run"] for line in map(json.loads, layout.events.read_text().splitlines()[:12])] == [
+        *["one"] * 6,
+        *["two"] * 6,
+    ]
+    assert [each.run for each in read_events(layout.events)] == [*["one"] * 6, *["two"] * 6, *["three"] * 6]
+    assert journal.state.attempts_before == {"committed": 2, "crashed": 2}
+    assert journal.state.attempts == {"committed": 1, "crashed": 1}
+    assert journal.state.device_times["0"].texts == 30
+
+
+def test_news(layout: Layout) -> None:
+    """Only whole lines count, each once; damaged ones are passed over; a shorter journal is read from its start."""
+    follower = Follower(layout)
+
+    def news() -> list[str]:
+        follower.look()
+        return [each.event.line for each in follower.news]
+
+    assert news() == []
+    layout.events.write_bytes(note("a") + b'nonsense\n{"event":5,"t":1}\n' + note("b") + b"\n" + note("c")[:20])
+    assert news() == ["a", "b"]
+    assert news() == []
+    with layout.events.open("ab") as file:
+        file.write(note("c")[20:])
+    assert news() == ["c"]
+    layout.events.write_bytes(note("d"))
+    assert news() == ["d"]
+
+
+def test_follower_begins_with_the_last_news(layout: Layout) -> None:
+    """Of a long story only the last few lines are told at the first look, and none of them twice."""
+    layout.events.write_bytes(b"".join(note(f"n{number}") for number in range(50)))
+    follower = Follower(layout)
+    follower.look()
+    assert [each.event.line for each in follower.news] == ["n45", "n46", "n47", "n48", "n49"]
+    follower.look()
+    assert follower.news == []
+    assert not follower.alive
+
+
+class Fragile(Observer):
+    """Keeps what it hears; raises at one call."""
+
+    def __init__(self, at: str) -> None:
+        self.heard: list[str] = []
+        self._at = at
+
+    def tick(self) -> None:
+        """Hear the tick."""
+        self._hear("tick")
+
+    def say(self, text: str) -> None:
+        """Hear the words."""
+        self._hear(text)
+
+    def _hear(self, call: str) -> None:
+        self.heard.append(call)
+        if call == self._at:
+            raise ValueError("no")
+
+
+def test_an_observer_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """The others go on, it is called no more, and standard error says so once."""
+    fragile, sound = Fragile("second"), Fragile("")
+    observers = Observers(sound, guarded=[fragile])
+    for text in ("first", "second", "third"):
+        observers.say(text)
+        observers.tick()
+    observers.event(Note("x"), Follower(Layout(Path())).state)
+    assert sound.heard == ["first", "tick", "second", "tick", "third", "tick"]
+    assert fragile.heard == ["first", "tick", "second"]
+    assert capsys.readouterr().err.count("Fragile is left out") == 1

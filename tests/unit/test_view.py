@@ -1,94 +1,150 @@
-"""The view of a run fits into any terminal, and can be read without colors."""
+"""What a person sees of a run at a glance: in the live view, in any terminal, and on the screen of `status`."""
 
+import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rich.console import Console, Group
 
-from chunkvisor.events.event import Severity
-from chunkvisor.events.state import AttemptKey, OutputProgress, RunState
-from chunkvisor.show.snapshot import DeviceView, Snapshot, WorkerView
+from chunkvisor.assemble.badrows import BadReason
+from chunkvisor.events.event import Halted, Weight
+from chunkvisor.events.state import AttemptKey, Progress, RunState
+from chunkvisor.show.snapshot import Snapshot, WorkerView
+from chunkvisor.show.status import OutputStatus, State, Status, status_screen
 from chunkvisor.show.terminal import view
+from chunkvisor.units import human_moment
+from chunkvisor_worker.contract.messages import Phase
 
-GIB = 1 << 30
-READING = {"memory_used_bytes": 14 * GIB, "memory_total_bytes": 80 * GIB, "utilization": 97.0, "power_w": 412.0}
-
-
-def device(number: int) -> DeviceView:
-    """A GPU with one worker that computes, and one prepared ahead."""
-    computing = WorkerView(AttemptKey("titles", number, 1), "computing", True, 1000, 510, 32, 3 * GIB // 2)
-    ahead = WorkerView(AttemptKey("titles", number + 8, 1), "ready", False, 1000)
-    return DeviceView(f"GPU {number}", (computing, ahead), READING)
+T0 = 1_800_000_000.0
+WORKER = WorkerView(AttemptKey("a", 4, 1), "CPU", Phase.FORWARD, True, 100, 7)
+WORKING = Snapshot(
+    RunState(), doing="computing", elapsed_s=754, health="all is well", workers=(WORKER,), rows_per_s=12, eta_s=680
+)
 
 
-def snapshot(devices: int = 1, outputs: int = 1) -> Snapshot:
-    """A run in full swing."""
-    progress = OutputProgress(17_666, 17_666, 18, 9, texts_done=9_362)
-    return Snapshot(
-        state=RunState(chunks_here=9),
-        doing="computing",
-        elapsed_s=754,
+def snapshot(workers: int = 1, outputs: int = 1) -> Snapshot:
+    """A run in full swing; every second worker is prepared ahead."""
+    progress = Progress(17_666, 17_666, 18, 9, texts_done=9_362)
+    phases = (Phase.FORWARD, Phase.MODEL_LOAD)
+    return replace(
+        WORKING,
         health="2 attempts failed and are tried again; nothing is lost",
-        severity=Severity.CARE,
+        weight=Weight.CARE,
         outputs={f"out{number}": progress for number in range(outputs)},
-        devices=tuple(device(number) for number in range(devices)),
-        rows_per_s=24.2,
+        workers=tuple(
+            WorkerView(AttemptKey("titles", n, 1), f"GPU {n // 2}", phases[n % 2], not n % 2, 1000, 510)
+            for n in range(workers)
+        ),
         tokens_per_s=1203.4,
-        eta_s=680,
     )
 
 
-def lines_of(what: Snapshot, columns: int, lines: int = 24) -> list[str]:
-    """The view as plain text."""
-    return [line.plain for line in view(what, columns, lines)]
+def lines_of(now: Snapshot, columns: int = 80) -> list[str]:
+    """The view as it is drawn."""
+    console = Console(file=io.StringIO(), width=columns, highlight=False)
+    with console.capture() as captured:
+        console.print(Group(*view(now)))
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def test_80_columns() -> None:
-    """State, times, bar, figures, the device with everything that matters, and whether to worry: in 80 columns."""
-    assert lines_of(snapshot(), 80) == [
+    """State, times, bar, figures, whether to worry, and what each worker is at: in 80 columns."""
+    assert lines_of(snapshot(2)) == [
         "computing, 13 min so far",
-        f"{'━' * 39}{'─' * 35}  52 %",
-        "9,362 of 17,666 rows, 24 rows/s, 1,203 tokens/s, about 11 min left",
-        f"GPU 0 chunk 0    computing  {'━' * 6}{'─' * 6}  51 %  batch 32  14/80 GiB  RAM 1.5 GiB",
-        "      next: chunk 8 ready",
+        f"{'━' * 15}{'─' * 15} 52 %",
+        "9,362 of 17,666 rows, 9 of 18 chunks, 12 rows/s, 1,203 tokens/s, about 11 min",
+        "left",
         "note: 2 attempts failed and are tried again; nothing is lost",
+        "GPU 0: titles chunk 0, computing, 510 of 1,000 texts",
+        "GPU 0: titles chunk 1, loading the model",
     ]
-    (wide,) = [line for line in lines_of(snapshot(), 160) if line.startswith("GPU 0")]
-    assert "97 % busy  412 W" in wide
+    assert sum("17,666 rows" in line and "out" in line for line in lines_of(snapshot(1, 3))) == 3
 
 
 def test_a_long_wait_is_told_whole() -> None:
-    """What is waited for, and what to do about it, is broken between words; without room, it is cut."""
+    """What is waited for, and what to do about it, is broken between words."""
     words = "waiting, next try in 30 s: the model hub cannot be reached. A model folder on this machine needs no hub"
-    waiting = replace(snapshot(), health=words)
-    assert lines_of(waiting, 80)[-2:] == [
-        "note: waiting, next try in 30 s: the model hub cannot be reached. A model folder",
-        "      on this machine needs no hub",
-    ]
-    assert len([line for line in lines_of(waiting, 80, 8) if "waiting" in line or "needs no hub" in line]) == 1
+    assert " ".join(lines_of(replace(snapshot(), health=words))[4:6]) == f"note: {words}"
 
 
-@pytest.mark.parametrize("columns", [20, 40, 79, 120, 300])
-@pytest.mark.parametrize("lines", [2, 5, 10, 24, 50])
-@pytest.mark.parametrize("devices", [0, 1, 16])
-def test_it_always_fits(columns: int, lines: int, devices: int) -> None:
-    """No line is wider than the terminal and there are no more lines than it has; nothing in them steers it."""
-    for outputs in (0, 1, 6):
-        drawn = view(replace(snapshot(devices, outputs), health="a\x1b]0;b\x07"), columns, lines)
-        assert len(drawn) <= lines
-        assert all(line.cell_len <= columns and line.plain.isprintable() for line in drawn)
-        assert any(line.plain.startswith("computing") for line in drawn[:2])
-
-
-def test_short_of_room() -> None:
-    """With eight GPUs each has its line; what is prepared ahead makes way, and then devices are counted."""
-    drawn = lines_of(snapshot(8), 80, 14)
-    assert sum(line.startswith("GPU") for line in drawn) == 8
-    assert not [line for line in drawn if "next" in line]
-    assert "and 4 more" in lines_of(snapshot(8), 80, 9)
-    assert sum("17,666 rows" in line and line.startswith("out") for line in lines_of(snapshot(1, 3), 80)) == 3
+@pytest.mark.parametrize("columns", [20, 79, 300])
+@pytest.mark.parametrize("workers", [0, 1, 16])
+def test_it_always_fits(columns: int, workers: int) -> None:
+    """No line is wider than the terminal; nothing in them steers it."""
+    drawn = lines_of(replace(snapshot(workers, 6), health="a\x1b]0;b\x07"), columns)
+    assert all(len(line) <= columns and line.isprintable() for line in drawn)
+    assert drawn[0].startswith("computing")
 
 
 def test_what_is_not_known_yet() -> None:
     """Before there are rows, it says what it does, for how long, and that all is well."""
     reading = Snapshot(RunState(), "reading the source of titles", 42, "all is well")
-    assert lines_of(reading, 80) == ["reading the source of titles, 42 s so far", "all is well"]
+    assert lines_of(reading) == ["reading the source of titles, 42 s so far", "all is well"]
+
+
+def status(state: State, done: int, quarantined: int = 0) -> Status:
+    """Of one output with 10 chunks."""
+    reasons = (BadReason("crashed", "it died", quarantined),) if quarantined else ()
+    listed_in = "w/a.json" if quarantined else ""
+    output = OutputStatus(100, 10 * done, 10, done, quarantined, done == 10, 100, reasons, "", listed_in)
+    return Status(state, 77, {"a": output}, {"committed": done}, 12.0, None)
+
+
+@pytest.mark.parametrize(
+    ("now", "ending", "lines"),
+    [
+        (
+            status(State.RUNNING, 3),
+            None,
+            [
+                "running (pid 77): computing, 13 min so far",
+                "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
+                "  12 rows/s, about 11 min left",
+                "  CPU: a chunk 4, computing, 7 of 100 texts",
+                "  attempts: 3 committed",
+                "  all is well",
+                "  to follow it: chunkvisor status --watch w",
+            ],
+        ),
+        (
+            status(State.STOPPED, 3),
+            None,
+            [
+                "stopped: its process was killed, the machine went down, or the disk was full; finished work is kept",
+                "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
+                "  attempts: 3 committed",
+                "  to go on: run the same command again",
+            ],
+        ),
+        (
+            replace(status(State.STOPPED, 10), command="cd /a && chunkvisor run b.yaml", began_at=T0, told_at=T0 + 125),
+            130,
+            [
+                "stopped: it was interrupted (Ctrl-C, SIGINT)",
+                "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
+                "  attempts: 10 committed",
+                f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min 5 s later",
+                "  to go on: run the same command again",
+                "  the command: cd /a && chunkvisor run b.yaml",
+            ],
+        ),
+        (
+            status(State.COMPLETE, 10, 2),
+            3,
+            [
+                "complete, but 2 rows have no vector",
+                "  a: 100 %, 100 of 100 rows, 10 of 10 chunks, 2 rows without a vector",
+                "  attempts: 10 committed",
+                "  a: all 2 for the same reason: crashed: it died",
+                "  which rows: w/a.json",
+                "  to try them again: chunkvisor retry w, then run again",
+                "  see: chunkvisor explain quarantine",
+            ],
+        ),
+    ],
+)
+def test_status_screen(now: Status, ending: int | None, lines: list[str]) -> None:
+    """At a glance: the state, how far, how long, whether to worry, and what to do."""
+    snapshot = replace(WORKING, state=RunState(ending=Halted(ending) if ending is not None else None))
+    assert status_screen(now, snapshot, Path("w")) == lines

@@ -12,10 +12,10 @@ import click
 
 from chunkvisor.cli.parameters import ROW_COUNT, config_argument, run_options, set_option
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.printing import confirmed, may_ask
+from chunkvisor.printing import confirmed, is_terminal
 
 if TYPE_CHECKING:
-    from chunkvisor.show.lines import Afterwards
+    from chunkvisor.show.lines import Afterwards, Observer
 
 
 def typed() -> str:
@@ -46,7 +46,9 @@ def command_line(*arguments: str) -> str:
     return shlex.join([*program, *arguments])
 
 
-def _tell_how_to_go_on(afterwards: "Afterwards", end: Halt, workdir: Path, *, of_config: bool) -> None:
+def _tell_how_to_go_on(
+    observer: "Observer", afterwards: "Afterwards", end: Halt, workdir: Path, *, of_config: bool
+) -> None:
     """Say the last lines of a run that has begun and is not complete; `of_config`: it has a config in a file."""
     if not afterwards.began or end.code is ExitCode.BUG:
         return
@@ -55,8 +57,8 @@ def _tell_how_to_go_on(afterwards: "Afterwards", end: Halt, workdir: Path, *, of
     if end.code is ExitCode.CONFIG and not afterwards.worked and not elsewhere:
         return
     if afterwards.worked and end.code is not ExitCode.QUARANTINED:
-        afterwards.tell(f"how far it is: {command_line('status', str(workdir))}")
-    afterwards.tell(f"the command, to run it again: {typed()}")
+        observer.say(f"how far it is: {command_line('status', str(workdir))}")
+    observer.say(f"the command, to run it again: {typed()}")
 
 
 @click.command("encode")
@@ -116,9 +118,7 @@ def encode(
     """  # noqa: D301 - as in the package
     from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
-    from chunkvisor.show.lines import Afterwards, shown
-    from chunkvisor.show.observer import Observers
-    from chunkvisor.store.layout import Layout
+    from chunkvisor.show.lines import Afterwards, Observers, shown
     from chunkvisor.supervise.means import Request
 
     if out.suffix != ".npy":
@@ -139,12 +139,12 @@ def encode(
             _require_text(source)
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
         request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s, typed=typed())
-        afterwards = Afterwards(observer, Layout(place))
+        afterwards = Afterwards()
         try:
             code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
         except Halt as halt:
             if log_format == "text":
-                _tell_how_to_go_on(afterwards, halt, place, of_config=False)
+                _tell_how_to_go_on(observer, afterwards, halt, place, of_config=False)
             raise
     sys.exit(int(code))
 
@@ -196,10 +196,8 @@ def run(
     Example: chunkvisor run embeddings.yaml --set device=cuda:1
     """  # noqa: D301 - as in the package
     from chunkvisor.config.load import load
-    from chunkvisor.show.lines import Afterwards, next_steps, shown
-    from chunkvisor.show.observer import Observers
+    from chunkvisor.show.lines import Afterwards, Observers, next_steps, shown
     from chunkvisor.show.outside import service_manager
-    from chunkvisor.store.layout import Layout
     from chunkvisor.supervise.means import Request
     from chunkvisor.supervise.session import run as run_session
 
@@ -210,12 +208,12 @@ def run(
         if max_rows is not None:
             loaded = loaded.trial(max_rows)
         workdir = loaded.config.workdir
-        if from_scratch and not yes and may_ask():
+        if from_scratch and not yes and is_terminal(sys.stdin):
             names = ", ".join(loaded.config.outputs)
             if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
                 raise click.Abort
         request = Request(loaded, max_rows, from_scratch, update, stop_after_s=stop_after_s, typed=typed())
-        afterwards = Afterwards(observer, Layout(workdir))
+        afterwards = Afterwards()
         began_s, code, end = time.time(), ExitCode.BUG, None
         try:
             code = run_session(request, Observers(observer, afterwards, guarded=[service_manager()]))
@@ -227,7 +225,7 @@ def run(
                 complete, trial = code is ExitCode.COMPLETE, max_rows is not None
                 told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
                 for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
-                    afterwards.tell(line)
+                    observer.say(line)
                 if end is not None:
-                    _tell_how_to_go_on(afterwards, end, workdir, of_config=True)
+                    _tell_how_to_go_on(observer, afterwards, end, workdir, of_config=True)
     sys.exit(int(code))

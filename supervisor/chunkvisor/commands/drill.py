@@ -37,7 +37,7 @@ from chunkvisor.events.event import (
 )
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
-from chunkvisor.show.observer import Observer
+from chunkvisor.show.lines import Observer
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attempt import read_tail

@@ -20,8 +20,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.events.event import Event, OutputComplete
 from chunkvisor.events.state import RunState
-from chunkvisor.show.lines import how_to_read
-from chunkvisor.show.observer import Observer, Observers
+from chunkvisor.show.lines import Observer, Observers, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.disk import DISK_ERRNOS, check_target, disk_halt
 from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from chunkvisor.show.lines import figure
+from chunkvisor.show.snapshot import figure
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
 
 WIDTH = 80

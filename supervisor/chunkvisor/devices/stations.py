@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.health import Health, Look, Opinion, Reading, View, judge_gpu, looks_at
 from chunkvisor.errors import Halt
-from chunkvisor.events.event import DeviceDropped, Doing, Emit, GpuBlind, GpuBusy, NodeJoined, NodeLost, NodeSetAside
-from chunkvisor.events.state import STARTING
+from chunkvisor.events.event import (
+    STARTING,
+    DeviceDropped,
+    Doing,
+    Emit,
+    NodeJoined,
+    NodeLost,
+    NodeSetAside,
+    Note,
+    Warned,
+)
 
 # A driver gives the memory of a killed process back within seconds; after this, others hold it.
 _SETTLE_S = 30.0
@@ -73,10 +82,15 @@ class Station:
                 before_bytes=self._unnamed_bytes if settles else None,
             )
         self.view.blind = opinion.health is Health.BLIND
-        kind = {Health.BUSY: GpuBusy, Health.BLIND: GpuBlind}.get(opinion.health)
-        if kind is not None and opinion.health not in self._told:  # once, not every two seconds
+        if opinion.health in (Health.BUSY, Health.BLIND) and opinion.health not in self._told:  # not every two seconds
             self._told = {opinion.health}
-            emit(kind(str(self.device), opinion.why))
+            blind = "going on without its readings, CUDA may work all the same"
+            busy = opinion.health is Health.BUSY
+            emit(
+                Warned(f"{self.device}: waiting, {opinion.why}")
+                if busy
+                else Note(f"{self.device}: {opinion.why}; {blind}")
+            )
         return opinion
 
     def worker_ended(self, now_s: float) -> None:

@@ -2,27 +2,22 @@
 
 `ChunkCommitted` is `chunk_committed` there. A field with a default may be missing in a line. To add an event, write its
 class here, with `words` if people should read of it: attributes stand in braces, and `{chunks:chunk}` counts chunks.
+`stage` says what the run is at from then on.
 """
 
-import functools
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 from chunkvisor.errors import lines_of_end
 from chunkvisor.units import counted, human_time, listed
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from chunkvisor_worker.contract.wire import from_json
 
 
-Kind = TypeVar("Kind")
-
-
-class Severity(IntEnum):
+class Weight(IntEnum):
     """How much an event matters to the person."""
 
     NEWS = 0
@@ -30,50 +25,47 @@ class Severity(IntEnum):
     LOSS = 2  # something is lost or left undone, at least by this run: it is shown even with --quiet
 
 
-CARE, LOSS = Severity.CARE, Severity.LOSS
+CARE, LOSS = Weight.CARE, Weight.LOSS
+STARTING, COMPUTING = "starting the first workers", "computing"
+STOPPING = "stopping: the chunks under way are finished or saved first"
 KINDS: dict[str, type["Event"]] = {}
 """Every event, by its name in the journal."""
 
 
 @dataclass_transform(frozen_default=True)
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class Event:
     """Something that happened in a run."""
 
     name: ClassVar[str] = ""
-    severity: ClassVar[Severity] = Severity.NEWS
+    weight: ClassVar[Weight] = Weight.NEWS
     words: ClassVar[str] = ""
-    # Damage and other versions show as a wrong type or a missing field.
-    __pydantic_config__: ClassVar[Any] = {"strict": True, "allow_inf_nan": False}
+    stage: ClassVar[str] = ""
 
-    def __init_subclass__(cls, severity: Severity | None = None) -> None:
+    def __init_subclass__(cls, weight: Weight | None = None) -> None:
         """Make a frozen dataclass of the class; a name that ends in Event is for what several have in common."""
+        # `dataclass` would compile comparison and repr for each class, at every start of a command.
         dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        cls.severity = cls.severity if severity is None else severity
+        cls.weight = cls.weight if weight is None else weight
         if not cls.name.endswith("_event"):
             KINDS[cls.name] = cls
 
-    # Written once here: `dataclass` would compile them for each class, at every start of a command.
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({vars(self)})"
 
     def details(self) -> dict[str, Any]:
         """Return plain values by field, as they stand in the journal."""
         return dict(vars(self))
 
-    def sentence(self) -> str:
-        """Say it to people; empty if they need not know."""
-        values = ((name, _Count(each) if type(each) is int else each) for name, each in vars(self).items())
-        return self.words.format_map(dict(values))
-
     @property
     def line(self) -> str:
-        """The sentence, on one line without control characters."""
-        return plain(self.sentence())
+        """What people read of it, on one line without control characters; empty if they need not know."""
+        return plain(self._sentence())
+
+    def _sentence(self) -> str:
+        values = ((name, _Count(each) if type(each) is int else each) for name, each in vars(self).items())
+        return self.words.format_map(dict(values))
 
 
 class _Count(int):
@@ -92,26 +84,8 @@ def plain(text: str) -> str:
 
 def event_of(name: str, details: Mapping[str, Any] | bytes) -> Event | None:
     """Make the event of its details, or of a line of JSON that has them; None if it is unknown or damaged."""
-    if name not in KINDS:
-        return None
     line = details if isinstance(details, bytes) else json.dumps(details)
-    return read_json(KINDS[name], line)
-
-
-def read_json(kind: type[Kind], line: bytes | str) -> Kind | None:
-    """Make a dataclass of a JSON object that has its fields; None if it is anything else."""
-    try:
-        found: Kind = _reader_of(kind).validate_json(line)  # type: ignore[arg-type]  # a class can be hashed
-    except ValueError:
-        return None
-    return found
-
-
-@functools.cache
-def _reader_of(kind: Any) -> "TypeAdapter[Any]":
-    from pydantic import TypeAdapter  # late: not every program that imports this reads a journal
-
-    return TypeAdapter(kind)
+    return from_json(KINDS[name], line) if name in KINDS else None
 
 
 # The run as a whole.
@@ -122,7 +96,6 @@ class Invoked(Event):
 
     workdir: str
     invocation: str = ""  # name of its folder; empty if the disk did not allow one
-    pid: int = 0
     command: str = ""  # as it was typed, without secrets; empty for a call from Python
 
 
@@ -131,28 +104,22 @@ class RunStarted(Event):
 
     workdir: str
     device: str  # all of them, with commas
-    run: str = ""
     gpus: tuple[str, ...] = ()  # UUID of each device; empty for a CPU
     engine: str = ""
     model: str = ""
     outputs: tuple[str, ...] = ()
 
-    def sentence(self) -> str:
-        """Say what is done, with what, and where."""
+    def _sentence(self) -> str:
         what = f"encoding {listed(self.outputs, 3)}" if self.outputs else "working"
         model = f" with {self.model}" if self.model else ""
-        ids: dict[str, list[str]] = {}
-        for name, _, rest in (device.partition(" (") for device in self.device.split(", ")):
-            ids.setdefault("the CPU" if name == "cpu" else name, []).append(rest.rstrip(")"))
-        kinds = [name if len(each) == 1 else f"{len(each)} x {name}" for name, each in ids.items()]
-        # More than four ids are for the journal alone.
-        which = [f" ({', '.join(each)})" if all(each) and len(each) <= 4 else "" for each in ids.values()]
-        return f"{what}{model} on {', '.join(map(''.join, zip(kinds, which, strict=True)))}, in {self.workdir}"
+        devices = "the CPU" if self.device == "cpu" else listed(self.device.split(", "), 2)
+        return f"{what}{model} on {devices}, in {self.workdir}"
 
 
 class WorkPlanned(Event):
     """All sources are read, and it is known what is left to do."""
 
+    stage = STARTING
     rows: int  # of all outputs that are not complete
     texts: int
     texts_left: int
@@ -161,19 +128,14 @@ class WorkPlanned(Event):
     texts_per_s: float | None = None  # of the last run here
     taken: int = 0  # more texts, whose vectors are reused
 
-    def sentence(self) -> str:
-        """Say how much is left to do, and how long that may take."""
+    def _sentence(self) -> str:
         if not self.chunks_left:
-            joined = f"{counted(self.chunks, 'chunk')} to join" if self.chunks else "every text has a vector"
-            return f"nothing left to compute: {joined}"
-        todo = f"to do: {counted(self.rows, 'row')} in {counted(self.chunks, 'chunk')}"
-        if self.taken or self.chunks_left < self.chunks:
-            all_texts = counted(self.texts + self.taken, "text")
-            todo = f"to do: {self.texts_left:,} of {all_texts}, {self.chunks_left:,} of {counted(self.chunks, 'chunk')}"
+            return "nothing left to compute"
+        texts, chunks = counted(self.texts + self.taken, "text"), counted(self.chunks, "chunk")
+        todo = f"to do: {self.texts_left:,} of {texts}, {self.chunks_left:,} of {chunks}"
         if not self.texts_per_s:
             return todo
-        left = human_time(self.texts_left / self.texts_per_s)
-        return f"{todo}; about {left} of computing at the speed of the last run"
+        return f"{todo}; about {human_time(self.texts_left / self.texts_per_s)} at the speed of the last run"
 
 
 class Note(Event):
@@ -183,27 +145,22 @@ class Note(Event):
     text: str
 
 
-class Warned(Event, severity=CARE):
+class Warned(Note, weight=CARE):
     """Something that a person should look at."""
 
-    words = "{text}"
-    text: str
 
-
-class Alarmed(Event, severity=LOSS):
+class Alarmed(Note, weight=LOSS):
     """Something that a person has to look at, even one who wants no news."""
-
-    words = "{text}"
-    text: str
 
 
 class Doing(Event):
     """The run is at something that comes before its work, and may take a while."""
 
+    stage = "{doing}"
     doing: str
 
 
-class Waiting(Event, severity=CARE):
+class Waiting(Event, weight=CARE):
     """Nothing is started for a while, on one device or on all."""
 
     delay_s: float  # until the next try
@@ -213,22 +170,20 @@ class Waiting(Event, severity=CARE):
     limit_s: float = 0.0  # how long the run waits at most; 0 = not known
     again: bool = False  # it was reported less than a minute ago
 
-    def sentence(self) -> str:
-        """Say it once a minute."""
+    def _sentence(self) -> str:
         most = f", for up to {human_time(self.limit_s)}" if self.limit_s else ""
         waiting = f"still waiting, {human_time(self.waited_s)} by now" if self.waited_s else "waiting"
         return "" if self.again else f"{waiting}{most}: {self.reason}"
 
 
-class LimitsLowered(Event, severity=CARE):
+class LimitsLowered(Event, weight=CARE):
     """A batch did not fit: from now on they are smaller."""
 
     rows: int
     tokens: int | None = None  # padded; None if tokens cannot be counted
     where: str = ""  # the kind of device, if there are several
 
-    def sentence(self) -> str:
-        """Say the new limit."""
+    def _sentence(self) -> str:
         most = counted(self.rows, "row") if self.tokens is None else counted(self.tokens, "token")
         return f"batches{self.where}: from now on at most {most}"
 
@@ -236,7 +191,7 @@ class LimitsLowered(Event, severity=CARE):
 class Draining(Event):
     """Nothing new is started."""
 
-    words = "{signal}: {how}; a second signal stops at once"
+    words, stage = "{signal}: {how}; a second signal stops at once", STOPPING
     signal: str = ""  # or the option that ends the run
     how: str = "finishing the chunks under way"
 
@@ -244,6 +199,7 @@ class Draining(Event):
 class Halted(Event):
     """The last event of a run that did not end well, with its exit code and its last words."""
 
+    stage = "ended"
     code: int
     what: str = ""
     why: str = ""
@@ -261,6 +217,7 @@ class Halted(Event):
 class RunEnded(Event):
     """The last event of a run that has ended well."""
 
+    stage = "finished"
     code: int
 
 
@@ -268,7 +225,7 @@ class RunEnded(Event):
 
 
 class Resolving(Event):
-    words = "asking the model hub for {model}"
+    words = stage = "asking the model hub for {model}"
     model: str
 
 
@@ -280,7 +237,7 @@ class OutputEvent(Event):
 
 
 class Staging(OutputEvent):
-    words = "{output}: reading the source"
+    words, stage = "{output}: reading the source", "reading the source of {output}"
 
 
 class OutputOpened(OutputEvent):
@@ -295,8 +252,7 @@ class OutputOpened(OutputEvent):
     texts_saved: int = 0  # of chunks that are not done
     quarantined: int = 0  # rows, by earlier runs
 
-    def sentence(self) -> str:
-        """Say how many chunks there are, and how many are done already."""
+    def _sentence(self) -> str:
         done = f", {self.chunks_done:,} done already" if self.chunks_done else ""
         work = f"{counted(self.chunks, 'chunk')} of up to {counted(self.chunk_size, 'text')}{done}"
         return f"{self.output}: {work if self.chunks else 'every text has a vector already'}"
@@ -312,30 +268,23 @@ class OutputAlreadyComplete(OutputEvent):
 class Assembling(OutputEvent):
     """Its chunks are joined into the final file."""
 
+    stage = "joining the chunks of {output}"
     chunks: int = 0  # 0 = all vectors are there already
 
-    def sentence(self) -> str:
-        """Say what the file is made of."""
+    def _sentence(self) -> str:
         parts = counted(self.chunks, "chunk") if self.chunks else "vectors that are there already"
         return f"{self.output}: joining {parts} into the final file"
 
 
-class OutputComplete(OutputEvent):
-    words = "{output}: complete, {rows:row} x {dimension}, {path}"
-    rows: int
-    dimension: int = 0
-    path: str = ""
+class OutputComplete(OutputAlreadyComplete):
+    words, stage = "{output}: complete, {rows:row} x {dimension}, {path}", COMPUTING
     truncated: int = 0  # rows whose texts were cut
     max_length: int = 0  # tokens that the model reads; 0 = unknown
 
-    def sentence(self) -> str:
-        """Say where the file is, and how many texts were cut."""
-        if not self.truncated:
-            return super().sentence()
+    def _sentence(self) -> str:
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
-        name = self.path.rpartition("/")[2].removesuffix(".npy").removesuffix(".parquet") or self.output
-        cut = f"{counted(self.truncated, 'row')} {'was' if self.truncated == 1 else 'were'} cut{at}"
-        return f"{super().sentence()}; {cut}, listed in {name}.truncated.jsonl"
+        cut = f"; {counted(self.truncated, 'row')} cut{at}, listed in {self.output}.truncated.jsonl"
+        return super()._sentence() + cut * bool(self.truncated)
 
 
 # Chunks, and the attempts at them.
@@ -360,6 +309,7 @@ class AttemptStarted(AttemptEvent):
 class Go(AttemptEvent):
     """The worker has its device, and the batch limits of the moment."""
 
+    stage = COMPUTING
     rows: int
     tokens: int | None = None
     padding: int | None = None
@@ -383,14 +333,7 @@ class WorkerEnded(AttemptEvent):
 class WorkerLeaving(AttemptEvent):
     """The worker was asked to end early."""
 
-    words = (
-        "{output} chunk {chunk} cannot finish in time: it stops after the current batch, and its finished texts are "
-        "saved"
-    )
-
-
-class AttemptRefused(AttemptEvent):
-    """A worker would not run from its template: a fresh one makes the attempt."""
+    words = "{output} chunk {chunk} stops after the current batch, as there is no time; its finished texts are saved"
 
 
 class FailureEvent(AttemptEvent):
@@ -412,12 +355,11 @@ class FailureEvent(AttemptEvent):
         return f"; it was computing {self.rows}" if self.rows else ""
 
 
-class AttemptFailed(FailureEvent, severity=CARE):
+class AttemptFailed(FailureEvent, weight=CARE):
     """At a whole chunk."""
 
-    def sentence(self) -> str:
-        """Say why, and what follows; attempt 0 was none, as no worker could be started."""
-        which = f", attempt {self.attempt}" if self.attempt else ""
+    def _sentence(self) -> str:
+        which = f", attempt {self.attempt}" if self.attempt else ""  # 0 = no worker could be started
         then = f"; {self.then}" if self.then else ""
         return f"{self.output} chunk {self.chunk}{which}: {self.outcome}: {self.reason}{self.at}{then}"
 
@@ -430,7 +372,7 @@ class AttemptInterrupted(FailureEvent):
     """It was stopped, or its machine was lost; it counts for nothing."""
 
 
-class LateCrash(ChunkEvent, severity=CARE):
+class LateCrash(ChunkEvent, weight=CARE):
     words = "{output} chunk {chunk}: the worker crashed after it had saved its vectors; they are kept"
     returncode: int = 0
 
@@ -465,41 +407,20 @@ class PartCommitted(ChunkEvent):
 class BatchesKept(ChunkEvent):
     """What an attempt without a result had encoded is kept."""
 
+    words = "{output} chunk {chunk}: kept {texts:text} that the attempt had finished"
     texts: int = 0
     tokens: int = 0  # by its last beat, about
     padded_tokens: int = 0
-    interrupted: bool = False  # it did not fail: it was stopped, or lost with its run or its machine
-
-    def sentence(self) -> str:
-        """Say how much it was."""
-        which = "interrupted" if self.interrupted else "failed"
-        texts = counted(self.texts, "text")
-        return f"{self.output} chunk {self.chunk}: kept {texts} that the {which} attempt had finished"
 
 
-class ChunkSplit(ChunkEvent, severity=CARE):
-    """The text that fails is searched for."""
-
+class ChunkSplit(ChunkEvent, weight=CARE):
+    words = "{output} chunk {chunk}: looking for the text that fails among {texts:text}; next: {rows}"
     texts: int = 0  # left to try
-    parts: int = 0
-    of: int = 0  # texts of the chunk
-    alone: int = 0  # of those left, how many are tried one by one; 0 = they are tried in halves
-    rows: str = ""  # these, or those of all that are left
-
-    def sentence(self) -> str:
-        """Say what is left, and how it is searched."""
-        place = f"{self.output} chunk {self.chunk}"
-        if not self.rows:
-            return f"{place}: looking for what fails among {counted(self.texts, 'text')}"
-        how = "in two halves"
-        if self.alone:
-            how = "one by one" if self.alone > 1 else "alone"
-            how += f", the others without {'them' if self.alone > 1 else 'it'}" * (self.alone < self.texts)
-        left = f"{self.texts:,} of its {counted(self.of, 'text')} {'are' if self.texts > 1 else 'is'} left"
-        return f"{place}: looking for the text that fails; {left}; trying {self.rows} {how}"
+    parts: int = 0  # in which they are tried
+    rows: str = ""  # that are tried first
 
 
-class Quarantined(OutputEvent, severity=LOSS):
+class Quarantined(OutputEvent, weight=LOSS):
     words = "{output} row {row} ({place}) cannot be encoded and gets no vector: {outcome}: {reason}"
     row: int  # the first that has the text
     place: str = ""
@@ -509,7 +430,7 @@ class Quarantined(OutputEvent, severity=LOSS):
     rows: int = 1  # that have the text
 
 
-class ChunkSetAside(ChunkEvent, severity=LOSS):
+class ChunkSetAside(ChunkEvent, weight=LOSS):
     words = "{output} chunk {chunk} is set aside; the next run tries it again: {reason}"
     reason: str = ""
 
@@ -524,40 +445,23 @@ class NodeJoined(Event):
     first: int  # number of the first of them
 
 
-class NodeLost(Event, severity=CARE):
+class NodeLost(Event, weight=CARE):
     words = "node {node} is lost, {left:device} left; its chunks are done elsewhere: {why}"
     node: str
     left: int = 0  # devices that still work
     why: str = ""
 
 
-class NodeSetAside(Event, severity=LOSS):
+class NodeSetAside(NodeLost, weight=LOSS):
     """A node cannot do the job."""
 
     words = "node {node} is left out, {left:device} left: {why}"
-    node: str
-    left: int = 0
-    why: str = ""
 
 
-class DeviceDropped(Event, severity=LOSS):
+class DeviceDropped(Event, weight=LOSS):
     words = "{device} is left out, {left:device} left: {why}"
     device: str
     left: int = 0
-    why: str = ""
-
-
-class GpuBusy(Event, severity=CARE):
-    words = "{device}: waiting, {why}"
-    device: str
-    why: str = ""
-
-
-class GpuBlind(Event):
-    """Nothing can be read of the GPU."""
-
-    words = "{device}: {why}; going on without its readings, CUDA may work all the same"
-    device: str
     why: str = ""
 
 
@@ -569,6 +473,8 @@ class TemplateEvent(Event):
 class TemplateStarted(TemplateEvent):
     """It begins to load the model."""
 
+    stage = "loading the model, once for all workers"
+
 
 class TemplateReady(TemplateEvent):
     """Workers can be forked from it."""
@@ -576,8 +482,7 @@ class TemplateReady(TemplateEvent):
     loaded_s: float = 0.0
 
 
-class WarmGivenUp(TemplateEvent, severity=CARE):
+class WarmGivenUp(TemplateEvent, weight=CARE):
     words = (
         "from now on every worker starts afresh: the template process, from which they were forked, failed: {reason}"
     )
-    reason: str = ""

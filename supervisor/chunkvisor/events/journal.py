@@ -1,8 +1,7 @@
 """The journal: what happened, one JSON object a line, in order.
 
-Nothing is decided by it: if it is lost, torn or damaged, what happened is forgotten, and not a single row. Now and then
-a line holds the state that all lines before it add up to, so that `status` reads only the end of a long journal. Lines
-that cannot be read are passed over.
+Nothing is decided by it: if it is lost, torn or damaged, what happened is forgotten, and not a single row. Lines that
+cannot be read are passed over.
 """
 
 import contextlib
@@ -10,28 +9,20 @@ import glob
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from chunkvisor.events.event import Event, event_of, read_json
+from chunkvisor.events.event import Event, event_of
 from chunkvisor.events.state import RunState
+from chunkvisor_worker.contract.wire import from_json
 
-_STATE = "run_state"
-_SIGN = f'"event": "{_STATE}"'.encode()
-"""Of a line that holds the state; inside of a value the quotes would have a backslash before them."""
-_EVERY_BYTES = 256 << 10
-"""Between two such lines: some 250 chunks, which are read in 20 ms."""
-_SHARE = 16
-"""With thousands of workers under way the line is long: it is written so rarely that it is a 16th of the journal."""
-_SPANS_BYTES = (1 << 20, 1 << 25)
-"""How far from the end such a line is looked for."""
 _LATEST_S = 1e11
 """No time of ours: some thousand years from now."""
 
 
-class Entry(NamedTuple):
+class Logged(NamedTuple):
     """An event, with its time in seconds since the epoch and the id of the run that reported it."""
 
     t: float
@@ -40,11 +31,10 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _Head:
     t: float
     event: str
     run: str = ""
-    state: RunState | None = None
 
 
 class Journal:
@@ -54,12 +44,10 @@ class Journal:
         self._run_id = run_id
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         tail = Tail(path)
-        self._unread_bytes, self._every_bytes = os.fstat(self._fd).st_size - tail.offset, _EVERY_BYTES
         tail.read()
         self.state = tail.state
         # A line that a killed run left half-written must not swallow the first of ours.
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+        if os.fstat(self._fd).st_size > tail.offset:
             os.write(self._fd, b"\n")
 
     def write(self, event: Event) -> None:
@@ -69,31 +57,24 @@ class Journal:
         depends on it.
         """
         t = round(time.time(), 3)
-        self._unread_bytes += self._append(t, event.name, event.details())
+        line = json.dumps({"t": t, "run": self._run_id, "event": event.name, **event.details()})
+        with contextlib.suppress(OSError):
+            os.write(self._fd, line.encode() + b"\n")
         self.state.apply(event, t)
-        if self._unread_bytes >= self._every_bytes:
-            size_bytes = self._append(t, _STATE, {"state": asdict(self.state)})
-            self._unread_bytes, self._every_bytes = 0, max(_EVERY_BYTES, _SHARE * size_bytes)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
 
-    def _append(self, t: float, event: str, details: Mapping[str, Any]) -> int:
-        line = json.dumps({"t": t, "run": self._run_id, "event": event, **details}).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            os.write(self._fd, line)
-        return len(line)
-
 
 class Tail:
-    """The end of a journal, as it grows; what comes before the last line with a state is not read."""
+    """A journal as it grows, and what its events add up to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.state, self.offset = _newest_state(path)
+        self.state, self.offset = RunState(), 0
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[Logged]:
         """Return the events of the whole lines that have come; the state takes them in."""
         found = []
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
@@ -104,19 +85,19 @@ class Tail:
                 if not line.endswith(b"\n"):
                     break
                 self.offset += len(line)
-                if (entry := _decoded(line)) is not None:
-                    self.state.apply(entry.event, entry.t)
-                    found.append(entry)
+                if (logged := _decoded(line)) is not None:
+                    self.state.apply(logged.event, logged.t)
+                    found.append(logged)
         return found
 
 
-def read_events(path: Path) -> Iterator[Entry]:
+def read_events(path: Path) -> Iterator[Logged]:
     """Yield all events that can be read, oldest first; none if there is no journal."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         yield from filter(None, map(_decoded, file))
 
 
-def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
+def read_with_trials(workdir: Path, journal: Path) -> Iterator[Logged]:
     """Yield the events of the trials of this workdir (`run --max-rows`), the largest last, then its own."""
     folders = workdir.parent.glob(f"{glob.escape(workdir.name)}-first-*")
     for folder in sorted(folders, key=lambda each: (len(each.name), each)):
@@ -124,29 +105,9 @@ def read_with_trials(workdir: Path, journal: Path) -> Iterator[Entry]:
     yield from read_events(journal)
 
 
-def _read_line(line: bytes) -> _Line | None:
-    found = read_json(_Line, line)
-    return found if found is not None and 0 < found.t < _LATEST_S else None  # NaN compares false
-
-
-def _decoded(line: bytes) -> Entry | None:
-    """Return the event of a line; None if it cannot be read, holds a state, or is of an unknown kind."""
-    if (head := _read_line(line)) is None or (event := event_of(head.event, line)) is None:
+def _decoded(line: bytes) -> Logged | None:
+    """Return the event of a line; None if it cannot be read, or is of an unknown kind."""
+    head = from_json(_Head, line)
+    if head is None or not 0 < head.t < _LATEST_S or (event := event_of(head.event, line)) is None:
         return None
-    return Entry(head.t, head.run, event)
-
-
-def _newest_state(path: Path) -> tuple[RunState, int]:
-    """Return the state of the last line that holds one, and the byte behind it; a fresh one and 0 if none does."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        for start in (max(0, size - span) for span in _SPANS_BYTES):
-            file.seek(start)
-            data = file.read()
-            at = len(data)
-            while (at := data.rfind(_SIGN, 0, at)) >= 0:
-                first, last = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at) + 1
-                line = _read_line(data[first:last]) if last else None
-                if line is not None and line.state is not None:
-                    return line.state, start + last
-    return RunState(), 0
+    return Logged(head.t, head.run, event)

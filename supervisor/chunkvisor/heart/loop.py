@@ -24,7 +24,6 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import (
     AttemptFailed,
     AttemptInterrupted,
-    AttemptRefused,
     AttemptStarted,
     ChunkSetAside,
     ChunkSplit,
@@ -381,7 +380,6 @@ class Loop:
     def refused(self, worker: int) -> None:
         """Tell that a template would not begin the worker."""
         remove_folder(self._ended[worker].files.folder)
-        self._emit(AttemptRefused(*self._ended[worker].names))
 
     def failed(
         self, worker: int, work: Work, verdict: Verdict, step: policy.Step | None, under_way: tuple[int, ...]
@@ -424,8 +422,7 @@ class Loop:
         left = sorted(text for piece in pieces for text in piece.texts)
         alone = {policy.How.BAD: left, policy.How.SUSPECTS: list(pieces[0].texts)}.get(how, [])
         rows = self._store.which_rows(work, alone or left)
-        size = output.ledger.plan.size(work.chunk)
-        self._emit(ChunkSplit(output.name, work.chunk, len(left), len(pieces), size, len(alone), rows))
+        self._emit(ChunkSplit(output.name, work.chunk, len(left), len(pieces), rows))
 
     def waits(self, device: int | None, delay_s: float, waited_s: float, verdict: Verdict) -> None:
         """Tell that the run waits, for one device or (None) for all."""

@@ -99,7 +99,7 @@ class Keeper:
             beat, texts = read_beat(files.beat), len(work.texts)
             share = min(1.0, texts / beat.rows_done) if beat is not None and beat.rows_done else 0.0
             tokens, padded = (round(beat.tokens_done * share), round(beat.padded_tokens * share)) if beat else (0, 0)
-            self._emit(BatchesKept(output.name, work.chunk, texts, tokens, padded, interrupted=failed.blameless))
+            self._emit(BatchesKept(output.name, work.chunk, texts, tokens, padded))
         elif result is not None and complete:
             counts = {"texts": len(work.texts), "tokens": result.tokens, "padded_tokens": result.padded_tokens}
             self._emit(PartCommitted(output.name, work.chunk, spec.start, spec.stop, **counts, phase_s=result.phase_s))

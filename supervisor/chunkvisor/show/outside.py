@@ -3,43 +3,36 @@
 import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
+import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 from chunkvisor.errors import ExitCode
 from chunkvisor.events import event as of
-from chunkvisor.events.event import Event
-from chunkvisor.events.state import COMPUTING, RunState
-from chunkvisor.show.lines import progress_line
-from chunkvisor.show.observer import Observer
+from chunkvisor.events.event import COMPUTING, Event
+from chunkvisor.events.state import RunState
+from chunkvisor.show.lines import Observer
 from chunkvisor.show.snapshot import Snapshot, snapshot_of
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.units import counted, human_time
-from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import write_atomic
 
 INTERVAL_S = 15.0
 """Between two files of metrics."""
 END_S, HURRIED_S = 10.0, 3.0
 """How long the end of a run may take longer for its notices; after SIGTERM, which has something stronger behind it."""
-TIMEOUT_S = 60
-"""For one notice."""
 STALL_LEAST_S, STALL_TIMES = 1800.0, 10
 """A run stalls if no chunk was committed for so long, and for so many times the usual."""
-_CHECK_S = 20.0
 _STATUS_S = 5.0
 """Between two words of progress to systemd, at least."""
-_COMMAND = (sys.executable, "-P", "-m", "chunkvisor.show.outside")
 
 METRICS = """\
-build_info{version}: Version of chunkvisor, as a label; always 1.
 running: 1 while the run lives, 0 once it has ended; a killed run leaves 1.
-run_start_timestamp_seconds: When the run began, in seconds since the epoch.
 written_timestamp_seconds: When this file was written, in seconds since the epoch.
 exit_code: Exit code of the last run that ended here; -1 while one is running.
 rows{output}: Rows of the output.
@@ -47,16 +40,13 @@ rows_done{output}: Rows whose text is encoded; estimated from distinct texts unt
 chunks{output}: Chunks of the output.
 chunks_done{output}: Chunks of the output that are committed.
 quarantined_rows{output}: Texts that this run has put into quarantine.
-texts_per_second: Distinct texts a second since this run began to compute, as of its last chunk.
-eta_seconds: Time until all outputs are complete, at that rate.
-last_chunk_timestamp_seconds: When a chunk was committed last.
-batch_texts_limit: Texts in a batch, at most, as of now.
+rows_per_second: Rows a second, over the last chunks.
+eta_seconds: Time until all outputs are complete, at that rate; 0 if it is not known.
 texts_total{output}: Distinct texts that this run has committed.
 tokens_total{output}: Tokens of the texts that this run has committed, without padding.
 attempts_total{outcome}: Attempts of this run that have ended, by outcome.
 device_busy_seconds_total{device}: Time that the device has computed.
 device_idle_seconds_total{device}: Time, from its first worker to its last, in which the device has not computed.
-worker_startup_seconds_total: Time that workers have taken until they were ready.
 """
 """Name, label and meaning of each metric; those whose name ends in `_total` are counters, the others gauges."""
 
@@ -66,8 +56,7 @@ class Metrics(Observer):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._state = RunState()
-        self._began_s, self._next_s = time.time(), 0.0
+        self._state, self._next_s = RunState(), 0.0
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - all is in the state
         self._state = state
@@ -75,55 +64,45 @@ class Metrics(Observer):
     def tick(self) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + INTERVAL_S
-            self._write(1)
+            self._write(running=True)
 
     def close(self) -> None:
-        self._write(0)
+        self._write(running=False)
 
-    def _write(self, running: int) -> None:
+    def _write(self, *, running: bool) -> None:
         # Readable by others, unlike the state: node_exporter is another user.
-        text = _metrics(snapshot_of(self._state, time.time()), self._began_s, running)
+        text = _metrics(snapshot_of(self._state, time.time()), running=running)
         with contextlib.suppress(OSError):
             write_atomic(self._path, text.encode(), durable=False)
 
 
-def _metrics(now: Snapshot, began_s: float, running: int) -> str:
+def _metrics(now: Snapshot, *, running: bool) -> str:
     """Return the content of the file, in the text format of Prometheus."""
     state, devices = now.state, now.state.device_times if now.state.started else {}
-    begun, ours = bool(state.chunks_here), {name: each for name, each in now.outputs.items() if each.distinct}
     values: dict[str, Mapping[str, float] | float] = {
-        "build_info": {__version__: 1},
         "running": running,
-        "run_start_timestamp_seconds": began_s,
         "written_timestamp_seconds": time.time(),
         "exit_code": -1 if state.ending is None else state.ending.code,
-        "rows": {name: each.rows for name, each in now.outputs.items()},
-        "rows_done": {name: each.rows_done for name, each in now.outputs.items()},
-        "chunks": {name: each.chunks for name, each in ours.items()},
-        "chunks_done": {name: each.chunks_done for name, each in ours.items()},
-        "quarantined_rows": {name: each.quarantined for name, each in ours.items()},
-        "texts_per_second": (begun and state.texts_per_s) or 0.0,
-        "eta_seconds": state.eta_s or 0.0,
-        "last_chunk_timestamp_seconds": state.points[-1].t if begun and state.points else 0.0,
-        "batch_texts_limit": state.batch_rows,
-        "texts_total": {name: each.texts_here for name, each in ours.items()},
-        "tokens_total": {name: each.tokens_here for name, each in ours.items()},
+        "quarantined_rows": {name: each.quarantined for name, each in now.outputs.items()},
+        "rows_per_second": now.rows_per_s or 0.0,
+        "eta_seconds": now.eta_s or 0.0,
+        "texts_total": {name: each.texts_here for name, each in now.outputs.items()},
+        "tokens_total": {name: each.tokens_here for name, each in now.outputs.items()},
         "attempts_total": state.attempts,
         "device_busy_seconds_total": {name: each.busy_s for name, each in devices.items()},
         "device_idle_seconds_total": {name: each.idle_s for name, each in devices.items()},
-        "worker_startup_seconds_total": sum(each.startup_s for each in devices.values()),
     }
     lines = []
     for head, _, meaning in (line.partition(": ") for line in METRICS.splitlines()):
         name, _, label = head.rstrip("}").partition("{")
-        full, value = f"chunkvisor_{name}", values[name]
+        full, value = f"chunkvisor_{name}", values.get(name)
+        if value is None:  # named as the attribute
+            value = {output: getattr(each, name) for output, each in now.outputs.items()}
         lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}"]
-        if not isinstance(value, Mapping):
-            lines.append(f"{full} {float(value)}")
-            continue
-        for key, number in value.items():
+        labeled = value.items() if isinstance(value, Mapping) else [("", value)]
+        for key, number in labeled:
             escaped = key.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-            lines.append(f'{full}{{{label}="{escaped}"}} {float(number)}')
+            lines.append(full + f'{{{label}="{escaped}"}}' * bool(label) + f" {float(number)}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -135,13 +114,14 @@ def is_textfile(head: bytes) -> bool:
 class Notices(Observer):
     """Sends a notice when a run ends, stalls, or meets the first text that cannot be encoded.
 
-    One child process delivers them by apprise, in the order of what happened; the run waits for it only at its end.
+    A thread delivers them by apprise, in order; the run waits for it only at its end.
     """
 
     def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:
-        self._order = {"urls": list(urls), "record": str(files.notices) if files is not None else ""}
-        self._workdir = layout.workdir
-        self._child: subprocess.Popen[bytes] | None = None
+        self._workdir, self._files = layout.workdir, files
+        self._sender, self._wrong = sender_to(urls)
+        self._queue = SimpleQueue[tuple[str, str] | None]()
+        self._thread: Thread | None = None
         self._state, self._stalled_s, self._end_s = RunState(), 0.0, END_S
 
     def event(self, event: Event, state: RunState) -> None:
@@ -161,67 +141,46 @@ class Notices(Observer):
 
     def tick(self) -> None:
         """See whether the run stalls: what does not commit, such as a join, is left alone."""
-        state, commits_s = self._state, [point.t for point in self._state.points]
+        state, commits_s = self._state, [point[0] for point in self._state.points]
         last_s = max([state.doing_since_s, *commits_s[-1:]])
         usual_s = (commits_s[-1] - commits_s[0]) / (len(commits_s) - 1) if len(commits_s) > 1 else 0.0
         waited_s = time.time() - last_s
         stalls = state.doing == COMPUTING and waited_s > max(STALL_LEAST_S, STALL_TIMES * usual_s)
         if stalls and self._stalled_s != last_s:
             self._stalled_s = last_s
-            usual = f"; usually it takes {human_time(usual_s)}" if usual_s else ""
-            words = f"no chunk was committed for {human_time(waited_s)}{usual}"
+            words = f"no chunk was committed for {human_time(waited_s)}"
             self._send("no progress", f"{words}\nLook at: chunkvisor status {self._workdir}")
 
     def close(self) -> None:
-        """Give the child a little time for what it has not delivered yet."""
-        if self._child is not None:
-            with self._child as child, contextlib.suppress(OSError):
-                try:
-                    child.communicate(timeout=self._end_s)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-            self._child = None
+        """Give the thread a little time for what it has not delivered yet."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(self._end_s)
 
     def _send(self, what: str, body: str) -> None:
-        title = f"chunkvisor: {what}: {self._workdir.name} on {socket.gethostname()}"
-        line = json.dumps({**self._order, "what": what, "title": title, "body": body[:8000]}).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            if self._child is None or self._child.poll() is not None:
-                nothing = subprocess.DEVNULL
-                self._child = subprocess.Popen(_COMMAND, 0, None, subprocess.PIPE, nothing, nothing)
-            # Others can read a command line and an environment, but not a pipe; addresses hold passwords.
-            assert self._child.stdin is not None
-            self._child.stdin.write(line)
+        self._queue.put((what, body[:8000]))
+        if self._thread is None:
+            self._thread = Thread(target=self._deliver, name="notices", daemon=True)
+            self._thread.start()
+
+    def _deliver(self) -> None:
+        while (notice := self._queue.get()) is not None:
+            what, body = notice
+            title = f"chunkvisor: {what}: {self._workdir.name} on {socket.gethostname()}"
+            delivered = self._sender.notify(title=title, body=body, body_format="text") and not self._wrong
+            line = {"t": time.time(), "notice": what, "end": "delivered" if delivered else "not delivered to all"}
+            if self._files is not None:
+                with contextlib.suppress(OSError), open(self._files.notices, "a") as file:
+                    file.write(json.dumps(line) + "\n")
 
 
-def not_understood(urls: Sequence[str]) -> list[int]:
-    """Return the places of addresses that apprise does not understand; none if that cannot be found out."""
-    try:  # in a child: apprise is large
-        order = json.dumps({"urls": list(urls)}).encode()
-        ended = subprocess.run(_COMMAND, input=order, capture_output=True, timeout=_CHECK_S, check=True)
-        return [int(number) for number in json.loads(ended.stdout)]
-    except (OSError, ValueError, TypeError, subprocess.SubprocessError):
-        return []
+def sender_to(urls: Sequence[str]) -> tuple[Any, list[int]]:
+    """Return an Apprise for these addresses, and the places of those that it does not understand."""
+    with warnings.catch_warnings(action="ignore"):  # of its own imports
+        from apprise import Apprise
 
-
-def main() -> None:
-    """Deliver the notices that come as lines of JSON; of one without a title, print which addresses make no sense."""
-    from apprise import Apprise
-
-    for line in sys.stdin.buffer:
-        signal.alarm(TIMEOUT_S)  # without a handler it ends the process, wherever it hangs
-        order = json.loads(line)
         sender = Apprise()
-        added = [sender.add(url) for url in order["urls"]]  # a wrong one must not keep the others from being told
-        if "title" not in order:
-            json.dump([number for number, good in enumerate(added) if not good], sys.stdout)
-            return
-        delivered = sender.notify(title=order["title"], body=order["body"], body_format="text") and all(added)
-        if order["record"]:
-            end = "delivered" if delivered else "not delivered to all"
-            with open(order["record"], "a") as file:
-                file.write(json.dumps({"t": round(time.time(), 3), "notice": order["what"], "end": end}) + "\n")
-        signal.alarm(0)
+        return sender, [number for number, url in enumerate(urls) if not sender.add(url)]
 
 
 def service_manager(environ: MutableMapping[str, str] | None = None) -> Observer:
@@ -255,29 +214,26 @@ class Systemd(Observer):
         # Before them, a model may be fetched for an hour. A run that finds all its work done has to be ready all the
         # same: systemd takes a service of Type=notify that ends without having been ready for a failed one.
         self._begun |= isinstance(event, of.AttemptStarted | of.Assembling | of.RunEnded)
-        self._tell_readiness()
+        words = event.what if isinstance(event, of.Halted) else event.line
         if isinstance(event, of.ChunkCommitted):
             now_s = time.monotonic()
             if event.chunks_done == event.chunks or now_s - self._progress_s >= _STATUS_S:
                 self._progress_s = now_s
-                self._send_status(progress_line(snapshot_of(state, time.time())))
-        elif words := event.what if isinstance(event, of.Halted) else event.line:
-            self._send_status(words)
+                words = snapshot_of(state, time.time()).line
+        if words:
+            self._send(f"STATUS={' '.join(words.split())}")
         if isinstance(event, of.Draining):
             self._send("STOPPING=1")
 
     def tick(self) -> None:
-        self._tell_readiness()
+        if self._begun and not self._ready:
+            self._ready = self._send("READY=1")
         now_s = time.monotonic()
         if now_s - self._alive_s >= self._alive_every_s and self._send("WATCHDOG=1"):
             self._alive_s = now_s
 
-    def _tell_readiness(self) -> None:
-        if self._begun and not self._ready:
-            self._ready = self._send("READY=1")
-
-    def _send_status(self, words: str) -> None:
-        self._send(f"STATUS={' '.join(words.split())}")
+    def close(self) -> None:
+        self.tick()
 
     def _send(self, message: str) -> bool:
         """Send one datagram, without ever waiting for the manager; return whether it has it."""
@@ -287,7 +243,3 @@ class Systemd(Observer):
         except OSError:  # its queue is full, or it is gone
             return False
         return True
-
-
-if __name__ == "__main__":
-    main()

@@ -6,49 +6,36 @@ be damaged or hostile: what does not fit is left out, and every word is cleaned 
 
 import contextlib
 import html
-import math
+import json
 import pkgutil
 import string
 import time
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
 
-from chunkvisor.assemble.manifest import read_done_manifest
+from chunkvisor.assemble.manifest import read_done_if_whole
 from chunkvisor.events import event as of
-from chunkvisor.events.event import Event, read_json
+from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.judge import without_cause
-from chunkvisor.show.snapshot import SensorLine
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
-from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor.words import advice_on_row
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
-from chunkvisor_worker.contract.messages import Fault
+from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.rules import RULES
-from chunkvisor_worker.contract.wire import masked, read_message
+from chunkvisor_worker.contract.wire import masked
 
 _MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES, _SENSED = 100, 40, 200, 14, 20
 _STEPS, _SMOOTH, _HEIGHT = 200, 4, 100
 """Of time in a drawing, since more cannot be told apart; and its height, which the page stretches."""
-_COLORS = {
-    "done": ("committed", (Outcome.COMMITTED,)),
-    "stopped": ("interrupted", (Outcome.INTERRUPTED, Outcome.LOST)),
-    "memory": ("out of memory", (Outcome.GPU_OOM, Outcome.HOST_OOM)),
-    "text": ("bad text or vectors", (Outcome.BAD_INPUT, Outcome.BAD_OUTPUT)),
-    "world": ("machine, disk or hub", (Outcome.GPU_BUSY, Outcome.SETUP, Outcome.DISK_FULL, Outcome.HUB)),
-    "fault": ("fault, crash or hang", ()),  # and whatever is in none of the others
-}
 _RULES = {rule.name: rule for rule in RULES}
 
 
@@ -87,22 +74,23 @@ class Story:
         self.texts: list[tuple[float, int]] = []
         """(when, how many) distinct texts were encoded."""
         self.ended: dict[str, list[float]] = {}
-        """When attempts ended, by color."""
+        """When attempts ended, by what became of them."""
         self.limits: list[tuple[float, float]] = []
         """(from when on, tokens in a batch, or texts if tokens are not counted)."""
         self.failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = {}
         """By outcome and rule: (how many, time of the last, the last)."""
         self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
         self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
-        saved, last_run = Counter[tuple[str, int]](), ""
+        self._saved = Counter[tuple[str, int]]()
+        last_run = ""
         for at_s, run, event in read_events(journal):
             passed_s = max(0.0, at_s - self.times_s[-1]) if run == last_run and self.times_s else 0.0
             self.times_s.append(max([at_s, *self.times_s[-1:]]))  # even after the clock was set back
             self.clock_s.append(self.clock_s[-1] + passed_s)
             last_run = run
-            self._apply(event, at_s, self.clock_s[-1], saved)
+            self._apply(event, at_s, self.clock_s[-1])
 
-    def _apply(self, event: Event, at_s: float, now_s: float, saved: Counter[tuple[str, int]]) -> None:
+    def _apply(self, event: Event, at_s: float, now_s: float) -> None:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
@@ -112,27 +100,27 @@ class Story:
                 self.quarantined[event.output, event.row] = event
             case of.Go():
                 self.limits.append((now_s, event.tokens or event.rows))
+            case of.AttemptInterrupted():
+                self.ended.setdefault("interrupted", []).append(now_s)
             case of.FailureEvent():
-                color = next((name for name, (_, outcomes) in _COLORS.items() if event.outcome in outcomes), "fault")
-                self.ended.setdefault(color, []).append(now_s)
-                if not isinstance(event, of.AttemptInterrupted):
-                    kind = event.outcome, event.rule
-                    self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
+                self.ended.setdefault("failed", []).append(now_s)
+                kind = event.outcome, event.rule
+                self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
             case of.PartCommitted() | of.BatchesKept():
-                saved[event.output, event.chunk] += event.texts
+                self._saved[event.output, event.chunk] += event.texts
                 self.texts.append((now_s, event.texts))
             case of.ChunkCommitted():
-                before = max(saved.pop((event.output, event.chunk), 0), event.texts_before)
+                before = max(self._saved.pop((event.output, event.chunk), 0), event.texts_before)
                 self.texts.append((now_s, max(0, event.texts - before)))
-                self.ended.setdefault("done", []).append(now_s)
+                self.ended.setdefault("committed", []).append(now_s)
 
 
 Line = tuple[str, dict[int, float]]
 """The words for a line of a chart, and its values by step."""
 
 
-def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
-    """Draw the four charts; one of which nothing is known is left out."""
+def charts_of(story: Story, sensed: Iterable[tuple[float, dict[str, float]]]) -> Iterator[Markup]:
+    """Draw the four charts; one of which nothing is known is left out. `sensed`: (when, bytes by what holds them)."""
     running_s = story.clock_s[-1]
     if not running_s:
         return
@@ -143,57 +131,56 @@ def charts_of(story: Story, sensors: Sequence[SensorLine]) -> Iterator[Markup]:
     encoded = Counter[int]()
     for now_s, texts in story.texts:
         encoded[step(now_s)] += texts
-    if sum(encoded.values()):
+    if total := sum(encoded.values()):
         # Chunks are committed in bursts: each point is the mean of some steps.
         spans = {number: range(max(0, number - _SMOOTH), min(_STEPS, number + _SMOOTH)) for number in range(_STEPS)}
         rates = {n: sum(encoded[each] for each in span) / len(span) * _STEPS / running_s for n, span in spans.items()}
-        words = f"distinct texts a second; mean {sum(encoded.values()) / running_s:,.1f}"
-        yield _chart("Throughput", running_s, {"s1": (words, rates)}, "{:,.4g}".format)
+        words = f"distinct texts a second; mean {total / running_s:,.1f}"
+        yield _chart("Throughput", running_s, [(words, rates)], "{:,.4g}".format)
     if story.ended:
-        lines = dict[str, Line]()
-        for color, (words, _) in _COLORS.items():
-            counts = Counter(map(step, story.ended.get(color, ())))
-            if counts:
-                lines[f"k-{color}"] = words, dict(enumerate(accumulate(float(counts[each]) for each in range(_STEPS))))
+        lines = list[Line]()
+        for words, times in sorted(story.ended.items()):
+            counts = Counter(map(step, times))
+            lines.append((words, dict(enumerate(accumulate(float(counts[each]) for each in range(_STEPS))))))
         yield _chart("Attempts", running_s, lines, "{:,.0f}".format)
-    if len(sensors) > 2:  # two readings make a straight line, which says nothing
-        most = dict[str, dict[int, float]]()
-        for line in sensors:
-            at = step(story.clock_s[bisect_right(story.times_s, line.t)])
-            gpus = [(f"GPU {gpu.get('device', 0):.0f}", gpu.get("memory_used_bytes", 0.0)) for gpu in line.gpus]
-            for name, held in gpus or [("workers", sum(each.get("rss_bytes", 0.0) for each in line.workers))]:
-                most.setdefault(name, {})[at] = max(most.get(name, {}).get(at, 0.0), held)
-        named = {name: points for name, points in sorted(most.items()) if name != "workers" or len(most) == 1}
-        lines = {f"s{number % 4 + 1} n{number}": each for number, each in enumerate(named.items())}
-        yield _chart("Host memory" if "workers" in named else "GPU memory", running_s, lines, human_bytes)
-    if len(set(story.limits)) > 1:
-        points = dict[int, float]()
-        for now_s, limit in story.limits:
-            points |= dict.fromkeys(range(step(now_s), _STEPS), limit)
-        words = "tokens in a batch, at most (texts, if the encoder does not count tokens)"
-        yield _chart("Batch limit", running_s, {"s1": (words, points)}, "{:,.0f}".format)
+    held = dict[str, dict[int, float]]()
+    for at_s, figures in sensed:
+        at = step(story.clock_s[bisect_right(story.times_s, at_s)])
+        for name, size_bytes in figures.items():
+            points = held.setdefault(name, {})
+            points[at] = max(points.get(at, 0.0), size_bytes)
+    if any(len(points) > 2 for points in held.values()):  # two readings make a straight line, which says nothing
+        yield _chart("Memory", running_s, sorted(held.items()), human_bytes)
+    if len({limit for _, limit in story.limits}) > 1:
+        points = {step(now_s): limit for now_s, limit in story.limits}
+        words = "tokens in a batch, at most (texts if the encoder does not count tokens)"
+        yield _chart("Batch limit", running_s, [(words, points)], "{:,.0f}".format)
 
 
-def _chart(title: str, running_s: float, lines: Mapping[str, Line], label: Callable[[float], str]) -> Markup:
-    """Draw lines, by their CSS classes, over an upright axis from 0 to a little above the highest value.
-
-    The words are HTML, so that they are not stretched with the drawing.
-    """
-    most = max((value for _, points in lines.values() for value in points.values()), default=0.0) or 1.0
-    power = 10.0 ** math.floor(math.log10(most))
-    top = most if label is human_bytes else next(power * n for n in (1, 2, 4, 6, 8, 10) if power * n >= most)
-    shapes = list[Markup]()
-    for css, (_, points) in lines.items():
+def _chart(title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]) -> Markup:
+    """Draw lines over an upright axis from 0 to the highest value; the words are HTML, so they are not stretched."""
+    top = max((value for _, points in lines for value in points.values()), default=0.0) or 1.0
+    shapes, named = list[Markup](), list[Markup]()
+    for number, (words, points) in enumerate(lines):
+        css = f"s{number % 4 + 1}"
         path = "L".join(f"{step + 0.5} {_HEIGHT * (1 - value / top):.1f}" for step, value in sorted(points.items()))
         shapes.append(tag("path", class_=f"line {css}", d=f"M{path}"))
+        named.append(tag("span", tag("i", class_=css), words))
     drawing = tag("svg", *shapes, viewBox=f"0 0 {_STEPS} {_HEIGHT}", preserveAspectRatio="none", role="img")
     end = f"{human_time(running_s)} of running time"
-    times = (("first", 0, "0"), ("middle", 50, human_time(running_s / 2)), ("last", 100, end))
-    ticks = [tag("span", words, class_=f"tick {css}", style=f"left:{at}%") for css, at, words in times]
+    ticks = [tag("span", words, class_=f"tick {css}") for css, words in (("first", "0"), ("last", end))]
     marks = [tag("span", label(top * at), class_="mark", style=f"bottom:{100 * at:.0f}%") for at in (0.0, 0.5, 1.0)]
-    named = [tag("span", tag("i", class_=css), words) for css, (words, _) in lines.items()]
     chart = tag("div", *marks, drawing, *ticks, class_="chart")
     return tag("figure", tag("figcaption", title), tag("p", *named, class_="legend soft"), chart)
+
+
+def _sensed(files: InvocationFiles) -> Iterator[tuple[float, dict[str, float]]]:
+    with contextlib.suppress(OSError), open(files.sensors, "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                found = json.loads(line)
+                held = {f"GPU {gpu['device']}": float(gpu["memory_used_bytes"]) for gpu in found["gpus"]}
+                yield float(found["t"]), held or {"workers": float(found["workers_bytes"])}
 
 
 def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
@@ -205,35 +192,27 @@ def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
         # A rule's remedy says what the run does next; of a run that has halted there is no next.
         told = rule is not None and (rule.exit_code is not None or status.state is not State.HALTED)
         remedy = rule.remedy if rule and told else advice_on_row(last.outcome, last.rule)
-        where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
         yield tag("p", *([rule.cause, " "] if rule else []), tag("b", "What to do: "), remedy or "Read the log.")
-        message = clean(f"{without_cause(last.reason, last.rule)}{last.at}")
-        yield tag("p", f"Last: {where}{': ' * bool(message)}{message}", class_="soft")
-        files = layout.output(last.output).attempt(last.chunk, last.attempt)
-        if last.output in status.outputs and files.folder.is_dir():  # a journal cannot name files from elsewhere
-            yield tag("pre", Markup(html.escape("\n".join([*_excerpt(files), str(files.log)]))))
-
-
-def _excerpt(files: AttemptFiles) -> list[str]:
-    """Return the end of the log; of the traceback, if the log is empty."""
-    fault = read_message(Fault, files.fault)
-    lines = (read_tail(files.log) or (fault.traceback if fault else "")).splitlines()[-4 * _LOG_LINES :]
-    return [clean(line.rstrip(), 180) for line in lines if line.strip()][-_LOG_LINES:]
+        where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
+        yield tag("p", f"Last: {where}: {without_cause(last.reason, last.rule)}{last.at}", class_="soft")
+        log = layout.output(last.output).attempt(last.chunk, last.attempt).log
+        if last.output in status.outputs and log.is_file():  # a journal cannot name files from elsewhere
+            lines = [clean(line.rstrip(), 180) for line in read_tail(log).splitlines() if line.strip()]
+            yield tag("pre", Markup(html.escape("\n".join([*lines[-_LOG_LINES:], str(log)]))))
 
 
 def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[object, ...]]:
     """Yield rows without a vector: from the record of a finished output, else from the journal."""
     for name in (name for name, output in status.outputs.items() if output.quarantined):
-        rows: list[dict[str, Any]] = [event.details() for key, event in story.quarantined.items() if key[0] == name]
-        with contextlib.suppress(DamagedError, OSError):
-            rows = (read_done_manifest(layout.output(name)) or {"quarantined": rows})["quarantined"]
-        for row in rows:
-            text = peek(layout.output(name).table, row["row"], 400)
-            yield name, row["row"], row["place"], row["outcome"], row["reason"], clean(text or "-", 120)
+        with contextlib.suppress(OSError):
+            manifest = read_done_if_whole(layout.output(name))
+            found = [event.details() for (output, _), event in story.quarantined.items() if output == name]
+            for row in manifest["quarantined"] if manifest is not None else found:
+                text = peek(layout.output(name).table, row["row"], 400)
+                yield name, row["row"], row["place"], row["outcome"], row["reason"], clean(text or "-", 120)
 
 
 def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles]) -> Markup:
-    """Say where things are."""
     names = [*status.outputs, *(path.name for path in sorted(layout.all_combined.glob("*/")))]
     rows = [("workdir", layout.workdir), *((name, layout.output(name).manifest) for name in names)]
     rows.append(("journal", layout.events))
@@ -258,18 +237,14 @@ def render(workdir: Path, now_s: float) -> str:
         heads = ("output", "row", "file and line", "outcome", "reason", "text")
         body += [tag("h2", "Rows without a vector"), table(heads, rows[:_MOST_ROWS])]
         body += [tag("p", f"These are the first {_MOST_ROWS}; the manifests list all.")] * (len(rows) > _MOST_ROWS)
-    charts = list(charts_of(story, [line for files in invocations[-_SENSED:] for line in _sensor_lines(files)]))
-    body += [tag("h2", "Over time"), *(charts or [tag("p", "Nothing has been encoded yet.")])]
+    sensed = [line for files in invocations[-_SENSED:] for line in _sensed(files)]
+    charts = list(charts_of(story, sensed)) or [tag("p", "Nothing has been encoded yet.")]
     told = (tag("li", tag("small", human_moment(at_s)), f" {words}") for at_s, words in sorted(story.lines))
-    body += [tag("h2", "What happened"), tag("ul", *told), tag("h2", "Files"), _files(layout, status, invocations)]
+    body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *told)]
+    body += [tag("h2", "Files"), _files(layout, status, invocations)]
     body.append(tag("footer", f"Written {human_moment(now_s)} by chunkvisor {__version__}; times are of its machine."))
     page = string.Template((pkgutil.get_data(__package__, "report.html") or b"").decode())
     return page.substitute(title=html.escape(clean(f"{lines[0]}: {workdir.name}", 200)), body="\n".join(body))
-
-
-def _sensor_lines(files: InvocationFiles) -> Iterator[SensorLine]:
-    with contextlib.suppress(OSError), open(files.sensors, "rb") as file:
-        yield from (line for each in file if (line := read_json(SensorLine, each)) is not None and 0 < line.t < 1e11)
 
 
 def write_report(workdir: Path, path: Path) -> None:

@@ -4,7 +4,6 @@ It writes nothing, and takes no lock for longer than a look.
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -16,9 +15,8 @@ from chunkvisor.assemble.badrows import BadReason, count_of, reasons_in_words, r
 from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
-from chunkvisor.events.state import DeviceTimes, NewsLine
-from chunkvisor.show.lines import figure, percent, rates, rows_in_words, stage
-from chunkvisor.show.snapshot import Snapshot, look_at, snapshot_of
+from chunkvisor.events.state import DeviceTimes
+from chunkvisor.show.snapshot import Snapshot, figure, look_at, percent, rows_in_words, snapshot_of
 from chunkvisor.store.identity import Plan, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.store.ledger import Parts, committed_chunks, read_reuse, work_with
@@ -40,6 +38,8 @@ _STOPPED = {
     130: "it was interrupted (Ctrl-C, SIGINT)",
     143: "it was told to stop (SIGTERM)",
 }
+_NEWS = 5
+"""Lines of a run that whoever looks for the first time sees."""
 
 
 class State(StrEnum):
@@ -61,9 +61,9 @@ class OutputStatus:
     """Rows about which nothing is left to do: they have their vector, or count in `quarantined`; estimated from the
     share of distinct texts until the output is complete."""
     chunks: int = 0
-    """Of the texts that are to be encoded; 0 where all have their vector from elsewhere."""
+    """Of the texts that are to be encoded; 0 if all have their vector from elsewhere."""
     chunks_done: int = 0
-    """Committed; what workers have done of the others counts in `rows_done` alone."""
+    """Committed."""
     quarantined: int = 0
     """Rows without a vector; until the output is complete, those found so far."""
     complete: bool = False
@@ -73,9 +73,9 @@ class OutputStatus:
     reasons: tuple[BadReason, ...] = ()
     """Why rows have no vector, the most frequent first; of the first 1,000 such rows."""
     file: str = ""
-    """The final file, where `chunkvisor encode` has put it; empty where it is in the workdir, or is not there yet."""
+    """The final file, if `chunkvisor encode` has moved it; else it is in the workdir, or not there yet."""
     listed_in: str = ""
-    """The file that lists each row without a vector; empty where there is none, or the output is not complete."""
+    """The file that lists each row without a vector; empty if there is none, or the output is not complete."""
     truncated: int | None = None
     """Rows whose texts were cut at the model's maximum length; null until the output is complete, and if the encoder
     does not count tokens. `<output>.truncated.jsonl` lists them."""
@@ -88,30 +88,6 @@ class OutputStatus:
         about = not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
         chunks = f", {self.chunks_done:,} of {counted(self.chunks, 'chunk')}" if self.chunks else ""
         return rows_in_words(self.rows_done, self.rows, about=about) + chunks
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """Of a worker under way."""
-
-    output: str
-    """Its name."""
-    chunk: int
-    """Which chunk of it, from 0 on."""
-    attempt: int
-    """Which try of that chunk, from 1 on."""
-    pid: int
-    """Of the worker's process."""
-    computing: bool
-    """false = it is prepared ahead, and waits for the device."""
-
-
-@dataclass(slots=True)
-class DeviceStatus(DeviceTimes):
-    """Of one device: the sums over the workers of the run that have ended, and those that are under way."""
-
-    workers: tuple[WorkerStatus, ...] = ()
-    """Under way; none unless the run is live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +106,19 @@ class Status:
     """While a run is at work, of its last 48 chunks; after it, of the whole run. The first start of the workers is not
     counted. null = nothing was encoded yet."""
     eta_s: float | None
-    """Seconds until all outputs are complete; null where that is not known, or no run is at work."""
-    devices: dict[str, DeviceStatus] = field(default_factory=dict)
-    """By number, as the run that is or was last at work used them."""
-    device_names: dict[str, str] = field(default_factory=dict)
-    """Such as CPU or GPU 0, by the same numbers."""
+    """Seconds until all outputs are complete; null if that is not known, or no run is at work."""
+    devices: dict[str, DeviceTimes] = field(default_factory=dict)
+    """By name (CPU, GPU 0), of the last run at work: the sums over its workers that have ended."""
     message: list[str] = field(default_factory=list)
     """The last words of the run that ended last."""
     command: str = ""
     """That was typed last, and where, without secrets; empty for a call from Python."""
     host: str = ""
-    """On which the run is or was at work that `pid` is of; empty where that is not known."""
-    silent_s: float | None = None
-    """Seconds since the last sign of life of a run on another host, of which no more is known; else null."""
+    """On which the run is or was at work that `pid` is of; empty if that is not known."""
     began_at: float | None = None
     """When the run began, in seconds since the epoch; null if no run has told."""
     told_at: float | None = None
-    """When it last told of anything, like `began_at`."""
+    """When it last told of anything, like `began_at`. Of a run on another host no more is known."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, and `schema`."""
@@ -160,30 +132,23 @@ class Follower:
         self.layout = layout
         self._tail = Tail(layout.events)
         self.state = self._tail.state
-        self._read()
-        self.news = list(self.state.last_lines)
-        """What has come with the last look; with the first one, the last few lines of that run."""
         self._looked = False
 
     def look(self) -> Snapshot:
-        """Read what has come."""
-        news = self._read()
-        self.news, self._looked = (news if self._looked else self.news + news), True
-        # Not of the workdir that the journal names: it may be mounted elsewhere here.
-        now = look_at(self.state, self.layout) if self.alive else None
-        return now or snapshot_of(self.state, self.state.told_s)
-
-    def _read(self) -> list[NewsLine]:
+        """Read what has come; `news` has it then, or the last few lines at the first look."""
         self.holder = read_holder(self.layout.lock)
-        entries = self._tail.read()
+        self.news = [each for each in self._tail.read() if each.event.line]
+        if not self._looked:
+            self.news, self._looked = self.news[-_NEWS:], True
         alive = self.holder.alive() if self.holder is not None else False
         self.elsewhere = alive is None  # on another host, where nothing can be asked
         if self.elsewhere:
             alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
         # A run that has said its last word is over, though its process may take a moment.
         self.alive = self.state.ending is None and (is_held(self.layout.lock) or (self.elsewhere and bool(alive)))
-        told = ((each.event.severity, each.t, each.event.line) for each in entries)
-        return [NewsLine(*each) for each in told if each[2]]
+        # Not of the workdir that the journal names: it may be mounted elsewhere here.
+        now = look_at(self.state, self.layout) if self.alive else None
+        return now or snapshot_of(self.state, self.state.told_s)
 
 
 def read_output(layout: OutputLayout) -> OutputStatus:
@@ -193,19 +158,16 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
         manifest = read_done_manifest(layout) if moved_to is None else read_manifest(moved_to)
         fixed, record = read_fixed(layout), read_staged(layout)
-    except DamagedError:
-        return OutputStatus()
-    if fixed is None or record is None:
-        return OutputStatus()
-    rows, distinct = record.staged.rows, record.staged.distinct
-    try:
+        if fixed is None or record is None:
+            return OutputStatus()
+        rows, distinct = record.staged.rows, record.staged.distinct
         plan, _ = work_with(read_reuse(layout), fixed, record.staged)
     except DamagedError:
-        return OutputStatus(rows, distinct_texts=distinct)
+        return OutputStatus()
     if manifest is None:
         texts, chunks = _texts_done(layout, plan, fixed.identity.fingerprint)
         done = rows * (distinct - plan.distinct + texts) // max(1, distinct)
-        return OutputStatus(rows, done, plan.count, chunks.count(1), distinct_texts=distinct)
+        return OutputStatus(rows, done, plan.count, chunks, distinct_texts=distinct)
     count = count_of(manifest)
     return OutputStatus(
         rows,
@@ -222,8 +184,8 @@ def read_output(layout: OutputLayout) -> OutputStatus:
     )
 
 
-def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int, bytearray]:
-    """Return the number of texts about which nothing is left to do, and which chunks are committed.
+def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int, int]:
+    """Return the number of texts about which nothing is left to do, and that of the chunks that are committed.
 
     Batches become parts, and parts a chunk, while this reads: what is to become of them is read after them, so that
     nothing is missed, and the number never goes back, not even if the run is killed.
@@ -231,11 +193,10 @@ def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int
     written: dict[int, set[int]] = {}  # texts by chunk, of attempts that are not judged yet: these are kept then
     folders = iglob(f"{escape(str(layout.attempts))}/*/*/")  # noqa: PTH207 - Path.glob raises for what vanishes meanwhile
     for files in (AttemptFiles(Path(folder)) for folder in folders):
-        if files.folder.parent.name.isdecimal() and not files.verdict.exists():
-            spec, batches = read_message(Spec, files.spec), read_batch_log(files.batches).written
-            if batches and spec is not None and (spec.fingerprint, spec.chunk < plan.count) == (fingerprint, True):
-                texts = (spec.start + row for rows, _ in batches for row in rows)
-                written.setdefault(spec.chunk, set()).update(texts)
+        spec = read_message(Spec, files.spec) if not files.verdict.exists() else None
+        if spec is not None and spec.fingerprint == fingerprint and spec.chunk < plan.count:
+            batches = read_batch_log(files.batches).written
+            written.setdefault(spec.chunk, set()).update(spec.start + row for rows, _ in batches for row in rows)
     names = (path.name for path in (layout.parts.iterdir() if layout.parts.is_dir() else ()))
     apart = {int(name) for name in names if name.isdecimal() and int(name) < plan.count}
     done = {}
@@ -244,16 +205,18 @@ def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int
         left = set(missing) - written.get(chunk, set())
         done[chunk] = plan.size(chunk) - len(left)
     committed = committed_chunks(layout, plan)
-    return plan.texts_in(committed) + sum(n for chunk, n in done.items() if not committed[chunk]), committed
+    texts = plan.texts_in(committed) + sum(count for chunk, count in done.items() if not committed[chunk])
+    return texts, committed.count(1)
 
 
 def read_status(workdir: Path) -> Status:
     """Return the status. Raises Halt (78) if the folder is not a workdir."""
     run = Follower(require_workdir(workdir))
-    return _status_of(run, run.look())
+    return status_of(run, run.look())
 
 
-def _status_of(run: Follower, now: Snapshot) -> Status:
+def status_of(run: Follower, now: Snapshot) -> Status:
+    """Return the status of what was looked at just now."""
     outputs = {path.name: read_output(run.layout.output(path.name)) for path in sorted(run.layout.outputs.glob("*/"))}
     told, ending, holder = run.state, run.state.ending, run.holder
     halted = ending is not None and ending.code not in _STOPPED and ending.code not in _DONE
@@ -270,26 +233,18 @@ def _status_of(run: Follower, now: Snapshot) -> Status:
         rate = told.texts_per_s * rows / distinct if told.texts_per_s and distinct else None
     # Last words are worth showing after a halt, and after a stop amid troubles.
     worth = ending is not None and ending.code not in _DONE and (state is State.HALTED or bool(ending.why))
-    message = ending.last_words if ending is not None and worth and state is not State.COMPLETE else []
-    devices = {}
-    for number in dict.fromkeys((*told.devices, *told.device_times)):
-        here = [each for each in told.workers.values() if run.alive and str(each.device) == number]
-        under_way = tuple(WorkerStatus(*each.key, each.pid, each.computing) for each in here)
-        times = told.device_times.get(number, DeviceTimes())
-        devices[number] = DeviceStatus(**asdict(times), workers=under_way)
+    numbers = dict.fromkeys((*told.devices, *told.device_times))
     return Status(
         state,
         holder.pid if holder else None,
         outputs,
-        dict(Counter(told.attempts_before) + Counter(told.attempts)),
+        dict(told.attempts_before + told.attempts),
         round(rate, 3) if rate else None,
         round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
-        devices,
-        dict(told.devices),
-        message,
+        {told.devices.get(n, f"device {n}"): told.device_times.get(n, DeviceTimes()) for n in numbers},
+        ending.last_words if ending is not None and worth and state is not State.COMPLETE else [],
         told.command,
         holder.host if holder else "",
-        round(max(0.0, time.time() - told.told_s), 1) if run.alive and run.elsewhere else None,
         told.began_s or None,
         told.told_s or None,
     )
@@ -299,11 +254,11 @@ def screen_of(workdir: Path) -> tuple[Status, list[str]]:
     """Return the status, and the lines that `chunkvisor status` prints. Raises Halt (78), as `read_status` does."""
     run = Follower(require_workdir(workdir))
     now = run.look()
-    status = _status_of(run, now)
-    return status, status_screen(status, now, workdir)
+    status = status_of(run, now)
+    return status, status_screen(status, now, workdir, elsewhere=run.elsewhere)
 
 
-def status_screen(status: Status, now: Snapshot, workdir: Path) -> list[str]:
+def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bool = False) -> list[str]:
     """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
     head, lines, running = str(status.state), list[str](), status.state is State.RUNNING
     for name, output in status.outputs.items():
@@ -311,21 +266,18 @@ def status_screen(status: Status, now: Snapshot, workdir: Path) -> list[str]:
         parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
         parts += [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated)
         lines.append(f"{name}: {', '.join(parts)}")
-    ending = now.state.ending.code if now.state.ending is not None else None
     if running:
-        lines += [", ".join(rates(now))] * bool(rates(now))
-        for device, worker in ((each, each.workers[0]) for each in now.devices if each.workers):
-            done = f", {worker.texts_done:,} of {counted(worker.texts, 'text')}" if worker.texts else ""
-            lines.append(f"{device.label}: {worker.key.output} chunk {worker.key.chunk}, {worker.phase}{done}")
+        lines += [", ".join(now.rates)] * bool(now.rates)
+        lines += [each.words for each in now.workers]
     else:
-        for number, each in ((number, each) for number, each in status.devices.items() if each.busy_s):
-            figures = [f"{figure(each.texts_per_s or 0)} texts/s"]
-            figures += [f"{each.tokens_per_s:,.0f} tokens/s"] if each.tokens_per_s else []
-            figures += [f"{100 * each.padding_share:.1f} % padding"] if each.padding_share is not None else []
-            idle = f"idle {100 * each.idle_s / (each.busy_s + each.idle_s):.1f} % between chunks"
-            lines.append(f"{status.device_names.get(number)}: {', '.join(figures)} while computing, {idle}")
+        for name, times in ((name, each) for name, each in status.devices.items() if each.busy_s):
+            figures = [f"{figure(times.texts / times.busy_s)} texts/s"]
+            figures += [f"{figure(times.tokens / times.busy_s)} tokens/s"] * bool(times.tokens)
+            idle = f"idle {100 * times.idle_s / (times.busy_s + times.idle_s):.1f} % between chunks"
+            lines.append(f"{name}: {', '.join(figures)} while computing, {idle}")
     if status.attempts:
         lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
+    ending = now.state.ending.code if now.state.ending is not None else None
     if status.began_at and status.told_at:
         last = "last sign of life" if ending is None else "ended"
         lasted = human_elapsed(status.told_at - status.began_at)
@@ -333,10 +285,10 @@ def status_screen(status: Status, now: Snapshot, workdir: Path) -> list[str]:
     lines += status.message
     if running:
         where = f"pid {status.pid}"
-        if status.silent_s is not None:
-            where += f" on {status.host}, last sign of life {human_time(status.silent_s)} ago, "
-            where += "more cannot be seen from here"
-        head += f" ({where}): {stage(now)}, {human_elapsed(now.elapsed_s)} so far"
+        if elsewhere:
+            silent_s = max(0.0, time.time() - (status.told_at or 0.0))
+            where += f" on {status.host}, last sign of life {human_time(silent_s)} ago, more cannot be seen from here"
+        head += f" ({where}): {now.stage}"
         lines += [now.health, f"to follow it: chunkvisor status --watch {workdir}"]
     elif status.state is State.COMPLETE:
         bad = sum(output.quarantined for output in status.outputs.values())

@@ -169,8 +169,6 @@ class InvocationFiles:
     environment = FileIn("environment.json")
     sensors = FileIn("sensors.jsonl")
     notices = FileIn("notices.jsonl")
-    summary = FileIn("summary.json")
-    """How it ended; absent while it runs, and after a kill."""
 
     @property
     def name(self) -> str:

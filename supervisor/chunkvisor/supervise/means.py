@@ -81,7 +81,6 @@ class Means:
             RunStarted(
                 workdir=str(run.layout.workdir),
                 device=", ".join(map(str, self.devices)),
-                run=run.run_id,
                 gpus=tuple(device.uuid for device in self.devices),
                 engine=str(config.engine.kind),
                 model=config.model.name,

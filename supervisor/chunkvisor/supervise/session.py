@@ -1,6 +1,5 @@
 """One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code."""
 
-import os
 import secrets
 import time
 from contextlib import ExitStack, suppress
@@ -13,9 +12,9 @@ from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Event, Halted, Invoked, Note, RunEnded
 from chunkvisor.events.journal import Journal
 from chunkvisor.heart.run import Run, Signals
-from chunkvisor.show.observer import Observer, Observers, observers_of_run
-from chunkvisor.show.outside import is_textfile, not_understood
-from chunkvisor.show.record import open_invocation
+from chunkvisor.show.lines import Observer, Observers
+from chunkvisor.show.outside import is_textfile, sender_to
+from chunkvisor.show.record import observers_of_run, open_invocation
 from chunkvisor.store.disk import check_target, memory_halt, refusal
 from chunkvisor.store.layout import Layout, anything_kept, claim, hold, workdir_gone
 from chunkvisor.supervise.means import Means, Request
@@ -41,7 +40,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             # An estimate from the first minute on, before this run has measured anything.
             speed = journal.state.texts_per_s
             invocation = open_invocation(layout)
-            observers = Observers(observer, guarded=observers_of_run(config, layout, invocation, run_id))
+            observers = Observers(observer, guarded=observers_of_run(config, layout, invocation))
             # Before the observers are closed and after: a signal meanwhile must not end us with half a report.
             signals = Signals(config.recovery.grace, request.stop_after_s, drains=request.keeps)
             stack.enter_context(signals.listen())
@@ -55,8 +54,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             emit = report
             # What a worker has started, and has put out of its own group, ends with the run as well.
             stack.callback(end_orphans, run_id)
-            name = invocation.name if invocation else ""
-            emit(Invoked(workdir=str(layout.workdir), invocation=name, pid=os.getpid(), command=request.typed))
+            emit(Invoked(str(layout.workdir), invocation.name if invocation else "", request.typed))
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
                 emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
             this = Run(layout, run_id, signals, emit, observers.tick, speed)
@@ -122,7 +120,7 @@ def require_extras(config: Config) -> None:
                 remedy=f"pip install 'chunkvisor[{extra}]', or remove the key",
             )
     urls = [url.get_secret_value() for url in config.notify]
-    if urls and (wrong := not_understood(urls)):
+    if urls and (wrong := sender_to(urls)[1]):
         raise config_error(
             f"{', '.join(f'notify[{number}]' for number in wrong)}: apprise does not understand this address",
             remedy="see apprise's list of services for its form; try it out with: apprise -b test ADDRESS",
