@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from chunkvisor.store.workdir import require_workdir
+from chunkvisor.store.layout import require_workdir
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 

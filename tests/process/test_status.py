@@ -35,7 +35,7 @@ def status_here(place: ScriptedWorkplace) -> dict[str, Any]:
 def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
     """A run is `running` while it lives, `stopped` once it is killed or told to stop, and `complete` at the end."""
     process = place.start("run", str(place.config_path))
-    wait_for(lambda: len(place.calls()) == 2)
+    wait_for(lambda: len(place.calls()) == 2 and status_here(place)["attempts"])
     live = status_here(place)
     assert live["state"] == "running"
     assert live["pid"] == process.pid
