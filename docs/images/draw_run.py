@@ -11,12 +11,12 @@ import re
 import sys
 from pathlib import Path
 
-from chunkvisor.store.layout import require_workdir
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from chunkvisor.show.status import Follower
 from chunkvisor.show.terminal import view
+from chunkvisor.store.layout import require_workdir
 from chunkvisor.units import human_moment
 
 COLUMNS = 80
