@@ -486,3 +486,4 @@ class WarmGivenUp(TemplateEvent, weight=CARE):
     words = (
         "from now on every worker starts afresh: the template process, from which they were forked, failed: {reason}"
     )
+    reason: str = ""
