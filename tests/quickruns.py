@@ -20,7 +20,7 @@ from chunkvisor.show.record import packages
 
 _LOADED_LATE = (
     *("chunkvisor.cli.run", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
-    *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile", "chunkvisor.commands.verify"),
+    *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile"),
     *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.outside"),
     "chunkvisor.show.terminal",
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),

@@ -6,8 +6,7 @@ They are of 17,666 commit messages and all-MiniLM-L6-v2, on the CPU of a machine
 from itertools import pairwise
 from typing import Any
 
-from chunkvisor.commands.plan import LIBRARIES_BYTES, activation_bytes
-from chunkvisor.commands.plandraw import draw
+from chunkvisor.commands.plan import LIBRARIES_BYTES, activation_bytes, draw
 from chunkvisor.engine.modelfolder import ModelShape
 
 _ROWS, _TEXTS, _DIMENSION, _MAX_LENGTH, _BATCH_TOKENS, _CORES = 17_666, 16_969, 384, 256, 2048, 2

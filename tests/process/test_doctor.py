@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.commands.doctor import readings
+from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import Device, ProbeReading, ask_torch
 from chunkvisor.engine.trial import environment_of
 from harness import Workplace, finish, wait_for
@@ -33,7 +33,7 @@ def probed() -> ProbeReading:
 @pytest.fixture(autouse=True)
 def asked_once(probed: ProbeReading, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch is asked once: to import it takes seconds."""
-    monkeypatch.setattr(readings, "ask_torch", lambda _: probed)
+    monkeypatch.setattr(gpus, "ask_torch", lambda _: probed)
 
 
 @pytest.fixture
@@ -81,15 +81,13 @@ def test_a_wrong_config(job: Workplace) -> None:
 
 
 def test_an_encoder_that_does_not_work(job: Workplace) -> None:
-    """One that cannot be imported is the config's fault; one that hangs is given up, with the line at which it hung."""
+    """One that cannot be imported is the config's fault; one that hangs is given up."""
     job.write_config("no_such_module:make")
     assert "no_such_module" in found(job, 78)["encoding"]["meaning"]
 
     (job.folder / "stuck.py").write_text(STUCK)
     job.write_config("stuck:make", recovery__stall_timeout=0.5)
-    meaning = found(job, 69)["encoding"]["meaning"]
-    assert "stall_timeout" in meaning
-    assert f'File "{job.folder / "stuck.py"}", line 5' in meaning
+    assert "stall_timeout" in found(job, 69)["encoding"]["meaning"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -140,7 +138,7 @@ def test_a_broken_nvml(workplace: Workplace) -> None:
     ended = workplace.call("doctor", env=env)
 
     assert ended.returncode == 0
-    assert "of different versions" in ended.stdout
+    assert "Driver/library version mismatch" in ended.stdout
     assert "memory: " in ended.stdout
 
 

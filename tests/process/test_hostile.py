@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.assemble.manifest import read_done_manifest, read_finished, read_manifest
-from chunkvisor.commands.verify import verify
+from chunkvisor.commands.housekeeping import verify
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config, ModelConfig
 from chunkvisor.engine.modelsource import resolve_local

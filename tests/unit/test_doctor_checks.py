@@ -9,9 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.commands.doctor import Finding, Severity, exit_code, render, to_json
-from chunkvisor.commands.doctor.checks import examine
-from chunkvisor.commands.doctor.readings import Readings, Sample, read_cgroup
+from chunkvisor.commands.doctor import (
+    FAULT,
+    NOTE,
+    OK,
+    WARNING,
+    Case,
+    Finding,
+    Sample,
+    examine,
+    exit_code,
+    read_cgroup,
+    render,
+    to_json,
+)
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
@@ -23,7 +34,6 @@ from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, ProbeReport
 
-OK, NOTE, WARNING, FAULT = Severity
 GIB = 1 << 30
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 SMI = f"""<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd"><nvidia_smi_log>
@@ -44,6 +54,7 @@ HELD = (
     "</process_info></processes>",
 )
 MISMATCH = SmiAnswer(18, "Failed to initialize NVML: Driver/library version mismatch")
+GPU = Device("cuda", UUID)
 A100 = ProbedGpu("NVIDIA A100", (8, 0), 40 * GIB)
 REPORT = ProbeReport(Phase.DONE, {"torch": "2.14.1"}, cuda="13.0", gpus=(A100,))
 VECTORS = np.array([[4, 2], [1, 1], [4, 2]], dtype=np.float32)
@@ -52,12 +63,12 @@ ILLEGAL = ProbeReading(replace(REPORT, phase=Phase.FORWARD), -4, "Fatal Python e
 OTHER = replace(DONE, vectors=VECTORS[::-1] + 1)
 
 
-def well(**changes: Any) -> Readings:
+def well(**changes: Any) -> Case:
     """Return the readings of a machine and a job in perfect health, with changes."""
     values = {"workdir": "work", "model": {"name": "some/model"}, "outputs": {"out": {"source": "s.txt"}}}
-    readings = Readings(
+    case = Case(
         config=from_values(values, Path("/tmp")),
-        devices=(Device("cuda", UUID),),
+        devices=(GPU,),
         smi=SmiAnswer(0, SMI),
         nodes={"/dev/nvidia0": True},
         probe=ProbeReading(REPORT, 0),
@@ -65,12 +76,12 @@ def well(**changes: Any) -> Readings:
         own={"HF_TOKEN": "hf_secret"},
         place="cache",
         sources={"out": ""},
-        samples=(Sample(DONE),),
+        samples=(Sample(DONE, GPU),),
     )
-    return replace(readings, **changes)
+    return replace(case, **changes)
 
 
-def smi(before: str, after: str) -> Readings:
+def smi(before: str, after: str) -> Case:
     """Return `well` with another answer of nvidia-smi."""
     assert before in SMI
     return well(smi=SmiAnswer(0, SMI.replace(before, after)))
@@ -83,17 +94,17 @@ def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any
     return {"probe": ProbeReading(report, 1)}
 
 
-def failing(outcome: Outcome, **changes: Any) -> Readings:
+def failing(outcome: Outcome, **changes: Any) -> Case:
     """Return `well` with a sample that failed."""
-    return well(samples=(Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words")),))
+    return well(samples=(Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words"), GPU),))
 
 
-def vectors(*rows: tuple[float, float], **changes: Any) -> Readings:
+def vectors(*rows: tuple[float, float], **changes: Any) -> Case:
     """Return `well` with other vectors."""
-    return well(samples=(Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), **changes),))
+    return well(samples=(Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), GPU, **changes),))
 
 
-def card(capability: tuple[int, int], dtype: str, kind: str) -> Readings:
+def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
     """Return WELL on another GPU, with a model in that dtype."""
     report = replace(REPORT, gpus=(replace(A100, name="NVIDIA", capability=capability),))
     return well(probe=ProbeReading(report, 0), dtype=dtype, model=ModelFolder(model_type=kind))
@@ -106,20 +117,19 @@ REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.Va
 WRONG_PRODUCT = torch("a product of matrices of ones sums up to 7", "builtins.ArithmeticError")
 TOO_OLD = torch("The NVIDIA driver on your system is too old (found version 12020).")
 
-CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
+CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("config", FAULT, "c.yaml:3: no", lambda: well(refused={"config": config_error("c.yaml:3: no")})),
     ("cluster", OK, "3 nodes with 96 processors and 24 GPUs", lambda: well(cluster=Survey(3, 96, 24))),
-    ("cluster", WARNING, "would wait for a GPU", lambda: well(cluster=Survey(3, 96, 0))),
+    ("cluster", WARNING, "and 0 GPUs", lambda: well(cluster=Survey(3, 96, 0))),
     ("cluster", FAULT, "no Ray cluster answers: refused", lambda: well(cluster=Survey(problem="refused"))),
     # the driver and nvidia-smi
     ("driver", OK, "NVIDIA driver 580.65.06, for CUDA 13.0", well),
     ("driver", FAULT, "no NVIDIA driver", lambda: well(**NO_GPU)),
     ("driver", NOTE, "no NVIDIA driver", lambda: well(config=None, **NO_GPU)),
-    ("driver", FAULT, "no /dev/nvidia", lambda: well(**NO_GPU, module="580.1")),
     ("driver", FAULT, "cannot open /dev/nvidia0", lambda: well(**NO_GPU | {"nodes": {"/dev/nvidia0": False}})),
-    ("nvml", WARNING, "different versions: Failed to initialize NVML", lambda: well(smi=MISMATCH)),
+    ("nvml", WARNING, "does not fit the NVIDIA driver", lambda: well(smi=MISMATCH)),
     ("nvml", WARNING, "nvidia-smi fails: ??", lambda: well(smi=SmiAnswer(99, "??"))),
-    ("nvml", WARNING, "stuck: no answer within 20 s", lambda: well(smi=SmiAnswer(None, "no answer within 20 s"))),
+    ("nvml", WARNING, "fails: no answer within 20 s", lambda: well(smi=SmiAnswer(None, "no answer within 20 s"))),
     ("nvml", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
     ("gpu", FAULT, "has no GPU", lambda: well(refused={"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")})),
     ("visible-gpus", OK, "shows 1 GPU", lambda: well(own={"CUDA_VISIBLE_DEVICES": "GPU-1111"})),
@@ -140,27 +150,34 @@ CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
     ("gpu-memory", WARNING, "cannot be seen from here", lambda: smi("<used>3 ", "<used>30720 ")),
     ("gpu-memory", NOTE, "1.0 GiB of 40.0 GiB in use", lambda: smi("<used>3 ", "<used>1024 ")),
     ("gpu-memory", WARNING, "by pid 4711 python3 (30720 MiB)", lambda: smi(*HELD)),
-    ("gpu-memory", FAULT, "Prohibited, forbids CUDA", lambda: smi("Default", "Prohibited")),
     # torch
     ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
     ("torch", FAULT, "not installed", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
     ("torch", NOTE, "not installed", lambda: well(place="plugin", **torch("x", phase=Phase.IMPORT, versions={}))),
-    ("torch", FAULT, "it hangs", lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT)))),
+    (
+        "torch",
+        FAULT,
+        "it hangs",
+        lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT))),
+    ),
     ("torch", FAULT, "older than the build", lambda: well(probe=ILLEGAL)),
     ("torch-gpu", OK, "torch computes on NVIDIA A100 (compute capability 8.0)", well),
     ("torch-gpu", FAULT, "not built for CUDA", lambda: well(**torch(cuda=None, phase=Phase.DONE))),
     ("torch-gpu", WARNING, "not built for CUDA", lambda: well(config=None, **torch(cuda=None, phase=Phase.DONE))),
     ("torch-gpu", FAULT, "older than the CUDA", lambda: well(**TOO_OLD)),
-    ("torch-gpu", FAULT, "SIGSEGV", lambda: well(probe=replace(torch()["probe"], returncode=-11))),
+    (
+        "torch-gpu",
+        FAULT,
+        "SIGSEGV",
+        lambda: well(probe=replace(torch()["probe"], returncode=-11)),
+    ),
     ("torch-gpu", FAULT, "a product of matrices of ones", lambda: well(**WRONG_PRODUCT)),
     ("torch-gpu", WARNING, "a product of matrices of ones", lambda: well(place="plugin", **WRONG_PRODUCT)),
     # variables
     ("allocator", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
-    ("allocator", OK, "torch takes PYTORCH_ALLOC_CONF=new:1", lambda: well(workers={"PYTORCH_ALLOC_CONF": "new:1"})),
     ("allocator", WARNING, "asks NVML", lambda: well(smi=MISMATCH, workers=SEGMENTS)),
     ("environment", NOTE, "no part of torch reads it", lambda: well(workers={"PYTORCH_NO_NVML": "1"})),
     ("environment", WARNING, "very slow", lambda: well(workers={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})),
-    ("environment", WARNING, "stubs", lambda: well(workers={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64/stubs"})),
     ("environment", NOTE, "last digits", lambda: well(workers={"NVIDIA_TF32_OVERRIDE": "0"})),
     # the machine
     ("memory", FAULT, "about 2.0 GiB are needed", lambda: well(memory=(GIB // 2, GIB))),
@@ -178,7 +195,7 @@ CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
     ("dtype", WARNING, "does not have", lambda: card((7, 5), "bfloat16", "bert")),
     ("dtype", WARNING, "overflow to NaN", lambda: card((8, 0), "float16", "qwen2")),
     ("dtype", OK, "suits NVIDIA (compute capability 9.0)", lambda: card((9, 0), "bfloat16", "qwen2")),
-    ("dtype", OK, "overflow to NaN in float16", lambda: card((7, 5), "float32", "qwen2")),
+    ("dtype", OK, "It suits NVIDIA (compute capability 7.5)", lambda: card((7, 5), "float32", "qwen2")),
     ("dtype", OK, "model.dtype float16 takes half", lambda: card((7, 5), "float32", "bert")),
     ("right-vectors", FAULT, "why", lambda: failing(Outcome.SETUP, rule="wrong-model")),
     ("encoding", FAULT, "failed: crashed: why\nlast line of its log: last words", lambda: failing(Outcome.CRASHED)),
@@ -188,7 +205,12 @@ CASES: list[tuple[str, Severity, str, Callable[[], Readings]]] = [
     ("encoding", WARNING, "get the same vector", lambda: vectors((4, 2), (4, 2), (4, 2))),
     ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=())),
     ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),
-    ("expect", FAULT, "cosine 0.2", lambda: well(expected=EXPECTED, samples=(Sample(DONE, unexpected="cosine 0.2"),))),
+    (
+        "expect",
+        FAULT,
+        "cosine 0.2",
+        lambda: well(expected=EXPECTED, samples=(Sample(DONE, GPU, unexpected="cosine 0.2"),)),
+    ),
 ]
 
 
@@ -198,11 +220,11 @@ def template_note(template: str) -> str:
 
 
 @pytest.mark.parametrize(("check", "state", "words", "readings"), CASES, ids=[f"{c[0]}-{c[2][:30]}" for c in CASES])
-def test_what_readings_mean(check: str, state: Severity, words: str, readings: Callable[[], Readings]) -> None:
+def test_what_readings_mean(check: str, state: str, words: str, readings: Callable[[], Case]) -> None:
     """Each reading gives its check the state and the words of the table, and a mend if one is needed."""
     found = [finding for finding in examine(readings()) if finding.check == check]
 
-    worst = max(found, key=lambda finding: list(Severity).index(finding.state))
+    worst = max(found, key=lambda finding: [OK, NOTE, WARNING, FAULT].index(finding.state))
     assert worst.state is state, worst
     assert words in worst.meaning
     assert worst.mend or state not in (WARNING, FAULT)
@@ -230,7 +252,7 @@ def test_a_well_machine_is_all_well() -> None:
         (replace(failing(Outcome.SETUP, exit_code=78), tasks_left=10.0), 69),
     ],
 )
-def test_exit_code(readings: Readings, expected: int) -> None:
+def test_exit_code(readings: Case, expected: int) -> None:
     """A fault of the machine gives 69, also next to one of the config; the config's alone gives 78."""
     assert exit_code(examine(readings)) == expected
 
@@ -238,8 +260,8 @@ def test_exit_code(readings: Readings, expected: int) -> None:
 def test_the_report_is_readable() -> None:
     """Each finding is a line, with the mend below and a sum at the end; as JSON, `ok` is false with a fault."""
     findings = [
-        Finding(OK, "well", check="a"),
-        Finding(FAULT, "broken\nfor two reasons", "mend it", "config", "b"),
+        Finding("a", OK, "well"),
+        Finding("b", FAULT, "broken\nfor two reasons", "mend it", "config"),
     ]
 
     lines = ["ok       a: well", "fault    b: broken", "         for two reasons", "         do: mend it"]
@@ -255,22 +277,16 @@ def test_the_report_is_readable() -> None:
     ("lines", "files", "expected"),
     [
         ("0::/box\n", {"box/pids.max": "max", "box/memory.max": "max"}, (math.inf, math.inf, math.inf)),
-        ("0::/a/b\n", {"a/pids.max": "50", "a/pids.current": "45", "a/b/pids.max": "100"}, (math.inf, math.inf, 5)),
+        ("0::/a\n", {"a/pids.max": "50", "a/pids.current": "45"}, (math.inf, math.inf, 5)),
         (
             "0::/\n",
             {"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 1\ninactive_file 300\n"},
             (400, 1000, math.inf),
         ),
-        (
-            "4:memory:/box\n9:pids:/box\n",
-            {"memory/memory.limit_in_bytes": "1000", "memory/memory.usage_in_bytes": "100", "pids/pids.max": "9"},
-            (900, 1000, 9),
-        ),
-        ("4:memory:/box\n", {"memory/memory.limit_in_bytes": str((1 << 63) - 4096)}, (math.inf, math.inf, math.inf)),
     ],
 )
 def test_limits_of_a_container(tmp_path: Path, lines: str, files: dict[str, str], expected: Any) -> None:
-    """Both versions of cgroup are read, in our group and those above it, and the tightest limit counts."""
+    """The limits of our own cgroup are read; cached files count as free."""
     own = tmp_path / "own"
     own.write_text(lines)
     for name, content in files.items():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from chunkvisor import words as words_of
-from chunkvisor.commands.tune import Tuning, other_dtypes
+from chunkvisor.commands.tune import other_dtypes
 from chunkvisor.devices.dtypes import Card, advised_dtype, less_memory, unfit_dtype
 from chunkvisor.devices.gpu import CPU, Device, weakest
 from chunkvisor_worker.contract.rules import RULES
@@ -110,7 +110,7 @@ def test_the_weakest_gpu_decides() -> None:
 )
 def test_tune_tries_what_suits_card_and_model(model_type: str, card: Card | None, tried: list[str]) -> None:
     """The others are named with the reason."""
-    tuning = Tuning(1, 1, 0.999, None)
-    assert other_dtypes(tuning, Device("cuda", "0", "0"), card, model_type) == tried
-    assert len(tuning.notes) == 2 - len(tried)
-    assert all(f"is not tried on {card}: " in words for words in tuning.notes)
+    notes: list[str] = []
+    assert other_dtypes("float32", "cuda", card, model_type, notes) == tried
+    assert len(notes) == 2 - len(tried)
+    assert all(f"is not tried on {card}: " in words for words in notes)

@@ -37,9 +37,28 @@ def test_an_outcome_names_its_rules() -> None:
     assert explain("GPU-OOM") == text
 
 
-def test_a_name_that_is_none() -> None:
-    """The nearest one is named, with code 2."""
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":838', "nvml-assert-allocator"),
+        ("Traceback:\n  File x\nRuntimeError: CUDA error: device-side assert triggered\nCUDA ke", "device-side-assert"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "gpu-out-of-memory"),
+        ("OSError: [Errno 28] No space left on device: 'x'", "disk-full"),
+        ("terminate called\n  what():  CUDA error: uncorrectable ECC error encountered\n", "gpu-ecc-error"),
+        ("ModuleNotFoundError: No module named 'x'", "import-failed"),
+    ],
+)
+def test_a_pasted_message_is_recognized(words: str, rule: str) -> None:
+    """A message or a log goes through the rules of a run, and the entry of its rule is printed."""
+    assert explain(words).startswith(f"{rule}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [("gpu-oomm", "did you mean gpu_oom?"), ("all is well", "no rule of the handbook knows this")]
+)
+def test_what_has_no_entry(words: str, told: str) -> None:
+    """The nearest name is named, or what to give instead, with code 2."""
     with pytest.raises(Halt) as caught:
-        explain("gpu-oomm")
+        explain(words)
     assert caught.value.code is ExitCode.USAGE
-    assert "did you mean gpu_oom?" in str(caught.value)
+    assert told in str(caught.value)

@@ -22,7 +22,7 @@ from chunkvisor.assemble.forms import (
 )
 from chunkvisor.assemble.join import write_form
 from chunkvisor.assemble.manifest import ranges_of, read_finished
-from chunkvisor.commands.verify import _final
+from chunkvisor.commands.housekeeping import final_checks as _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.errors import ExitCode, Halt

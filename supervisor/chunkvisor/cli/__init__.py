@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import io
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say
 from chunkvisor.version import __version__
 
+# Command -> the module of this package that has it, in the order of `--help`.
 _MODULES = {
     **dict.fromkeys(("run", "encode"), "run"),
     **dict.fromkeys(("plan", "doctor", "drill"), "before"),
@@ -27,9 +27,8 @@ _MODULES = {
     **dict.fromkeys(("retry", "clean"), "workdir"),
     **dict.fromkeys(("init", "explain"), "before"),
 }
-"""Command -> the module of this package that has it, in the order of `--help`."""
-
 _CONTINUES = "`chunkvisor run CONFIG` continues by itself where the last run ended"
+# Options that people type by habit, and what does the same here.
 _INSTEAD = {
     "--resume": f"{_CONTINUES}.",
     "--continue": f"{_CONTINUES}.",
@@ -42,8 +41,6 @@ _INSTEAD = {
     "--batch-size": "`--set encode.batch_size=N` sets it for this run.",
     "--device": "`--set device=cuda:0` sets it for this run.",
 }
-"""Options that people type by habit, and what does the same here."""
-
 _COMPLETION = 'eval "$(_CHUNKVISOR_COMPLETE=bash_source chunkvisor)" does it (zsh_source, fish_source).'
 
 
@@ -91,12 +88,12 @@ def main() -> None:
     # Nothing is multiplied here: numpy's idle threads are to sleep, as those of workers (`engine.process`).
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
     # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
-    atexit.register(_ignore_signals)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        atexit.register(signal.signal, number, signal.SIG_IGN)
     with contextlib.suppress(ValueError):  # not the main thread
         # As an exception, so that children are ended and temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
-        _refuse_machine()
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:
         _end(halt)
@@ -127,36 +124,6 @@ def main() -> None:
         if words_of is None:
             raise
         _end(words_of)
-
-
-_LEAST_ADDRESS_SPACE_BYTES = 800 << 20
-"""Below it libraries end the process in words of their own, or a run ends before its report is written."""
-
-
-def _refuse_machine() -> None:
-    """Raise Halt (69) if not even the command itself can work here."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE_BYTES:
-        raise Halt(
-            ExitCode.MACHINE,
-            "there is not enough memory for the command itself",
-            why=f"`ulimit -v` allows a process {limit / (1 << 20):.1f} MiB of address space; the command needs "
-            f"{_LEAST_ADDRESS_SPACE_BYTES >> 20} MiB, and a worker with a model several times that",
-            remedy="raise the limit (ulimit -v unlimited); then run the same command again",
-        )
-    if not Path("/proc/self/stat").exists():
-        raise Halt(
-            ExitCode.MACHINE,
-            "/proc is not mounted",
-            why="processes and memory are looked up there",
-            remedy="mount it (mount -t proc proc /proc), or start the container with it; then run the same command "
-            "again",
-        )
-
-
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _end(halt: Halt) -> None:

@@ -20,7 +20,7 @@ def _say(step: str) -> None:
 
 
 @click.command("plan")
-@config_argument()
+@config_argument
 @set_option("Override a key, e.g. chunk.size=200.")
 @click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output.")
 @json_option("For programs: one JSON object, in bytes and seconds.")
@@ -33,27 +33,19 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     \b
     Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
     """  # noqa: D301 - as in the package
-    from chunkvisor.commands.plan import forecast
-    from chunkvisor.commands.plandraw import draw
+    from chunkvisor.commands.plan import draw, forecast
     from chunkvisor.config.load import load
 
     found = forecast(load(config, overrides), max_rows, _say)
     if as_json:
         say(json.dumps(found, indent=2))
-    else:
-        say("\n".join(draw(found, blocks=_can_draw(), columns=columns_of(sys.stdout))), indent=11)
-
-
-def _can_draw() -> bool:
-    try:
-        "─█▏".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+        return
+    blocks = (sys.stdout.encoding or "").lower().startswith("utf")
+    say("\n".join(draw(found, blocks=blocks, columns=columns_of(sys.stdout))), indent=11)
 
 
 @click.command("doctor")
-@config_argument(required=False)
+@click.argument("config", type=click.Path(path_type=Path), required=False)
 @json_option("For programs: JSON with `ok`, and an object for each check.")
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check whether this machine can do the job.
@@ -64,9 +56,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     \b
     Example: chunkvisor doctor embeddings.yaml
     """  # noqa: D301 - as in the package
-    from chunkvisor.commands.doctor import exit_code, render, to_json
-    from chunkvisor.commands.doctor.checks import examine
-    from chunkvisor.commands.doctor.readings import gather
+    from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
 
     findings = examine(gather(config, _say))
     if as_json:
@@ -78,7 +68,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
 
 @click.command("drill")
-@config_argument()
+@config_argument
 @click.option(
     "--fault",
     "names",
@@ -114,22 +104,22 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        say(json.dumps(drilling.to_json(findings), indent=2))
-    failed = [each for each in findings if each.problem]
+        say(json.dumps(findings, indent=2))
+    failed = [each for each in findings if each["problem"]]
     say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
     if keep:
         say(f"kept: {folder}", err=True)
     if failed:
         raise Halt(
             ExitCode.TRY_AGAIN,
-            f"the run did not recover from: {', '.join(each.fault for each in failed)}",
-            why=failed[0].problem,
-            remedy=f"To see what happened: chunkvisor drill {config} --fault {failed[0].fault} --keep",
+            f"the run did not recover from: {', '.join(each['fault'] for each in failed)}",
+            why=failed[0]["problem"],
+            remedy=f"To see what happened: chunkvisor drill {config} --fault {failed[0]['fault']} --keep",
         )
 
 
 @click.command("tune")
-@config_argument()
+@config_argument
 @set_option("Override a key, e.g. device=cuda:1.")
 @click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
 @click.option(
@@ -161,34 +151,30 @@ def tune(
     from chunkvisor.commands import tune as tuning
     from chunkvisor.config.load import load
 
-    found = tuning.tune(load(config, overrides), least_cosine, _say)
-    say(json.dumps(tuning.to_json(found, price), indent=2) if as_json else "\n".join(tuning.draw(found, price)))
-    if found.best is None:
+    found = tuning.tune(load(config, overrides), least_cosine, price, _say)
+    say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
+    if not any(each["recommended"] for each in found["candidates"]):
         raise Halt(
             ExitCode.QUARANTINED,
             f"no setting has a least cosine of {least_cosine:g} to float32",
             remedy="ask for less: --least-cosine 0.99; the table says what each setting has",
         )
-    if write and found.changes:
-        _write(config, found.changes)
+    if write and found["changes"]:
+        from chunkvisor.config.yaml import with_values
+        from chunkvisor_worker.contract.files import write_atomic
+
+        target = config.resolve()  # a link stays a link
+        places = {
+            (section, key): value for name, value in found["changes"].items() for section, key in [name.split(".")]
+        }
+        text = with_values(target.read_bytes().decode("utf-8"), places)  # as bytes: line ends stay
+        if text is None:
+            lines = "; ".join(f"{key}: {value}" for key, value in found["changes"].items())
+            raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
+        mode = target.stat().st_mode
+        write_atomic(target, text.encode("utf-8"))
+        target.chmod(mode & 0o777)
         say(f"{config}: written", err=True)
-
-
-def _write(config: Path, values: dict[str, int | str]) -> None:
-    from chunkvisor.config.yaml import with_values
-    from chunkvisor_worker.contract.files import write_atomic
-
-    target = config.resolve()  # a link stays a link
-    if not target.is_file():
-        raise config_error(f"{config} is not a file that can be written to", remedy="give the config's own path")
-    places = {(section, name): value for key, value in values.items() for section, _, name in [key.partition(".")]}
-    text = with_values(target.read_bytes().decode("utf-8"), places)  # as bytes: line ends stay
-    if text is None:
-        lines = "; ".join(f"{key}: {value}" for key, value in values.items())
-        raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
-    mode = target.stat().st_mode
-    write_atomic(target, text.encode("utf-8"))
-    target.chmod(mode & 0o777)
 
 
 @click.command("init")
@@ -223,14 +209,15 @@ def init(path: Path) -> None:
 @click.command("explain")
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
-    """Explain a failure, by the NAME that a run gave it.
+    """Explain a failure, by its NAME or an error message.
 
     It says what happened, what a run does by itself, and what you can do. The last lines of a run have NAME after
-    `see:`. Without NAME: list all names.
+    `see:`. Instead of it: a pasted error message, or - for a log on standard input. Without it: all names.
 
     \b
     Example: chunkvisor explain gpu_oom
     """  # noqa: D301 - as in the package
     from chunkvisor.commands import explain as handbook
 
-    say(handbook.explain(name) if name is not None else "\n".join(handbook.index()), indent=4)
+    words = sys.stdin.read() if name == "-" else name
+    say(handbook.explain(words) if words is not None else "\n".join(handbook.index()), indent=4)

@@ -8,56 +8,15 @@ import click
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# Of --max-rows and the like; it has to fit in 64 bits wherever it goes.
 ROW_COUNT = click.IntRange(1, 1_000_000_000_000)
-"""Of --max-rows and the like; it has to fit in 64 bits wherever it goes."""
-
-
-def config_argument(*, required: bool = True) -> Callable[[_Function], _Function]:
-    """CONFIG: the path of a config file."""
-    return click.argument("config", type=click.Path(path_type=Path), required=required)
-
-
-def workdir_argument() -> Callable[[_Function], _Function]:
-    """WORKDIR: the folder of a run, or the config that names it; of `verify`, also a final file."""
-    return click.argument("workdir", type=click.Path(path_type=Path), callback=_named_by_config)
-
-
-def set_option(help_text: str) -> Callable[[_Function], _Function]:
-    """--set KEY=VALUE, any number of them, as `overrides`."""
-    return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_text)
-
-
-def json_option(help_text: str = "For programs: one JSON object.") -> Callable[[_Function], _Function]:
-    """--json, as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help=help_text)
-
-
-def run_options(function: _Function) -> _Function:
-    """The options of commands that encode; they come as `stop_after_s`, `quiet` and `log_format`."""
-    stop_after = click.option(
-        "--stop-after",
-        "stop_after_s",
-        metavar="TIME",
-        callback=_in_seconds,
-        help="Stop within TIME (90m, 3h, or seconds); the exit code is 75 if work is left.",
-    )
-    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only what goes wrong, and the final message.")
-    log_format = click.option(
-        "--log-format",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        help="json prints one JSON object for each event, one a line, on standard error.",
-    )
-    return stop_after(quiet(log_format(function)))
 
 
 def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
-    if text is None:
-        return None
     from chunkvisor.config.values import seconds_of
 
     try:
-        return seconds_of(text)
+        return None if text is None else seconds_of(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -67,7 +26,7 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
     if not path.is_file() or ctx.resilient_parsing:
         return path
     if path.suffix in (".npy", ".parquet", ".json"):
-        from chunkvisor.commands.verify import is_final
+        from chunkvisor.commands.housekeeping import is_final
         from chunkvisor.errors import config_error, to_check
 
         if is_final(path):
@@ -81,3 +40,32 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
     from chunkvisor.config.load import load
 
     return load(path).config.workdir
+
+
+config_argument = click.argument("config", type=click.Path(path_type=Path))
+# The folder of a run, or the config that names it; of `verify`, also a final file.
+workdir_argument = click.argument("workdir", type=click.Path(path_type=Path), callback=_named_by_config)
+stop_after = click.option(
+    "--stop-after",
+    "stop_after_s",
+    metavar="TIME",
+    callback=_in_seconds,
+    help="Stop within TIME (90m, 3h, or seconds); the exit code is 75 if work is left.",
+)
+quiet = click.option("-q", "--quiet", is_flag=True, help="Print only what goes wrong, and the final message.")
+log_format = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="json prints one JSON object for each event, one a line, on standard error.",
+)
+
+
+def set_option(help_text: str) -> Callable[[_Function], _Function]:
+    """--set KEY=VALUE, any number of them, as `overrides`."""
+    return click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_text)
+
+
+def json_option(help_text: str = "For programs: one JSON object.") -> Callable[[_Function], _Function]:
+    """--json, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=help_text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, config_argument, run_options, set_option
+from chunkvisor.cli.parameters import ROW_COUNT, config_argument, log_format, quiet, set_option, stop_after
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import confirmed, is_terminal
 
@@ -93,21 +93,10 @@ def _tell_how_to_go_on(
 )
 @click.option("--keep", is_flag=True, help="Keep that folder when the file is complete.")
 @click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
-@run_options
-def encode(
-    source: str,
-    out: Path,
-    device: str,
-    normalize: bool,
-    overrides: tuple[str, ...],
-    workdir: Path | None,
-    keep: bool,
-    from_scratch: bool,
-    stop_after_s: float | None,
-    quiet: bool,
-    log_format: str,
-    **options_given: str | None,
-) -> None:
+@stop_after
+@quiet
+@log_format
+def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, ...], **options: Any) -> None:
     """Encode the texts of one file, SOURCE, into OUT.npy.
 
     Run the same command again to continue after a stop or a kill. OUT.json, next to OUT.npy, names the model,
@@ -124,26 +113,28 @@ def encode(
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
     # Only what was given: the config knows the defaults, and says what is wrong.
-    given = {name: value for name, value in options_given.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     text = {name: given[name] for name in ("column", "template", "sql") if name in given}
     values: dict[str, Any] = {
-        **in_sections({**given, "name": given["model"], "normalize": normalize}),
+        **in_sections({**given, "name": given["model"]}),
         "chunk": {"size": given["chunk_size"]} if "chunk_size" in given else {},
-        "device": device.split(",") if "," in device else device,
+        "device": given["device"].split(",") if "," in given["device"] else given["device"],
         "outputs": {onefile.OUTPUT: {"source": source, **text}},
     }
-    out = out.absolute()
-    place = workdir.absolute() if workdir else onefile.state_beside(out)
-    with shown(quiet, log_format) as observer:
+    out, keep = out.absolute(), given["keep"]
+    place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
+    with shown(given["quiet"], given["log_format"]) as observer:
         if not text:
             _require_text(source)
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
-        request = Request(loaded, from_scratch=from_scratch, stop_after_s=stop_after_s, typed=typed())
+        request = Request(
+            loaded, from_scratch=given["from_scratch"], stop_after_s=options["stop_after_s"], typed=typed()
+        )
         afterwards = Afterwards()
         try:
             code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
         except Halt as halt:
-            if log_format == "text":
+            if given["log_format"] == "text":
                 _tell_how_to_go_on(observer, afterwards, halt, place, of_config=False)
             raise
     sys.exit(int(code))
@@ -163,7 +154,7 @@ def _require_text(source: str) -> None:
 
 
 @click.command("run")
-@config_argument()
+@config_argument
 @set_option("Override a key, e.g. chunk.size=200.")
 @click.option(
     "--max-rows",
@@ -176,18 +167,10 @@ def _require_text(source: str) -> None:
     "--from-scratch", is_flag=True, help="Start over; earlier results are replaced once the new ones are complete."
 )
 @click.option("--yes", is_flag=True, help="With --from-scratch: do not ask first.")
-@run_options
-def run(
-    config: Path,
-    overrides: tuple[str, ...],
-    max_rows: int | None,
-    update: bool,
-    from_scratch: bool,
-    yes: bool,
-    stop_after_s: float | None,
-    quiet: bool,
-    log_format: str,
-) -> None:
+@stop_after
+@quiet
+@log_format
+def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given: Any) -> None:
     """Do the job of CONFIG. Run the same command again to continue.
 
     It continues after a stop, a crash, a kill or a power cut, and does nothing once everything is done.
@@ -201,18 +184,18 @@ def run(
     from chunkvisor.supervise.means import Request
     from chunkvisor.supervise.session import run as run_session
 
+    update, from_scratch = given["update"], given["from_scratch"]
     if update and from_scratch:
         raise click.UsageError("--update does not go with --from-scratch, which discards what --update keeps.")
-    with shown(quiet, log_format) as observer:
+    with shown(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides)
         if max_rows is not None:
             loaded = loaded.trial(max_rows)
         workdir = loaded.config.workdir
-        if from_scratch and not yes and is_terminal(sys.stdin):
-            names = ", ".join(loaded.config.outputs)
-            if not confirmed(f"Discard everything done so far for {names} in {workdir}?"):
-                raise click.Abort
-        request = Request(loaded, max_rows, from_scratch, update, stop_after_s=stop_after_s, typed=typed())
+        question = f"Discard everything done so far for {', '.join(loaded.config.outputs)} in {workdir}?"
+        if from_scratch and not given["yes"] and is_terminal(sys.stdin) and not confirmed(question):
+            raise click.Abort
+        request = Request(loaded, max_rows, from_scratch, update, stop_after_s=given["stop_after_s"], typed=typed())
         afterwards = Afterwards()
         began_s, code, end = time.time(), ExitCode.BUG, None
         try:
@@ -221,7 +204,7 @@ def run(
             code, end = halt.code, halt
             raise
         finally:
-            if log_format == "text":
+            if given["log_format"] == "text":
                 complete, trial = code is ExitCode.COMPLETE, max_rows is not None
                 told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
                 for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):

@@ -13,16 +13,12 @@ from chunkvisor.units import counted
 
 
 @click.command("audit")
-@config_argument()
+@config_argument
 @click.option(
     "--rows", type=ROW_COUNT, metavar="N", default=200, show_default=True, help="Rows of each output to encode again."
 )
 @click.option(
-    "--device",
-    metavar="DEVICE",
-    default="cpu",
-    show_default=True,
-    help="Where to encode them: cpu, cuda or cuda:N.",
+    "--device", metavar="DEVICE", default="cpu", show_default=True, help="Where to encode them: cpu, cuda or cuda:N."
 )
 @click.option(
     "--write-expect",
@@ -58,23 +54,24 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
         if not as_json:
             say("\n".join(each.in_words()))
     if as_json:
-        say(json.dumps({"outputs": [each.to_json() for each in found]}, indent=2))
+        say(json.dumps({"outputs": [each.told for each in found]}, indent=2))
     if differing := sum(len(each.differing) for each in found):
-        notes = "; ".join(each.note for each in found if each.note)
+        rows, notes = sum(len(each.told["rows"]) for each in found), filter(None, (each.told["note"] for each in found))
         raise Halt(
             ExitCode.QUARANTINED,
-            f"{differing:,} of {sum(len(each.rows) for each in found):,} vectors differ from those computed now",
-            why=notes or "the model, its padding or the hardware gave other values during the run",
+            f"{differing:,} of {rows:,} vectors differ from those computed now",
+            why="; ".join(notes) or "the model, its padding or the hardware gave other values during the run",
             remedy="encode the outputs again: chunkvisor run CONFIG --from-scratch; if they differ again, run "
             "`chunkvisor doctor CONFIG` and compare with --device cpu and --device cuda",
         )
     if expect is not None:
-        count = auditing.write_expect(expect.absolute(), found, encode_spec(loaded.config.encode) if loaded else None)
+        encode = encode_spec(loaded.config.encode) if loaded else found[0].encode
+        count = auditing.write_expect(expect.absolute(), found, encode)
         say(f"{expect}: {counted(count, 'text')} with the vectors that the model gives now", err=as_json)
 
 
 @click.command("status")
-@workdir_argument()
+@workdir_argument
 @json_option("For programs: one JSON object, in seconds and rows.")
 @click.option(
     "--watch",
@@ -111,7 +108,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
 
 
 @click.command("report")
-@workdir_argument()
+@workdir_argument
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; WORKDIR/report.html without -o."
 )
@@ -137,7 +134,7 @@ def report(workdir: Path, output: Path | None) -> None:
 
 
 @click.command("verify")
-@workdir_argument()
+@workdir_argument
 @json_option("For programs: JSON with how many files, what is damaged, what is missing.")
 def verify(workdir: Path, as_json: bool) -> None:
     """Check that the files in WORKDIR are as they were written.
@@ -149,11 +146,11 @@ def verify(workdir: Path, as_json: bool) -> None:
     \b
     Example: chunkvisor verify cache/embeddings
     """  # noqa: D301 - as in the package
-    from chunkvisor.commands import verify as verifying
+    from chunkvisor.commands import housekeeping
 
-    findings = list(verifying.verify(workdir))
+    findings = list(housekeeping.verify(workdir))
     damaged = [each for each in findings if each.problem is not None]
-    outputs = {} if workdir.is_file() else verifying.how_far(workdir)
+    outputs = {} if workdir.is_file() else housekeeping.how_far(workdir)
     missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
         keys = ("rows", "rows_done", "chunks", "chunks_done")
@@ -165,19 +162,17 @@ def verify(workdir: Path, as_json: bool) -> None:
             "unfinished": {name: {key: getattr(each, key) for key in keys} for name, each in missing.items()},
         }
         say(json.dumps(shown, indent=2))
-    else:
-        for each in damaged:
-            say(f"{each.path}: {each.problem}", err=True)
     of_encode = workdir.suffix == ".chunkvisor"
     if damaged:
-        remedies = ["run the same `chunkvisor run` again: it computes the damaged parts again"]
+        if not as_json:
+            say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
+        remedy = "run the same `chunkvisor run` again: it computes the damaged parts again"
         if workdir.is_file() or of_encode:
-            remedies = ["make the file again: the same `chunkvisor run`; of `chunkvisor encode`, add --from-scratch"]
-        if needless := [each for each in damaged if each.needless]:
-            remedies = remedies if len(needless) < len(damaged) else []
-            remedies.append("remove the damaged chunk files: the final files are good and do not need them")
+            remedy = "make the file again: the same `chunkvisor run`; of `chunkvisor encode`, add --from-scratch"
+        if all(each.needless for each in damaged):
+            remedy = "remove the damaged chunk files: the final files are good and do not need them"
         what = f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing"
-        raise Halt(ExitCode.DISK, what, remedy="; ".join(remedies))
+        raise Halt(ExitCode.DISK, what, remedy=remedy)
     if not findings:
         raise config_error(
             f"nothing in {workdir} can be verified yet: no chunk is finished",
@@ -195,7 +190,7 @@ def verify(workdir: Path, as_json: bool) -> None:
 
 
 @click.command("retry")
-@workdir_argument()
+@workdir_argument
 def retry(workdir: Path) -> None:
     """Let the next run try rows without a vector again.
 
@@ -213,7 +208,7 @@ def retry(workdir: Path) -> None:
 
 
 @click.command("clean")
-@workdir_argument()
+@workdir_argument
 def clean(workdir: Path) -> None:
     """Remove files that finished outputs in WORKDIR do not need.
 

@@ -7,7 +7,7 @@ changed half-way, because it was not made for padding, because a card computes w
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from chunkvisor.engine.trial import (
 )
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.identity import Identity, read_fixed
+from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
 from chunkvisor.store.records import DamagedError, read_pins
 from chunkvisor_worker.contract.files import write_blocks
@@ -39,65 +39,40 @@ from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 # How much more is allowed for the numbers of the final: float16 has 11 bits, int8 has 256 steps a dimension.
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
+# Rows that `--write-expect` writes, at most: each run encodes them anew.
 EXPECTED = 10
-"""Rows that `--write-expect` writes, at most: each run encodes them anew."""
 _SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One row of an output, and how its vector fares."""
-
-    row: int
-    place: str
-    """Where the row stands in the source."""
-    difference: float
-    """Length of the difference to the vector made now, relative to that vector's length."""
-    cosine: float
-    differs: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
     """What became of one output's sample."""
 
-    output: str
-    dtype: str
-    """Of the weights that made the vectors."""
-    allowed: float
-    """Differences above this count."""
-    rows: tuple[Compared, ...]
-    note: str = ""
-    """What else the person should know."""
-    encode: EncodeSpec = field(default_factory=EncodeSpec)
-    """What shaped the vectors."""
-    expected: tuple[bytes, ...] = ()
-    """Lines of a file for `model.expect`, of rows that do not differ: text and vector in float32."""
+    told: dict[str, Any]  # as `--json` prints it: output, dtype, allowed difference, rows, note
+    encode: EncodeSpec = field(default_factory=EncodeSpec)  # what shaped the vectors
+    expected: tuple[bytes, ...] = ()  # lines of a file for `model.expect`, of rows that do not differ
 
     @property
-    def differing(self) -> list[Compared]:
+    def differing(self) -> list[dict[str, Any]]:
         """Rows whose vectors are not those that are made now."""
-        return [row for row in self.rows if row.differs]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: value for name, value in asdict(self).items() if name not in ("encode", "expected")}
+        return [row for row in self.told["rows"] if row["differs"]]
 
     def in_words(self) -> list[str]:
         """Lines for a terminal."""
-        worst = max((row.difference for row in self.rows), default=0.0)
-        least = min((row.cosine for row in self.rows), default=1.0)
+        rows, dtype, note = self.told["rows"], self.told["dtype"] or "an unknown dtype", self.told["note"]
+        worst = max((row["difference"] for row in rows), default=0.0)
+        least = min((row["cosine"] for row in rows), default=1.0)
         lines = [
-            f"{self.output}: {len(self.rows):,} rows encoded again; {len(self.differing):,} differ by more than "
-            f"{self.allowed:g} of their length (weights in {self.dtype or 'an unknown dtype'}); "
-            f"largest difference {worst:.2g}, least cosine {least:.5f}"
+            f"{self.told['output']}: {len(rows):,} rows encoded again; {len(self.differing):,} differ by more than "
+            f"{self.told['allowed']:g} of their length (weights in {dtype}); largest difference {worst:.2g}, least "
+            f"cosine {least:.5f}"
         ]
-        lines += [f"  note: {self.note}"] if self.note else []
+        lines += [f"  note: {note}"] * bool(note)
         for row in self.differing[:_SHOWN]:
-            lines.append(f"  row {row.row:,} ({row.place}): difference {row.difference:.2g}, cosine {row.cosine:.5f}")
-        if (more := len(self.differing) - _SHOWN) > 0:
-            lines.append(f"  and {more:,} more; --json lists them all")
-        return lines
+            numbers = f"difference {row['difference']:.2g}, cosine {row['cosine']:.5f}"
+            lines.append(f"  row {row['row']:,} ({row['place']}): {numbers}")
+        more = len(self.differing) - _SHOWN
+        return [*lines, *[f"  and {more:,} more; --json lists them all"] * (more > 0)]
 
 
 def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:
@@ -106,22 +81,22 @@ def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:
     Raises Halt: 78 if the folder is not a workdir, nothing is finished, or its texts or its model are gone; what a run
     would end with if no vector can be made. OSError.
     """
-    layout, finished = require_workdir(workdir), False
-    for folder in sorted(layout.outputs.glob("*/")):
-        output = layout.output(folder.name)
-        if (manifest := read_finished(output)) is not None:
-            finished = True
-            yield _of_output(layout, output, manifest, rows, conditions)
+    layout = require_workdir(workdir)
+    outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
+    finished = [(output, manifest) for output in outputs if (manifest := read_finished(output)) is not None]
     if not finished:
         raise config_error(f"no output in {workdir} is finished", remedy="let the run complete, then audit it")
+    for output, manifest in finished:
+        yield _of_output(layout, output, manifest, rows, conditions)
 
 
 def _of_output(
     layout: Layout, output: OutputLayout, manifest: dict[str, Any], rows: int, conditions: Conditions
 ) -> Audit:
     final, dtype = form_of(manifest).dtype, str(manifest["model"]["dtype"])
+    told: dict[str, Any] = {"output": output.name, "dtype": dtype, "allowed": 0.0, "rows": [], "note": ""}
     if final is FinalDtype.UBINARY:
-        return Audit(output.name, dtype, 0, (), "bits alone cannot be compared: not audited")
+        return Audit({**told, "note": "bits alone cannot be compared: not audited"})
     try:
         if (fixed := read_fixed(output)) is None:
             raise DamagedError(f"{output.identity} is missing")
@@ -134,24 +109,25 @@ def _of_output(
     candidates = random.SystemRandom().sample(range(manifest["rows"]), min(manifest["rows"], rows + len(bad)))
     sample = sorted([row for row in candidates if row not in bad][:rows])
     texts = [table.texts(text, text + 1)[0] for row in sample for text in table.row_text(row, row + 1).tolist()]
-    model, note = _model(layout, fixed.identity)
-    shaped = fixed.identity.values
-    encode = EncodeSpec(
-        **{key: shaped[f"encode.{key}"] for key in EncodeSpec.__dataclass_fields__ if f"encode.{key}" in shaped}
-    )
+    values = fixed.identity.values
+    model, told["note"] = _model(layout, values)
+    encode = EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
         trial = try_texts(texts, model, encode, conditions, Path(folder))
     if trial.vectors is None:
         raise failure(trial, f"the sample of {output.name} could not be encoded")
-    allowed = _ROUNDED[final] + allowed_difference(dtype, quantized="quantization_config" in model.kwargs)
-    compared, expected = list[Compared](), list[bytes]()
+    told["allowed"] = _ROUNDED[final] + allowed_difference(dtype, quantized="quantization_config" in model.kwargs)
+    expected = list[bytes]()
     for row, text, stored, made in zip(sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True):
         difference, cosine = difference_and_cosine(stored, made)
-        differs = not difference <= allowed  # of a NaN, too
-        compared.append(Compared(row, table.place_of(row, with_line=False), difference, cosine, differs))
+        differs = not difference <= told["allowed"]  # of a NaN, too
+        place = table.place_of(row, with_line=False)
+        told["rows"].append(
+            {"row": row, "place": place, "difference": difference, "cosine": cosine, "differs": differs}
+        )
         if not differs and made.any() and len(expected) < EXPECTED:
             expected.append(write_line(text, made))
-    return Audit(output.name, dtype, allowed, tuple(compared), note, encode, tuple(expected))
+    return Audit(told, encode, tuple(expected))
 
 
 def failure(trial: Trial, what: str) -> Halt:
@@ -166,29 +142,30 @@ def failure(trial: Trial, what: str) -> Halt:
     )
 
 
-def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec | None) -> int:
+def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int:
     """Write texts and vectors of audited rows to a new file for `model.expect`; return how many.
 
-    `encode` is what the config says of all outputs, None if only the workdir is known. Raises Halt (78) if no output is
-    encoded in that way; OSError.
+    `encode` is what the config says of all outputs. Raises Halt (78) if no output is encoded in that way; OSError.
     """
     if path.exists():
         raise config_error(f"{path} is there already", remedy="name another file, or remove this one")
-    wanted = encode if encode is not None else audits[0].encode
-    fit = [audit for audit in audits if audit.encode == wanted and audit.expected]
-    if not fit or (encode is None and any(audit.encode != wanted for audit in audits)):
+    fit = next((audit for audit in audits if audit.encode == encode and audit.expected), None)
+    if fit is None:
         raise config_error(
             f"nothing was written to {path}: no output is encoded as the section `encode` of the config says",
             why="model.expect is checked with that section, without the overrides of outputs",
-            remedy="give the config instead of the workdir, and have one output without its own `encode`",
+            remedy="give the config, and have one output without its own `encode`",
         )
-    write_blocks(path, fit[0].expected)
-    return len(fit[0].expected)
+    write_blocks(path, fit.expected)
+    return len(fit.expected)
 
 
-def _model(layout: Layout, identity: Identity) -> tuple[ModelSpec, str]:
+def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {key: values[f"{section}.{key}"] for key in kind.__dataclass_fields__ if f"{section}.{key}" in values}
+
+
+def _model(layout: Layout, values: dict[str, Any]) -> tuple[ModelSpec, str]:
     """Return the model in float32, and a note if it is no longer the one of the run. Raises Halt (78), OSError."""
-    values = identity.values
     name, revision = str(values["model.name"]), str(values["model.revision"])
     path, note = None, ""
     if values["model.encoder"] == SENTENCE_TRANSFORMERS:
@@ -200,25 +177,18 @@ def _model(layout: Layout, identity: Identity) -> tuple[ModelSpec, str]:
         if not pins:
             with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as scratch:
                 now = resolve_local(ModelConfig(name=name), Path(scratch) / "stamps.json", lambda: None)
-            if now.revision != revision:
-                note = f"the model folder {path} has changed since the run"
-    known = {key: values[f"model.{key}"] for key in ModelSpec.__dataclass_fields__ if f"model.{key}" in values}
-    trusted = bool(values["model.trust_remote_code"])
-    return ModelSpec(**known | {"path": path, "dtype": "float32", "trust_remote_code": trusted}), note
+            note = f"the model folder {path} has changed since the run" * (now.revision != revision)
+    given = {"path": path, "dtype": "float32", "trust_remote_code": bool(values["model.trust_remote_code"])}
+    return ModelSpec(**_fields_of(ModelSpec, "model", values) | given), note
 
 
 def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
     """The vectors of these rows, which rise, from the final files."""
-    form, left = form_of(manifest), list(rows)
+    form, wanted = form_of(manifest), np.array(rows)
     numbers, ranges = Numbers(form.dtype, manifest["dimension"]), ranges_of(manifest)
     for part, _ in recorded_parts(output, manifest):
-        if not left or left[0] >= part.stop:
-            continue
         first = part.start
         for block in FORMATS[form.format].read(part.path, part.rows, numbers, None):
-            while left and left[0] < first + len(block):
-                row = left.pop(0) - first
-                yield numbers.back(block[row : row + 1], ranges)[0]
-            if not left or left[0] >= part.stop:
-                break
+            here = wanted[(first <= wanted) & (wanted < first + len(block))]
+            yield from numbers.back(block[here - first], ranges)
             first += len(block)

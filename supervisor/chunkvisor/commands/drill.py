@@ -6,12 +6,10 @@ Each run has a new workdir in a scratch folder next to the config's workdir.
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from chunkvisor import testing
 from chunkvisor.assemble.forms import FORM_KEYS
 from chunkvisor.assemble.manifest import read_finished
+from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import (
@@ -30,81 +29,33 @@ from chunkvisor.events.event import (
     Event,
     LateCrash,
     LimitsLowered,
-    OutputOpened,
     PartFailed,
     Quarantined,
     Waiting,
 )
 from chunkvisor.events.journal import read_events
-from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Observer
 from chunkvisor.show.status import read_status
-from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout, OutputLayout, mark
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run
-from chunkvisor.testing import FAULTS, PARENT_KILLED, POISON_ROW, DrillFault
+from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor.units import counted, did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
 
-ROWS = 48
-"""Of the source that a drill takes."""
-CHUNKS = 3
-"""One before the fault, one that meets it, one after."""
-STRUCK_CHUNK = 1
+# Rows of the source, and chunks of them: one before the fault, one that meets it, one after.
+ROWS, CHUNKS, STRUCK = 48, 3, 1
+# Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of the weights: about
+# ten units in the last place, since another batch is rounded differently.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
-"""Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of the weights: about
-ten units in the last place, since another batch is rounded differently."""
-_TOLERANCE_FLOAT32 = 1e-5
 _ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{:<34}}  {{}}"
+
 _ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 
 Vectors = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """One run of a drill; the words say why it did not end with 0."""
-
-    code: int
-    words: str = ""
-    events: list[Event] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """One line of the table."""
-
-    fault: str
-    provoked: str
-    """`real`, or `simulated` if the worker raised the exception itself."""
-    seen_as: str
-    action: str
-    difference: float | None
-    """Largest difference to the undisturbed vectors; 0 = the same, byte for byte; None = there are none."""
-    problem: str
-    """Why this was not a recovery; empty = all is well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Good:
-    """What the undisturbed run has made."""
-
-    vectors: Vectors
-    dtype: str
-    """Of the weights."""
-    poisoned: tuple[int, ...] = ()
-    """Rows with the first text of the struck chunk."""
-
-
-class _Witness(Observer):
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        """Keep it."""
-        self.events.append(event)
+# How a run ended: its exit code, and the words that say why it is not 0.
+_Ended = tuple[int, str]
 
 
 def choose(names: Sequence[str]) -> list[DrillFault]:
@@ -118,120 +69,113 @@ def choose(names: Sequence[str]) -> list[DrillFault]:
 
 def drill(
     loaded: LoadedConfig, faults: Sequence[DrillFault], folder: Path, say: Callable[[str], object]
-) -> list[Recovery]:
-    """Provoke the faults in this scratch folder, and say a line for each. Raises Halt."""
+) -> list[dict[str, Any]]:
+    """Provoke the faults in this scratch folder, say a line for each, and return what `drill --json` prints.
+
+    Raises Halt if there is nothing to drill, or if the drill is to stop.
+    """
     rehearsal = _Drill(loaded, folder)
     rehearsal.prepare()
     say(_ROW.format("fault", "provoked", "seen as", "action", "vectors"))
     findings = []
     for fault in faults:
         found = rehearsal.provoke(fault)
-        off = found.difference
+        off = found["difference"]
         vectors = "none" if off is None else "same bytes" if off == 0 else f"differ by {off:.0e}"
-        say(_ROW.format(found.fault, found.provoked, found.seen_as or "-", found.action, vectors))
-        if found.problem:
-            say(f"  NOT RECOVERED: {found.problem}")
+        say(_ROW.format(*(found[key] or "-" for key in ("fault", "provoked", "seen_as", "action")), vectors))
+        if found["problem"]:
+            say(f"  NOT RECOVERED: {found['problem']}")
         findings.append(found)
     return findings
-
-
-def to_json(findings: Sequence[Recovery]) -> list[dict[str, Any]]:
-    """Return plain values; the largest difference is a number."""
-    return [{**asdict(each), "recovered": not each.problem} for each in findings]
 
 
 class _Drill:
     """Provokes faults in runs of the config's first output on its first device."""
 
     def __init__(self, loaded: LoadedConfig, folder: Path) -> None:
-        self._loaded, self._folder = loaded, folder
         device = loaded.config.device
-        self._output, self._device = next(iter(loaded.config.outputs)), device if isinstance(device, str) else device[0]
-        self._chunk_size, self._stall_s = ROWS // CHUNKS, 0.0
-        self._good: Good | None = None
+        self._loaded, self._folder, self._output = loaded, folder, next(iter(loaded.config.outputs))
+        self._device = device if isinstance(device, str) else device[0]
+        self._chunk_size, self._stall_s, self._allowed = 0, 0.0, 0.0
+        self._good: Vectors
 
     def prepare(self) -> None:
         """Make the undisturbed run. Raises Halt if it does not complete: there is nothing to drill then."""
-        name = "undisturbed"
-        done = self._run(name)
-        opened = next((event for event in done.events if isinstance(event, OutputOpened)), None)
-        if done.code == ExitCode.COMPLETE and opened is not None and opened.chunks < CHUNKS:
-            if opened.distinct < CHUNKS:
-                raise config_error(
-                    f"output {self._output} has {opened.distinct} different texts in its first {ROWS} rows",
-                    why=f"a drill needs {CHUNKS}: one chunk before the fault, one that meets it, one after",
-                    remedy="Put an output with more texts first.",
-                )
-            self._chunk_size, name = opened.distinct // CHUNKS, "undisturbed-smaller"
-            done = self._run(name)
-        if done.code != ExitCode.COMPLETE:
+        distinct = table_of(self._loaded.config, self._output, ROWS, self._folder, lambda _: None).distinct
+        if distinct < CHUNKS:
+            raise config_error(
+                f"output {self._output} has {distinct} different texts in its first {ROWS} rows",
+                why=f"a drill needs {CHUNKS}: one chunk before the fault, one that meets it, one after",
+                remedy="Put an output with more texts first.",
+            )
+        self._chunk_size = distinct // CHUNKS
+        code, words = self._run("undisturbed")
+        layout = self._layout("undisturbed")
+        if code != ExitCode.COMPLETE or (manifest := read_finished(layout)) is None:
             raise Halt(
-                ExitCode(done.code),
+                ExitCode(code),
                 "the undisturbed run did not complete, so there is nothing to drill",
-                why=done.words,
+                why=words,
                 remedy="Correct what made it fail (--keep keeps the folder named above, with its logs), or put an "
                 "output whose first rows are good first.",
             )
-        phases = [event.phase_s for event in done.events if isinstance(event, ChunkCommitted)]
+        phases = [event.phase_s for event in self._events("undisturbed") if isinstance(event, ChunkCommitted)]
         self._stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])
-        layout = self._layout(name)
-        manifest, table = read_finished(layout), StagedTable.open(layout.table)
-        assert manifest is not None
-        poisoned = np.flatnonzero(table.row_text(0, table.rows) == STRUCK_CHUNK * self._chunk_size).tolist()
-        self._good = Good(np.load(layout.final, allow_pickle=False), manifest["model"]["dtype"], tuple(poisoned))
+        self._good = np.load(layout.final, allow_pickle=False)
+        largest = max(1.0, float(np.abs(self._good).max(initial=0.0)))
+        self._allowed = largest * _TOLERANCE.get(manifest["model"]["dtype"], 1e-5)
 
-    def provoke(self, fault: DrillFault) -> Recovery:
+    def provoke(self, fault: DrillFault) -> dict[str, Any]:
         """Provoke one fault, and say what came of it. Raises Halt (130, 143) if the drill is to stop."""
-        assert self._good is not None
-        ran: list[Ran] = []
-        seen = never = ""
+        name, killed, ran, seen, never = fault.name, fault.name == PARENT_KILLED, list[_Ended](), "", ""
         try:
-            if fault.name == PARENT_KILLED:
-                seen, ran = self._kill_the_run(fault.name)
+            if killed:
+                self._kill_the_run(name)
+                ran.append((0, ""))
+                seen = str(read_status(self._workdir(name)).state)
             else:
                 # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
                 standby = 0 if fault.seen_as is Outcome.SETUP else None
-                with testing.fault(fault.name, chunk=STRUCK_CHUNK):
-                    ran.append(self._run(fault.name, stalls=fault.seen_as is Outcome.HUNG, standby=standby))
-                seen = seen_as(ran[0].events)
+                with testing.fault(name, chunk=STRUCK):
+                    ran.append(self._run(name, stalls=fault.seen_as is Outcome.HUNG, standby=standby))
+                seen = seen_as(self._events(name))
         except AssertionError as error:
             never = str(error)
-        if fault.exit_code not in _ENDED or fault.name == PARENT_KILLED:
-            ran.append(self._run(fault.name))
-        layout = self._layout(fault.name)
-        found = np.load(layout.final, allow_pickle=False) if layout.final.exists() else None
+        if killed or fault.exit_code not in _ENDED:
+            ran.append(self._run(name))
+        layout = self._layout(name)
+        manifest, found = read_finished(layout), None
+        if manifest is not None:
+            found = np.load(layout.final, allow_pickle=False)
+        bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
         simulated = self._device.partition(":")[0] not in fault.real_on
-        simulated |= "chunkvisor drill: simulated" in read_tail(layout.attempt(STRUCK_CHUNK, 1).log)
-        return Recovery(
-            fault.name,
-            "simulated" if simulated else "real",
-            seen,
-            "run again" if fault.name == PARENT_KILLED else action(ran),
-            difference(self._good.vectors, found),
-            never or problem(fault, seen, ran, self._good, found),
-        )
+        simulated |= "chunkvisor drill: simulated" in read_tail(layout.attempt(STRUCK, 1).log)
+        wrong = never or problem(fault, seen, ran) or differs(self._good, found, bad, self._allowed)
+        return {
+            "fault": name,
+            "provoked": "simulated" if simulated else "real",
+            "seen_as": seen,
+            "action": "run again" if killed else action(self._events(name), ran[0][0] if ran else 0),
+            "difference": difference(self._good, found),
+            "problem": wrong,
+            "recovered": not wrong,
+        }
 
-    def _kill_the_run(self, name: str) -> tuple[str, list[Ran]]:
-        """Return what `status` says of it, and the run: a worker hangs meanwhile, so that the run is found alive."""
-        log_path, workdir = self._folder / "killed.log", self._workdir(name)
+    def _kill_the_run(self, name: str) -> None:
+        """Kill the run itself, while a worker hangs, so that it is found alive."""
         command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(self._loaded.path), "--max-rows", str(ROWS)]
         for override in self._overrides(name, stalls=False, standby=0):
             command += ["--set", override]
-        with testing.fault("hang", chunk=STRUCK_CHUNK), open(log_path, "wb") as log:
+        log_of_worker = self._layout(name).attempt(STRUCK, 1).log
+        with testing.fault("hang", chunk=STRUCK), open(self._folder / "killed.log", "wb") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
             try:
                 # The fault must have struck: a worker that lives without its parent must not hang the next run.
-                struck = self._layout(name).attempt(STRUCK_CHUNK, 1).log
-                while process.poll() is None and "strikes here" not in read_tail(struck):
+                while process.poll() is None and "strikes here" not in read_tail(log_of_worker):
                     time.sleep(0.005)
             finally:
-                process.send_signal(signal.SIGKILL)
-                code = process.wait()
-        committed = any(isinstance(entry.event, ChunkCommitted) for entry in read_events(Layout(workdir).events))
-        if code != -signal.SIGKILL or not committed:
-            said = read_tail(log_path).strip().rpartition("\n")[2]
-            return "", [Ran(0, f"it ended with {code} before it could be killed: {said}")]
-        return str(read_status(workdir).state), [Ran(0)]
+                process.kill()
+                process.wait()
 
     def _workdir(self, name: str) -> Path:
         """Return the workdir of a run, which is a trial of the first rows; made, with the digest of the model."""
@@ -246,17 +190,18 @@ class _Drill:
     def _layout(self, name: str) -> OutputLayout:
         return Layout(self._workdir(name)).output(self._output)
 
-    def _run(self, name: str, *, stalls: bool = False, standby: int | None = None) -> Ran:
+    def _events(self, name: str) -> list[Event]:
+        return [entry.event for entry in read_events(Layout(self._workdir(name)).events)]
+
+    def _run(self, name: str, *, stalls: bool = False, standby: int | None = None) -> _Ended:
         self._workdir(name)
-        witness, code, words = _Witness(), 0, ""
         try:
             loaded = load(self._loaded.path, self._overrides(name, stalls=stalls, standby=standby)).trial(ROWS)
-            code = int(run(Request(loaded, max_rows=ROWS), witness))
+            return int(run(Request(loaded, max_rows=ROWS), Observer())), ""
         except Halt as halt:
             if halt.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
                 raise
-            code, words = int(halt.code), f"{halt.what}; {' '.join(halt.why.split())}" if halt.why else halt.what
-        return Ran(code, words, witness.events)
+            return int(halt.code), f"{halt.what}; {' '.join(halt.why.split())}" if halt.why else halt.what
 
     def _overrides(self, name: str, *, stalls: bool, standby: int | None) -> list[str]:
         config = self._loaded.config
@@ -285,53 +230,47 @@ class _Drill:
 
 def seen_as(events: Sequence[Event]) -> str:
     """Return the outcome of the first failed attempt; `committed` if its vectors counted all the same."""
-    for event in events:
-        if isinstance(event, AttemptFailed | PartFailed):
-            return str(event.outcome)
-        if isinstance(event, LateCrash):
-            return "committed"
-    return ""
+    first = next((event for event in events if isinstance(event, AttemptFailed | PartFailed | LateCrash)), None)
+    return "committed" if isinstance(first, LateCrash) else "" if first is None else str(first.outcome)
 
 
-def action(ran: Sequence[Ran]) -> str:
-    """Say what the runs did about the fault."""
-    events = [event for each in ran for event in each.events]
+def action(events: Sequence[Event], code: int) -> str:
+    """Say what a run that first ended with `code` did about the fault."""
     latest = {type(event): event for event in events}
     failed = sum(isinstance(event, AttemptFailed | PartFailed) for event in events)
+    lowered = latest.get(LimitsLowered)
     if Quarantined in latest:
         return f"row quarantined, found in {failed} tries"
     if LateCrash in latest:
         return "its vectors were kept"
-    if ran and ran[0].code not in _ENDED:
-        return f"ended with {ran[0].code}; run again"
+    if code not in _ENDED:
+        return f"ended with {code}; run again"
     if waited_s := sum(event.delay_s for event in events if isinstance(event, Waiting)):
         return f"waited {waited_s:.0f} s, retried"
-    if isinstance(lowered := latest.get(LimitsLowered), LimitsLowered):
+    if isinstance(lowered, LimitsLowered):
         return f"batch cut to {counted(lowered.rows, 'row')}"
-    if ChunkSplit in latest:
-        return "texts taken apart"
-    return "retried" if failed == 1 else f"retried {failed} times" if failed else "nothing"
+    return "texts taken apart" if ChunkSplit in latest else "retried" if failed else "nothing"
 
 
-def problem(fault: DrillFault, seen: str, ran: Sequence[Ran], good: Good, found: Vectors | None) -> str:
-    """Say what went wrong; empty if nothing did. `found` has the vectors of the struck run, (rows, dimension)."""
-    first, last = ran[0], ran[-1]
+def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:
+    """Say how the runs did not go as the table of faults says; empty if they did."""
+    (first, words), (last, last_words) = ran[0], ran[-1]
     if seen != fault.seen_as:
-        return f"seen as {seen or 'nothing at all'}, not as {fault.seen_as}: {first.words}".rstrip(": ")
-    if first.code != fault.exit_code:
-        return f"the run ended with {first.code}, not with {int(fault.exit_code)}: {first.words}".rstrip(": ")
-    if last.code not in _ENDED:
-        return f"the same run again ended with {last.code}: {last.words}"
-    if found is None:
-        return "there is no final file"
-    if found.shape != good.vectors.shape:
-        return f"the final file has shape {found.shape}, not {good.vectors.shape}"
+        return f"seen as {seen or 'nothing at all'}, not as {fault.seen_as}: {words}".rstrip(": ")
+    if first != fault.exit_code:
+        return f"the run ended with {first}, not with {int(fault.exit_code)}: {words}".rstrip(": ")
+    return "" if last in _ENDED else f"the same run again ended with {last}: {last_words}"
+
+
+def differs(good: Vectors, found: Vectors | None, bad: Sequence[int], allowed: float) -> str:
+    """Say how a final file, whose `bad` rows are quarantined, is not that of the undisturbed run; empty if it is."""
+    off = difference(good, found)
+    if found is None or off is None:
+        return f"the final file is missing, or of another shape than {good.shape}"
     lost = np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist()
-    if lost != (list(good.poisoned) if fault.name == POISON_ROW else []):
+    if lost != list(bad):
         return f"rows {lost[:10]} have no vectors"
-    most = _TOLERANCE.get(good.dtype, _TOLERANCE_FLOAT32) * max(1.0, float(np.abs(good.vectors).max(initial=0.0)))
-    off = difference(good.vectors, found)
-    return "" if off is not None and off <= most else f"vectors differ by up to {off:.1e}"
+    return "" if off <= allowed else f"vectors differ by up to {off:.1e}"
 
 
 def difference(good: Vectors, found: Vectors | None) -> float | None:

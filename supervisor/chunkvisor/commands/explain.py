@@ -1,5 +1,6 @@
-"""The handbook's entry of an outcome or of a rule, as text for a terminal."""
+"""The handbook's entry of an outcome, of a rule, or of an error message that a rule knows, as text for a terminal."""
 
+import builtins
 import re
 import textwrap
 
@@ -8,12 +9,13 @@ from chunkvisor.judge import Verdict
 from chunkvisor.units import did_you_mean
 from chunkvisor.words import ENTRIES, last_remedy
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.rules import OF_GPUS, RULES, Rule
+from chunkvisor_worker.contract.messages import Cause, Fault, Phase
+from chunkvisor_worker.contract.rules import OF_GPUS, RULES
+from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _WIDTH = 96
-_ON_CPU = (
-    "In a run on the CPU (`device: cpu`) no GPU is at fault: the encoder raised this error by itself; look at its code."
-)
+_USUAL, _PHASES = "builtins.RuntimeError", (Phase.FORWARD, Phase.MODEL_LOAD, Phase.CUDA_INIT)
+_ON_CPU = "In a run on the CPU (`device: cpu`) no GPU is at fault: the encoder raised this error; look at its code."
 
 
 def names() -> list[str]:
@@ -25,55 +27,60 @@ def names() -> list[str]:
 def index() -> list[str]:
     """Return a line for each entry under two headings: its name, and what happened in a sentence."""
     causes = {rule.name: rule.cause for rule in RULES} | {name: found.what for name, found in ENTRIES.items()}
-    width = max(map(len, causes))
-    lines = []
+    width, lines = max(map(len, causes)), list[str]()
     for name in names():
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
         lines.append(textwrap.fill(f"{name:<{width}}  {sentence}", _WIDTH, subsequent_indent=" " * (width + 2)))
     outcomes = len(ENTRIES)
-    return [
-        "What becomes of an attempt",
-        *lines[:outcomes],
-        "",
-        "Faults that are known by name",
-        *lines[outcomes:],
-    ]
+    head, other = "What becomes of an attempt", "Faults that are known by name"
+    return [head, *lines[:outcomes], "", other, *lines[outcomes:]]
 
 
-def explain(name: str) -> str:
-    """Return the entry, in lines that fit a terminal. Raises Halt (2) for an unknown name, with the nearest."""
-    wanted = name.strip().lower()
-    for rule in RULES:
-        if rule.name == wanted:
-            return _of_rule(rule)
-    outcome = wanted.replace("-", "_")
-    if outcome not in ENTRIES:
-        what = f"the handbook has no entry {name}; {did_you_mean(wanted, names())}"
-        raise Halt(ExitCode.USAGE, what, remedy="`chunkvisor explain` without a name lists them all")
-    found = ENTRIES[outcome]
-    parts = [outcome, _wrapped(found.what)]
-    parts += [_part("What the run does by itself", found.then), _part("What you can do", found.do)]
-    if rules := [rule.name for rule in RULES if rule.outcome == outcome]:
-        parts.append(_part("Faults that end so (chunkvisor explain FAULT)", ", ".join(rules)))
-    return "\n\n".join(parts)
+def explain(words: str) -> str:
+    """Return the entry of that name, or of the rule that knows that error message or log.
 
-
-def _of_rule(rule: Rule) -> str:
-    parts = [rule.name, _wrapped(rule.cause), _part("What to do", rule.remedy)]
-    last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
-    if last != rule.remedy:
-        parts.append(_part("If the run has ended with it", last))
-    if rule.name in OF_GPUS:
-        parts.append(_wrapped(_ON_CPU))
-    if str(rule.outcome) != rule.name:
+    In lines that fit a terminal. Raises Halt (2) if there is none, with the nearest name.
+    """
+    wanted = words.strip().lower()
+    if re.search(r"\s", words.strip()):
+        wanted = _recognized(words)
+    outcome, parts = wanted.replace("-", "_"), list[tuple[str, str]]()
+    if (rule := next((each for each in RULES if each.name == wanted), None)) is not None:
+        parts += [("", rule.cause), ("What to do", rule.remedy)]
+        last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
+        parts += [("If the run has ended with it", last)] * (last != rule.remedy)
+        parts += [("", _ON_CPU)] * (rule.name in OF_GPUS)
         called = f"In the lines of the run it is called {rule.outcome}: chunkvisor explain {rule.outcome}"
-        parts.append(_wrapped(called))
-    return "\n\n".join(parts)
+        parts += [("", called)] * (str(rule.outcome) != rule.name)
+    elif (found := ENTRIES.get(outcome)) is not None:
+        wanted, rules = outcome, ", ".join(each.name for each in RULES if each.outcome == outcome)
+        parts += [("", found.what), ("What the run does by itself", found.then), ("What you can do", found.do)]
+        parts += [("Faults that end so (chunkvisor explain FAULT)", rules)] * bool(rules)
+    else:
+        what = f"the handbook has no entry {words}; {did_you_mean(wanted, names())}"
+        raise Halt(ExitCode.USAGE, what, remedy="`chunkvisor explain` without a name lists them all")
+    return "\n\n".join([wanted, *(_part(head, text) for head, text in parts)])
+
+
+def _recognized(text: str) -> str:
+    """Return the rule that knows an error message, or a log that has it in its last lines. Raises Halt (2)."""
+    lines, causes = text.strip().splitlines()[-500:], list[Cause]()
+    for line in reversed(lines):
+        if raised := re.search(r"(?:^|\s)([\w.]*(?:Error|Exception)): (.*)", line):
+            name = raised[1] if "." in raised[1] else f"builtins.{raised[1]}"
+            number = re.search(r"\[Errno (\d+)\]", line)
+            bases = tuple(f"builtins.{each.__name__}" for each in getattr(builtins, raised[1], RuntimeError).__mro__)
+            causes.append(Cause(name, bases, raised[2], errno=int(number[1]) if number else None))
+    causes += [Cause(_USUAL, (), lines[-1])] * (len(lines) == 1)
+    tried = (diagnose(Fault(phase, (cause,), "")) for cause in causes for phase in _PHASES)
+    found = next((each for each in tried if not each.rule.name.startswith("unknown")), None) or diagnose_log(text, 1)
+    if found is None:
+        remedy = "give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log"
+        raise Halt(ExitCode.USAGE, "no rule of the handbook knows this message", remedy=remedy)
+    return found.rule.name
 
 
 def _part(head: str, text: str) -> str:
-    return f"{head}\n{textwrap.indent(_wrapped(text, _WIDTH - 2), '  ')}"
-
-
-def _wrapped(text: str, width: int = _WIDTH) -> str:
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    indent = "  " * bool(head)
+    wrapped = textwrap.fill(text, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    return f"{head}\n" * bool(head) + textwrap.indent(wrapped, indent)

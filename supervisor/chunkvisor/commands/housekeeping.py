@@ -1,18 +1,158 @@
-"""`chunkvisor retry` and `chunkvisor clean`: what is changed in a workdir between two runs."""
+"""`chunkvisor verify`, `retry` and `clean`: what is checked and changed in a workdir between two runs.
+
+`verify` checks every final and chunk file against its record. A final file is checked by its manifest, whether or not
+the state that it was made from is still there. Running again repairs.
+"""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chunkvisor.assemble.badrows import bad_texts, count_of
+import numpy as np
+
+from chunkvisor.assemble.badrows import bad_texts, count_of, every_row
 from chunkvisor.assemble.finished import follow_final
-from chunkvisor.assemble.manifest import read_finished
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.assemble.forms import FORMATS, FinalPart, Numbers, Positions, form_of, recorded_parts
+from chunkvisor.assemble.manifest import damaged_sides, is_manifest, read_finished, read_manifest, read_moved
+from chunkvisor.config.choices import FinalDtype
+from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.show.status import OutputStatus, read_output
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.layout import OutputLayout, hold, require_workdir
-from chunkvisor.store.ledger import Ledger, chunk_files, ledger_of, read_reuse
+from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
+from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
+from chunkvisor.store.ledger import chunk_files, ledger_of, read_quarantine, read_reuse
 from chunkvisor.store.records import DamagedError
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import remove_folder, write_atomic
+
+_BROKEN_SEAL = "is not what was written: its seal does not hold"
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """What was found of one file."""
+
+    path: Path
+    problem: str | None = None  # None = it is as recorded
+    needless: bool = False  # no run makes it anew: a chunk of an output whose final file is whole
+
+
+def verify(workdir: Path) -> Iterator[FileCheck]:
+    """Check every file of a folder; or one final file, if that is given, and what belongs to it.
+
+    Raises Halt (78) if the folder is not a workdir and has no final file with its manifest.
+    """
+    if workdir.is_file():
+        yield from final_checks(OutputLayout(workdir.parent, workdir.stem))
+        return
+    layout = Layout(workdir)
+    combined = sorted(folder.name for folder in layout.all_combined.glob("*/"))
+    names = {path.stem for path in workdir.glob("*.json") if is_final(path)}.difference(combined)
+    if is_workdir(layout):
+        names |= {folder.name for folder in layout.outputs.glob("*/")}
+    elif not names:
+        raise no_workdir(workdir)
+    for output in map(layout.output, sorted(names)):
+        finals = list(final_checks(read_moved(output, retried=True) or output))
+        yield from finals
+        yield from _chunk_checks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
+    for name in combined:
+        yield from final_checks(layout.combined(name))
+
+
+def how_far(workdir: Path) -> dict[str, OutputStatus]:
+    """Return how far each output is, by name; nothing if the folder is not a workdir."""
+    layout = Layout(workdir)
+    folders = sorted(layout.outputs.glob("*/")) if is_workdir(layout) else []
+    return {path.name: read_output(layout.output(path.name)) for path in folders}
+
+
+def is_final(path: Path) -> bool:
+    """Whether it is a final file that has its manifest next to it, or is that manifest."""
+    with contextlib.suppress(OSError), open(path.with_suffix(".json"), "rb") as file:
+        return is_manifest(file.read(4096))
+    return False
+
+
+def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
+    """Check a final file, or its shards, and what belongs to it."""
+    if not (layout.final.exists() or layout.manifest.exists() or layout.done.exists()):
+        return
+    try:
+        manifest = read_manifest(layout)
+    except DamagedError:
+        yield FileCheck(layout.manifest, _BROKEN_SEAL)
+        return
+    if manifest is None:
+        # After `retry` the manifest is gone on purpose, and the file is to be replaced.
+        if layout.done.exists() or not layout.state.is_dir():
+            yield FileCheck(layout.manifest, "is missing")
+        return
+    yield FileCheck(layout.manifest)
+    bad = None
+    with contextlib.suppress(DamagedError):
+        bad = np.fromiter((row["row"] for row in every_row(layout, manifest)), dtype=np.int64)
+    parts, zero_rows = recorded_parts(layout, manifest), 0
+    exact = form_of(manifest).dtype is FinalDtype.FLOAT32  # what is rounded may be zero if the vector was not
+    for part, digest in parts:
+        zero, problem = _looked_at(part, digest, manifest, bad)
+        zero_rows += zero
+        if problem is None and exact and part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
+            problem = f"is zero throughout in {counted(zero_rows, 'row')}"
+        yield FileCheck(part.path, problem)
+    yield from (FileCheck(path, damage) for path, damage in damaged_sides(layout, manifest))
+
+
+def _looked_at(
+    part: FinalPart, digest: str, manifest: dict[str, Any], quarantined: Positions | None
+) -> tuple[int, str | None]:
+    """Return the number of rows that are zero throughout, and what is wrong with the file, or None."""
+    form, zero, missing, bad = form_of(manifest), 0, 0, 0
+    if part.path.exists() and not part.path.is_file():
+        return 0, "is not a file"  # to read a pipe is to wait for whoever writes into it
+    try:
+        for rows in FORMATS[form.format].read(part.path, part.rows, Numbers(form.dtype, manifest["dimension"]), digest):
+            not_finite, empty = bad_rows(rows)
+            missing, zero = missing + len(not_finite), zero + len(empty)
+    except (BadVectorsError, OSError) as error:
+        return zero, _unreadable(error)
+    if quarantined is not None and form.dtype.is_float:
+        bad = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
+        return zero, f"has NaN or infinity in {counted(missing, 'row')}" if missing != bad else None
+    return zero, None
+
+
+def _unreadable(error: BadVectorsError | OSError) -> str:
+    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _chunk_checks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
+    """Check the chunk files; `whole`: the final file is there, and is as recorded."""
+    try:
+        ledger = ledger_of(layout)
+    except DamagedError as error:
+        yield FileCheck(Path(str(error)), _BROKEN_SEAL)
+        return
+    if ledger is None:
+        if layout.chunks.exists() or layout.done.exists():
+            yield FileCheck(layout.identity if not layout.identity.exists() else layout.staged, "is missing")
+        return
+    bad = {chunk: len(texts or ()) for chunk, texts in read_quarantine(layout)}
+    for number, path in chunk_files(layout):
+        problem = "is the file of no chunk" if number >= ledger.plan.count else None
+        try:
+            found = inspect(path)
+        except (BadVectorsError, OSError) as error:
+            problem = problem or _unreadable(error)
+        else:
+            key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)
+            if problem is None and not path.stem.endswith(key):
+                problem = "does not have the digest in its name: it was changed or damaged"
+            elif problem is None and not whole and len(found.not_finite) != bad.get(number, 0):
+                problem = f"has NaN or infinity in {counted(len(found.not_finite), 'row')}"
+        yield FileCheck(path, problem, needless=whole and problem is not None)
 
 
 def retry(workdir: Path) -> int:
@@ -82,17 +222,12 @@ def _reopen(layout: OutputLayout) -> int:
         follow_final(layout)
     for chunk in pending:
         ledger.parts(chunk).forgive()
-    _reopen_committed(ledger, bad)
-    return count
-
-
-def _reopen_committed(ledger: Ledger, bad: Iterable[int]) -> None:
-    """Take chunks apart that are done but for some texts."""
-    bad = set(bad)
+    # Chunks that are done but for some texts are taken apart, with their file as the part that is done.
     chunks = {text // ledger.plan.chunk_size for text in bad}
-    for chunk, path in chunk_files(ledger.layout):
+    for chunk, path in chunk_files(layout):
         if chunk in chunks:
             start, stop = ledger.plan.bounds(chunk)
             if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
                 ledger.parts(chunk).add(start, path, [text for text in range(start, stop) if text not in bad])
             ledger.discard(chunk)
+    return count

@@ -32,17 +32,11 @@ from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folders, remove_folder, sync_folder
 from chunkvisor_worker.contract.wire import from_json
 
+# Name of the one output in the state folder.
 OUTPUT = "embeddings"
-"""Name of the one output in the state folder."""
-_MADE_FROM = "made_from"
-"""Key of the manifest by which a later call knows that the file is what it would make."""
-_FILE = "file"
-"""Key of the manifest: size in bytes and mtime in nanoseconds of the file, which spares reading it."""
-
-
-def state_beside(out: Path) -> Path:
-    """Return where the state of a file is kept by default."""
-    return out.with_name(f"{out.name}.chunkvisor")
+# Keys of the manifest: by what a later call knows that the file is what it would make; and size in bytes and mtime in
+# nanoseconds of the file, which spares reading it.
+_MADE_FROM, _FILE = "made_from", "file"
 
 
 def loaded_of(values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ...], *, keep: bool) -> LoadedConfig:
@@ -65,22 +59,23 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     config, manifest_file = request.loaded.config, out.with_suffix(".json")
     check_target(out, "-o", lambda _: True)  # what kind of file is there is seen below
     check_target(manifest_file, "-o", is_manifest)
-    made_from = ingredients(config)
+    made_from = _ingredients(config)
     if out.exists():
-        manifest, before = _own_manifest(out)
+        manifest = None
+        with contextlib.suppress(DamagedError, OSError):
+            manifest = read_sealed(manifest_file)
+        before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
+        if manifest is None or before is None:
+            what = f"{out} is there already, and `chunkvisor encode` has not made it"
+            raise config_error(what, remedy="choose another name by -o, or move it away")
         if not request.from_scratch and _is_made(out, config.workdir, manifest, differences(before, made_from)):
             bad = badrows.count_of(manifest)
-            lost = f", {counted(bad, 'row')} without a vector" if bad else ""
-            observer.say(f"{out}: complete already{lost}")
+            observer.say(f"{out}: complete already" + f", {counted(bad, 'row')} without a vector" * bool(bad))
             if not keep:
                 remove_state(config.workdir)
             return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
-    try:
-        make_folders(out.parent)
-        make_folders(config.workdir, mode=0o755)
-    except FileNotFoundError as error:  # a file system that takes no files, such as /proc
-        what = f"{error.filename} cannot be made: {error.strerror}"
-        raise config_error(what, remedy="choose another place by -o") from error
+    make_folders(out.parent)
+    make_folders(config.workdir, mode=0o755)
     try:
         run(request, _Published(observer, out))
     except Halt as halt:
@@ -96,13 +91,12 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     publish(out, config.workdir, made_from)
     if not keep:
         remove_state(config.workdir)
-    observer.say(f"{out}: complete, described in {manifest_file.name}")
-    observer.say(how_to_read(out, Form()))
-    observer.say(to_check(out))
+    for line in (f"{out}: complete, described in {manifest_file.name}", how_to_read(out, Form()), to_check(out)):
+        observer.say(line)
     return ExitCode.COMPLETE
 
 
-def ingredients(config: Config) -> Identity:
+def _ingredients(config: Config) -> Identity:
     """Return what shapes the vectors, as far as it is known without reading source or model."""
     source = digest_of(signature(resolve(config.outputs[OUTPUT].source)))
     revision = config.model.revision or ""
@@ -110,21 +104,6 @@ def ingredients(config: Config) -> Identity:
         files = sorted(path for path in Path(config.model.name).rglob("*") if path.is_file())
         revision = digest_of([(str(path), *_size_and_time(path)) for path in files])
     return identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env))
-
-
-def _own_manifest(out: Path) -> tuple[dict[str, Any], Identity]:
-    """Return the manifest of the file that is there, and what it was made from.
-
-    Raises Halt (78) if `chunkvisor encode` has not made it: nothing replaces such a file.
-    """
-    manifest = None
-    with contextlib.suppress(DamagedError, OSError):
-        manifest = read_sealed(out.with_suffix(".json"))
-    before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
-    if manifest is None or before is None:
-        what = f"{out} is there already, and `chunkvisor encode` has not made it"
-        raise config_error(what, remedy="choose another name by -o, or move it away")
-    return manifest, before
 
 
 def _is_made(out: Path, workdir: Path, manifest: dict[str, Any], changes: Sequence[str]) -> bool:
@@ -152,14 +131,11 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
             what = f"{output.final} is gone: another run of the same command has finished at the same time"
             raise Halt(ExitCode.TRY_AGAIN, what, remedy="run the same command again to see that all is well")
         more: dict[str, Any] = {_MADE_FROM: made_from.values, _FILE: _size_and_time(output.final)}
-        if (listed := manifest.get("quarantined_in")) is not None:
-            rows = out.with_suffix(".quarantined.jsonl")
-            copy_atomic(output.quarantined, rows)
-            more["quarantined_in"] = {**listed, "file": rows.name}
-        if "file" in (cut := manifest.get("truncated") or {}):
-            rows = out.with_suffix(".truncated.jsonl")
-            copy_atomic(output.truncated, rows)
-            more["truncated"] = {**cut, "file": rows.name}
+        for key, path in (("quarantined_in", output.quarantined), ("truncated", output.truncated)):
+            if "file" in (listed := manifest.get(key) or {}):
+                copy = out.with_suffix(f".{path.name.split('.', 1)[1]}")
+                copy_atomic(path, copy)
+                more[key] = {**listed, "file": copy.name}
         write_sealed(out.with_suffix(".json"), manifest | more)
         try:
             note_move(output, out)

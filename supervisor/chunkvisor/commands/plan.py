@@ -3,7 +3,7 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,8 @@ from chunkvisor.engine.modelfolder import (
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
 from chunkvisor.engine.process import thread_count
 from chunkvisor.engine.trial import read_expected
-from chunkvisor.reuse import gives_vectors, of_final, of_other_workdirs, sources_first
+from chunkvisor.reuse import of_final, of_other_workdirs
+from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.dedupe import matches
 from chunkvisor.sources.table import StagedTable, TableFiles
@@ -45,17 +46,19 @@ from chunkvisor.store.ledger import PlaceKind, committed_chunks, read_reuse
 from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.opening import propose, rate_before, staged_before
 from chunkvisor.supervise.session import require_extras
+from chunkvisor.units import counted, human_bytes, human_time, wrapped
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, PARENT_PID, most_lanes
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.wire import read_message, write_message
 
+# About what torch and transformers take in a process, next to the weights.
 LIBRARIES_BYTES = 1 << 30
-"""About what torch and transformers take in a process, next to the weights."""
-CONTEXT_BYTES = 1 << 29
-"""About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards)."""
+# About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards).
+_CONTEXT_BYTES = 1 << 29
+# Of more distinct texts than this, evenly spread chunks are measured.
 MOST_TEXTS = 1_000_000
-"""Of more distinct texts than this, evenly spread chunks are measured."""
+WIDTH = 80
 
 Lengths = npt.NDArray[np.int32]
 
@@ -67,17 +70,11 @@ class _Output:
     name: str
     table: StagedTable
     chunks: Plan
-    every: int
-    """Every Nth chunk is measured."""
-    reason: str | None
-    """Why the chunks have their size, if that was left to us."""
-    begun: bool
-    """A run has fixed it, of this source or of another."""
-    ours: bool
-    """What was done of it is of this source."""
-    known: int = 0
-    """Texts that have a vector already."""
-    lengths: Lengths | None = None
+    every: int  # every Nth chunk is measured
+    reason: str | None  # why the chunks have their size, if that was left to us
+    begun: bool  # a run has fixed it, of this source or of another
+    ours: bool  # what was done of it is of this source
+    lengths: Lengths
     unit: str = "characters"
     report: LengthsReport | None = None
 
@@ -124,7 +121,7 @@ def _read_output(config: Config, name: str, max_rows: int | None, scratch: Path,
     chunks = Plan(table.distinct, size)
     every = max(1, -(-table.distinct // MOST_TEXTS)) if chunks.count > 1 else 1
     ours = fixed is not None and fixed.identity.source_digest == table.digest
-    return _Output(name, table, chunks, every, reason, begun=fixed is not None, ours=ours)
+    return _Output(name, table, chunks, every, reason, fixed is not None, ours, np.empty(0, dtype=np.int32))
 
 
 def _kind(config: Config) -> str:
@@ -132,52 +129,44 @@ def _kind(config: Config) -> str:
 
 
 def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: bool) -> dict[str, Any]:
-    layout, kind, notes = Layout(config.workdir), _kind(config), list[str]()
+    kind, notes = _kind(config), list[str]()
     folder = _measure(config, outputs, scratch, notes)
-    revision = revision_at_hand(config.model, layout.model, read=bool(config.reuse_from))
-    _count_known(config, outputs, revision, scratch)
     model = read_model_folder(folder) if folder is not None else ModelFolder()
     dtype = computed_dtype(config.model, str(folder) if folder is not None else None)
-    here = not config.model.is_plugin and config.engine.kind is EngineKind.LOCAL
-    card = find_weakest(config.device) if here else None
+    card = find_weakest(config.device) if folder is not None and config.engine.kind is EngineKind.LOCAL else None
     if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
         notes.append("; ".join(unfit))
     if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():
         notes.append(SLOW_BFLOAT16)
-    math_kernel = card is not None and lacks(dtype, card)
-    told = {
-        output.name: _output(config, output, model, notes, whole=whole, math_kernel=math_kernel) for output in outputs
-    }
-    per_device, batch_bytes = config.workers.per_device, [each["activation_bytes"] for each in told.values()]
+    emulated = card is not None and lacks(dtype, card)
+    told = {each.name: _told(config, each, model, scratch, notes, whole=whole, emulated=emulated) for each in outputs}
+    per_device, batches = config.workers.per_device, [each["activation_bytes"] for each in told.values()]
     weights = model.loaded_bytes(str(config.model.dtype))
     if weights is None and not config.model.is_plugin:
         notes.append("the size of the weights is unknown until a run has downloaded them")
-    if None in batch_bytes and not config.model.is_plugin:
+    if None in batches and not config.model.is_plugin:
         notes.append("what a batch takes of the memory is not known for this model, and is not counted")
-    batch = 0 if None in batch_bytes else max(batch_bytes)
+    batch = 0 if None in batches else max(batches)
     workers = (per_device + config.workers.standby) * (1 if "cuda" in config.device else len(config.device))
-    at_once, computing = 1, 0
+    at_once = 1
     if kind == "cpu":
         given, cores = os.environ | config.env, len(os.sched_getaffinity(0)) // per_device
         threads = thread_count(given.get("OMP_NUM_THREADS"), "cpu", cores)
         in_a_chunk = max((each["batches"] or 0) // max(1, each["chunks"]) for each in told.values())
-        at_once = most_lanes(threads, in_a_chunk, given.get(BATCHES_AT_ONCE, "")) if in_a_chunk else 1
-        computing = per_device * at_once
+        at_once = most_lanes(threads, in_a_chunk, given.get(BATCHES_AT_ONCE, ""))
+    computing = per_device * at_once * batch if kind == "cpu" else 0
+    on_gpu = weights is not None and None not in batches and kind == "cuda"
     rate = rate_before(config)
-    on_gpu = None
-    if kind == "cuda" and weights is not None and None not in batch_bytes:
-        on_gpu = per_device * (CONTEXT_BYTES + weights + batch)
     return {
         "outputs": told,
-        "peak_disk_bytes": _sum(each["disk_bytes"] for each in told.values()),
-        "final_disk_bytes": _sum(each["final_bytes"] for each in told.values()),
+        **{key: _sum(told, of) for key, of in (("peak_disk_bytes", "disk_bytes"), ("final_disk_bytes", "final_bytes"))},
         "free_disk_bytes": free_bytes(next(p for p in (config.workdir, *config.workdir.parents) if p.exists())),
         "weights_bytes": weights,
         "workers": workers,
         "per_gpu": "cuda" in config.device,
-        "host_memory_bytes": None if weights is None else workers * (LIBRARIES_BYTES + weights) + computing * batch,
+        "host_memory_bytes": None if weights is None else workers * (LIBRARIES_BYTES + weights) + computing,
         "total_memory_bytes": int(psutil.virtual_memory().total),
-        "gpu_memory_bytes": on_gpu,
+        "gpu_memory_bytes": per_device * (_CONTEXT_BYTES + (weights or 0) + batch) if on_gpu else None,
         "texts_per_s": rate,
         "time_s": sum(each["texts_left"] for each in told.values()) / rate if rate else None,
         "notes": notes,
@@ -185,18 +174,17 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
     }
 
 
-def _sum(sizes: Iterable[int | None]) -> int | None:
-    known = list(sizes)
-    return None if None in known else sum(each or 0 for each in known)
+def _sum(told: dict[str, dict[str, Any]], key: str) -> int | None:
+    sizes = [each[key] for each in told.values()]
+    return None if None in sizes else sum(sizes)
 
 
-def _output(
-    config: Config, output: _Output, model: ModelFolder, notes: list[str], *, whole: bool, math_kernel: bool
+def _told(
+    config: Config, output: _Output, model: ModelFolder, scratch: Path, notes: list[str], *, whole: bool, emulated: bool
 ) -> dict[str, Any]:
     name, table, report, lengths = output.name, output.table, output.report, output.lengths
-    assert lengths is not None
-    layout, count = Layout(config.workdir).output(name), len(lengths)
-    work = Plan(table.distinct - output.known, output.chunks.chunk_size)
+    layout, count, known = Layout(config.workdir).output(name), len(lengths), _count_known(config, output, scratch)
+    work = Plan(table.distinct - known, output.chunks.chunk_size)
     done = bytearray(work.count)
     if output.ours:
         done = committed_chunks(layout, work) if read_done_if_whole(layout) is None else bytearray(b"\1") * work.count
@@ -225,7 +213,13 @@ def _output(
         longest = min(int(lengths.max()), max_length or int(lengths.max()))
         rows = min(limits.rows, count, max(1, limits.tokens // longest) if limits.tokens else limits.rows)
         element_bytes = model.element_bytes(str(config.model.dtype))
-        activation = activation_bytes(model.shape, element_bytes, rows, longest, math_kernel=math_kernel)
+        activation = activation_bytes(model.shape, element_bytes, rows, longest, math_kernel=emulated)
+    places = list[dict[str, Any]]()
+    for position in np.argsort(-lengths.astype(np.int64), kind="stable")[:3]:
+        chunk, offset = divmod(int(position), output.chunks.chunk_size)  # all chunks are full but the last one
+        text = output.texts()[chunk][offset]
+        row = int(table.first_row(text, text + 1)[0])
+        places.append({"length": int(lengths[position]), "row": row, "place": table.place_of(row)})
     return {
         "rows": table.rows,
         "distinct_texts": table.distinct,
@@ -238,7 +232,7 @@ def _output(
         "length_unit": output.unit,
         "max_length": max_length,
         "lengths": distribution(lengths, max_length),
-        "longest": _longest(output, lengths),
+        "longest": places,
         "batch_rows": limits.rows,
         "batch_tokens": limits.tokens,
         "batches": round(report.batches * table.distinct / count) if report is not None and count else None,
@@ -248,19 +242,9 @@ def _output(
         "disk_bytes": disk,
         "activation_bytes": activation,
         "chunk_size_reason": output.reason,
-        "texts_known": output.known,
+        "texts_known": known,
         "rows_empty": table.empty,
     }
-
-
-def _longest(output: _Output, lengths: Lengths) -> list[dict[str, Any]]:
-    found = []
-    for position in np.argsort(-lengths.astype(np.int64), kind="stable")[:3]:
-        chunk, offset = divmod(int(position), output.chunks.chunk_size)  # all chunks are full but the last one
-        text = output.texts()[chunk][offset]
-        row = int(output.table.first_row(text, text + 1)[0])
-        found.append({"length": int(lengths[position]), "row": row, "place": output.table.place_of(row)})
-    return found
 
 
 def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
@@ -269,13 +253,11 @@ def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
         names = ("count", "median", "p95", "longest", "truncated", "lost_share")
         return {**dict.fromkeys(names, 0), "bins": []}
     median, p95, longest = (int(value) for value in np.quantile(lengths, (0.5, 0.95, 1), method="higher"))
-    highs = [8]
-    while highs[-1] < longest:
-        highs.append(2 * highs[-1])
+    highs = [8 << step for step in range(max(1, int(longest - 1).bit_length() - 2))]
     if max_length is not None and max_length < highs[-1]:
         highs = sorted({*highs, max_length})
-    lows = [0, *(high + 1 for high in highs)]
-    counts = np.histogram(lengths, [*lows[:-1], highs[-1] + 1])[0].tolist()
+    lows = [0, *(high + 1 for high in highs[:-1])]
+    counts = np.histogram(lengths, [*lows, highs[-1] + 1])[0].tolist()
     beyond = np.maximum(lengths.astype(np.int64) - (max_length or longest), 0)
     total = int(lengths.sum(dtype=np.int64))
     return {
@@ -283,7 +265,7 @@ def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
         "median": median,
         "p95": p95,
         "longest": longest,
-        "bins": [{"low": low, "high": high, "count": n} for low, high, n in zip(lows, highs, counts, strict=False)],
+        "bins": [{"low": low, "high": high, "count": n} for low, high, n in zip(lows, highs, counts, strict=True)],
         "truncated": int(np.count_nonzero(beyond)),
         "lost_share": int(beyond.sum()) / total if total else 0.0,
     }
@@ -304,7 +286,7 @@ def _measure(config: Config, outputs: Sequence[_Output], scratch: Path, notes: l
             output.lengths = np.array(counts, dtype=np.int32)
     else:
         notes += [f"{what}; {mend}" for what, mend in check_model_files(config, str(folder)).warnings]
-    if any(output.unit == "estimated_tokens" for output in outputs):
+    if any(output.report is not None and output.report.estimated for output in outputs):
         notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
     return folder
 
@@ -339,34 +321,26 @@ def _count_tokens(
     return Path(answer.path), ""
 
 
-def _count_known(config: Config, outputs: Sequence[_Output], revision: str, scratch: Path) -> None:
-    """Count the texts of each output that have a vector elsewhere; no file is checked as a run checks it."""
-    inherited: Mapping[str, str] = {} if config.engine.kind is EngineKind.RAY else os.environ
-    arithmetic, layout = arithmetic_variables(inherited, config.env), Layout(config.workdir)
-    by_name, before = {output.name: output for output in outputs}, list[tuple[str, Path]]()
-    for name in sources_first(config):
-        output = by_name[name]
-        index = TableFiles(output.table.folder).index
-        wanted = identity_of(config, name, revision, output.table.digest, output.table.rows, arithmetic)
-        if output.ours:  # a run has looked
-            with suppress(DamagedError):
-                reuse = read_reuse(layout.output(name))
-                output.known = reuse.taken if reuse is not None else 0
-        elif config.reuse and index.exists():
-            folder = Path(tempfile.mkdtemp(dir=scratch))
-            others = [layout.output(each.name) for each in layout.outputs.glob("*/")]
-            places = [place for other in others for place in (other, other.earlier)]
-            finals = [of_final(place, wanted, PlaceKind.OUTPUT, place.name, folder) for place in places]
-            seen = np.zeros(output.table.rows, dtype=bool)
-            for final in (*filter(None, finals), *of_other_workdirs(config.reuse_from, wanted, folder)):
-                for here, there in matches(index, final.index):
-                    seen[here[final.numbers(there) >= 0]] = True
-            for _, earlier in (each for each in before if each[0] == wanted.of_vectors):  # this run makes them first
-                for here, _ in matches(index, earlier):
-                    seen[here] = True
-            output.known = int(seen.sum())
-        if index.exists() and gives_vectors(config, name):
-            before.append((wanted.of_vectors, index))
+def _count_known(config: Config, output: _Output, scratch: Path) -> int:
+    """Count the texts that have a vector already; no file is checked as a run checks it."""
+    layout, index = Layout(config.workdir), TableFiles(output.table.folder).index
+    if output.ours:  # a run has looked
+        with suppress(DamagedError):
+            reuse = read_reuse(layout.output(output.name))
+            return reuse.taken if reuse is not None else 0
+    if not config.reuse or not index.exists():
+        return 0
+    revision = revision_at_hand(config.model, layout.model, read=bool(config.reuse_from))
+    arithmetic = arithmetic_variables({} if config.engine.kind is EngineKind.RAY else os.environ, config.env)
+    wanted = identity_of(config, output.name, revision, output.table.digest, output.table.rows, arithmetic)
+    others = [layout.output(each.name) for each in layout.outputs.glob("*/")]
+    places = [place for other in others for place in (other, other.earlier)]
+    files, seen = Path(tempfile.mkdtemp(dir=scratch)), np.zeros(output.table.rows, dtype=bool)
+    finals = [of_final(place, wanted, PlaceKind.OUTPUT, place.name, files) for place in places]
+    for final in (*filter(None, finals), *of_other_workdirs(config.reuse_from, wanted, files)):
+        for here, there in matches(index, final.index):
+            seen[here[final.numbers(there) >= 0]] = True
+    return int(seen.sum())
 
 
 def activation_bytes(
@@ -376,7 +350,7 @@ def activation_bytes(
 
     `element_bytes` is the size of one number in the model's dtype. The attention mask has a byte for each pair of
     tokens of a row, and is copied in the model's dtype while attention is computed; twice if the length is not a
-    multiple of eight.
+    multiple of eight. With `math_kernel`, attention is emulated.
     """
     copies = 1 if length % 8 == 0 else 2
     if shape.gated:
@@ -389,5 +363,95 @@ def activation_bytes(
     if math_kernel:
         # Scores, their softmax (4 bytes each) and where that is nothing (1); query, key and value in float32.
         of_mask = length * (1 + element_bytes + 9 * shape.heads) + 14 * shape.queries
-    a_token = max(feed_forward * element_bytes + length, attention * element_bytes + of_mask)
-    return rows * length * a_token
+    return rows * length * max(feed_forward * element_bytes + length, attention * element_bytes + of_mask)
+
+
+def draw(forecast: dict[str, Any], *, blocks: bool = True, columns: int = 0) -> Iterator[str]:
+    """Yield the lines, for a terminal of that width (0 = not a terminal).
+
+    Without `blocks`, bars are made of ASCII, for a stream that cannot encode more.
+    """
+    width = min(columns or WIDTH, WIDTH)
+    for name, output in forecast["outputs"].items():
+        yield from _draw_output(name, output, width, blocks=blocks)
+        yield ""
+    for label, text in [*_needs(forecast), *(("note", note) for note in forecast["notes"])]:
+        yield from wrapped(f"{label:8}{text}", width, 8).splitlines()
+
+
+def _draw_output(name: str, output: dict[str, Any], width: int, *, blocks: bool) -> Iterator[str]:
+    rows, lengths, limit = output["rows"], output["lengths"], output["max_length"]
+    share = output["duplicate_share"]
+    repeats = f", {_percent(share)} of the rows repeat a text" if share else ""
+    yield f"{name}: {rows:,} rows, {output['distinct_texts']:,} distinct texts{repeats}"
+    if output["rows_empty"]:
+        yield f"  empty    {counted(output['rows_empty'], 'row')}, with one vector for all; `where` leaves them out"
+    quantiles = f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
+    yield from ("", f"  {output['length_unit'].replace('_', ' ')} of a text: {quantiles}")
+    most, room = max((each["count"] for each in lengths["bins"]), default=0), max(1, width - 41)
+    for each in lengths["bins"]:
+        # What is there at all shows.
+        bar = ("█" if blocks else "#") * (max(1, round(each["count"] / most * room)) if each["count"] else 0)
+        part = f"{each['count']:>12,}{_percent(each['count'] / lengths['count']):>8}"
+        yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{room}}{part}"
+        if each["high"] == limit and lengths["truncated"]:
+            yield "  " + f" max_length {limit:,}: longer texts are cut ".center(width - 2, "─" if blocks else "-")
+    if limit is not None and lengths["truncated"]:
+        cut, lost = _percent(lengths["truncated"] / lengths["count"]), _percent(lengths["lost_share"])
+        yield f"  {cut} of the texts are cut, and with them {lost} of all tokens"
+    elif limit is not None:
+        yield f"  no text is longer than the {limit:,} tokens that the model reads"
+    for number, text in enumerate(output["longest"]):
+        place, room = text["place"], width - 21
+        place = place if len(place) <= room else f"...{place[3 - room :]}"
+        yield f"  {'' if number else 'longest':9}{text['length']:>8,}  {place}"
+    yield ""
+    if output["padding_share"] is not None:
+        yield f"  batches  {output['batches']:,}; {_percent(output['padding_share'])} of the work is padding"
+    # A cap of as many rows as tokens caps nothing, see `resolve_limits`.
+    texts, tokens = output["batch_rows"], output["batch_tokens"]
+    limits = [f"{texts:,} texts"] * (texts != tokens) + [f"{tokens or 0:,} padded tokens"] * (tokens is not None)
+    yield f"  a batch  at most {' and '.join(limits)}"
+    if known := output["texts_known"]:
+        yield f"  texts    {known:,} have vectors already; {output['distinct_texts'] - known:,} are new"
+    done = f", {output['chunks_done']:,} of them done" if output["chunks_done"] else ""
+    why = f"; {output['chunk_size_reason']}" if output["chunk_size_reason"] else ""
+    yield f"  chunks   {output['chunks']:,} of {output['chunk_size']:,} texts{done}{why}"
+    size = "; the dimension is unknown until a run has made a chunk"
+    if output["dimension"] is not None:
+        size = f" x {output['dimension']:,}, {human_bytes(output['final_bytes'])}"
+    yield f"  file     {rows:,} rows{size}"
+
+
+def _needs(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    outputs, free = forecast["outputs"].values(), forecast["free_disk_bytes"]
+    disk = "unknown until a run has made a chunk"
+    if forecast["peak_disk_bytes"] is not None and forecast["final_disk_bytes"] is not None:
+        peak, final = human_bytes(forecast["peak_disk_bytes"]), human_bytes(forecast["final_disk_bytes"])
+        disk = f"up to {peak} more while it runs, {final} of final files"
+    yield "disk", disk + (f"; {human_bytes(free)} are free" if free is not None else "")
+    weights, batch = forecast["weights_bytes"], max((each["activation_bytes"] or 0 for each in outputs), default=0)
+    memory, on_gpu = "unknown until a run has downloaded the weights", forecast["gpu_memory_bytes"]
+    if weights is not None:
+        need, total = human_bytes(forecast["host_memory_bytes"]), human_bytes(forecast["total_memory_bytes"])
+        workers = f"{counted(forecast['workers'], 'worker')} (workers.per_device and standby together)"
+        memory = f"about {need} of {total}{' for each GPU' * forecast['per_gpu']}, an estimate: {workers}, each with "
+        memory += f"1 GiB for its libraries and {human_bytes(weights)} of weights"
+        if batch and on_gpu is None:
+            at_once = forecast["batches_at_once"]
+            memory += f"; {human_bytes(batch)} for the largest batch, {at_once} at a time in a worker"
+    yield "memory", memory
+    if on_gpu is not None:
+        sum_of = f"0.5 GiB for CUDA, {human_bytes(weights)} of weights, and {human_bytes(batch)} for the largest batch"
+        less = "workers take smaller ones if that is more than is free"
+        yield "GPU", f"about {human_bytes(on_gpu)} of each GPU, an estimate: {sum_of}; {less}"
+    left, rate = sum(each["texts_left"] for each in outputs), forecast["texts_per_s"]
+    time = f"about {human_time(forecast['time_s'] or 0)} of computing: {counted(left, 'text')} at the "
+    time += f"{figure(rate or 0)} texts/s of the last run; before it, the source is read and the model loaded"
+    if rate is None:
+        time = "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
+    yield "time", time if left or rate is None else "nothing is left to be done"
+
+
+def _percent(share: float) -> str:
+    return "<0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"

@@ -1,0 +1,648 @@
+"""The doctor: `gather` reads the machine and the job, and each of `CHECKS` judges what was read."""
+
+import os
+import re
+import resource
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import psutil
+
+from chunkvisor.config.choices import EngineKind
+from chunkvisor.config.load import LoadedConfig, load
+from chunkvisor.config.model import Config, encode_spec, model_spec
+from chunkvisor.devices import gpu as gpus
+from chunkvisor.devices.dtypes import Card, less_memory, unfit_dtype
+from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
+from chunkvisor.devices.health import asks_for_recovery
+from chunkvisor.engine.modelfolder import (
+    ModelFindings,
+    ModelFolder,
+    check_model_files,
+    computed_dtype,
+    read_model_folder,
+)
+from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
+from chunkvisor.engine.ray.wire import Survey, survey
+from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of, read_expected, try_texts, wrong_vectors
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.judge import Patience, Verdict, describe_exit
+from chunkvisor.show.status import State, read_status
+from chunkvisor.sources.child import request_of, try_first_row
+from chunkvisor.store.attempt import last_line
+from chunkvisor.store.disk import free_bytes
+from chunkvisor.store.layout import Layout
+from chunkvisor.supervise.session import require_extras
+from chunkvisor.units import counted, human_bytes, listed
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Phase
+from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_TEXT = "The quick brown fox jumps over the lazy dog."
+# The first and the last are equal: their vectors come from two passes of the same shape.
+SAMPLE = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
+
+
+# How much a finding matters; only a fault makes the command fail.
+OK, NOTE, WARNING, FAULT = "ok", "note", "warning", "fault"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    check: str  # a name that docs/reference/doctor.md explains
+    state: str
+    meaning: str
+    mend: str = ""  # what to do; never empty for a warning or a fault
+    blame: str = "machine"  # or "config": who has to repair a fault; it decides the exit code
+
+
+@dataclass(slots=True)
+class Sample:
+    """What a worker made of SAMPLE, and of the expected texts after it."""
+
+    trial: Trial
+    device: Device
+    again: Trial | None = None  # by a second process, which has loaded the model anew
+    unexpected: str = ""  # how the vectors are not those of `model.expect`
+
+
+@dataclass(slots=True)
+class Case:
+    """Everything that was read; None = there is none, or it is not known."""
+
+    config: Config | None = None
+    refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
+    cluster: Survey | None = None
+    devices: tuple[Device, ...] = ()
+    own: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    workers: Mapping[str, str] = field(default_factory=dict)  # the environment that workers get
+    smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -q -x`
+    nodes: dict[str, bool] = field(default_factory=dict)  # files of the driver in /dev -> may this user open them?
+    probe: ProbeReading = field(default_factory=ProbeReading)
+    memory: tuple[float, float] = (0, 0)  # bytes that are free, of how many; in a container, of its share
+    tasks_left: float = float("inf")  # processes and threads that the container may still start
+    busy_pid: int | None = None  # of a run that is at work in the workdir
+    sources: dict[str, Halt | str] = field(default_factory=dict)  # why one cannot be read, or a note on its template
+    place: str = ""  # where the model's files are: plugin, folder, cache or hub
+    model: ModelFolder = field(default_factory=ModelFolder)
+    dtype: str | None = None
+    findings: ModelFindings = field(default_factory=ModelFindings)
+    no_download: Verdict | None = None  # why the hub does not give the model
+    expected: Expected | None = None
+    samples: Sequence[Sample] = ()
+
+    @property
+    def wanted(self) -> str:
+        """Return where the job computes, "cuda" or "cpu"; empty without a job for this machine."""
+        if self.config is None or (self.cluster is not None and not self.devices):
+            return ""
+        return "cpu" if "cpu" in self.config.device else "cuda"
+
+    @property
+    def cards(self) -> list[Card]:
+        """Return the GPUs on which torch has computed."""
+        report = self.probe.report
+        return [Card(gpu.name, gpu.capability) for gpu in report.gpus] if report is not None else []
+
+    @property
+    def xml(self) -> ElementTree.Element:
+        """What nvidia-smi answered, element names as of driver 575."""
+        try:
+            return ElementTree.fromstring(self.smi.text)  # noqa: S314 - of the driver's own tool
+        except ElementTree.ParseError:
+            return ElementTree.Element("nothing")
+
+
+def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
+    """Read everything; with a config, its job as well. `say` gets the steps that take a while. Raises OSError."""
+    case, loaded = Case(), None
+    if config_path is not None:
+        try:
+            loaded = load(config_path)
+            require_extras(loaded.config)
+            case.config = loaded.config
+        except Halt as halt:
+            case.refused["config"] = halt
+    if case.config is not None:
+        if case.config.engine.kind is EngineKind.RAY:
+            say("asking the cluster")
+            case.cluster = survey(case.config.engine.address)
+        try:
+            case.devices = gpus.find_devices(case.config.device)
+        except Halt as halt:
+            if case.cluster is None:  # the workers of a cluster need no GPU here
+                case.refused["gpu"] = halt
+    case.workers = environment_of(os.environ, case.devices, case.config.env if case.config is not None else {})
+    # First, because the memory of a process that has just ended is not free at once.
+    case.smi = gpus.ask_smi(("-q", "-x"))
+    machine, (left_bytes, limit_bytes, case.tasks_left) = psutil.virtual_memory(), read_cgroup()
+    case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
+    for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
+        case.nodes |= {str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)}
+    say("asking torch")
+    case.probe = gpus.ask_torch(case.workers)
+    if loaded is not None and case.config is not None:
+        with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
+            _read_job(case, loaded, Path(scratch), say)
+    return case
+
+
+def read_cgroup(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> tuple[float, float, float]:
+    """Return how much memory our cgroup (version 2) has free, of how much, and the tasks it may still start.
+
+    inf = no limit. Cached pages of files are free: the kernel takes them back first.
+    """
+    group = re.search(r"^0::/(.*)$", own.read_text() if own.is_file() else "", re.MULTILINE)
+    folder = root / (group[1] if group else "")
+
+    def number(name: str, pattern: str, otherwise: float) -> float:
+        found = re.search(pattern, (folder / name).read_text(), re.MULTILINE) if (folder / name).is_file() else None
+        return float(found[1]) if found else otherwise  # "max" means no limit
+
+    limit, tasks = (number(name, r"^(\d+)$", float("inf")) for name in ("memory.max", "pids.max"))
+    used = number("memory.current", r"^(\d+)$", 0) - number("memory.stat", r"^inactive_file (\d+)$", 0)
+    return max(0, limit - used), limit, max(0, tasks - number("pids.current", r"^(\d+)$", 0))
+
+
+def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
+    """Read everything about the config's job; for samples, device and model have to be here. Raises OSError."""
+    config = loaded.config
+    with suppress(Halt, OSError):
+        status = read_status(config.workdir)
+        case.busy_pid = status.pid if status.state is State.RUNNING else None
+    say("reading the first rows of each output")
+    for name, output in config.outputs.items():
+        case.sources[name] = output.template_note
+        try:
+            try_first_row(request_of(config, name, None))
+        except Halt as halt:
+            if halt.code is ExitCode.CONFIG:
+                case.sources[name] = halt
+    try:
+        source = _find_model(case, config, scratch, say)
+        case.expected = read_expected(config.model.expect) if config.model.expect is not None else None
+    except Halt as halt:
+        case.refused["expect" if case.place else "model"] = halt
+        return
+    if source is None:
+        return
+    case.findings, case.dtype = check_model_files(config, source.path), computed_dtype(config.model, source.path)
+    case.model = read_model_folder(Path(source.path)) if source.path else case.model
+    if case.devices and case.busy_pid is None and not case.findings.faults:
+        case.samples = list(_samples(case, loaded, source, scratch, say))
+
+
+def _find_model(case: Case, config: Config, scratch: Path, say: Callable[[str], None]) -> ModelSource | None:
+    """Return the model's files; None if they are on the hub. Raises Halt if they are nowhere."""
+    model = config.model
+
+    def ask(backend: str, timeout_s: float, **variables: str) -> ModelSource | Verdict:
+        folder, environment = Path(tempfile.mkdtemp(dir=scratch)), {**os.environ, **variables}
+        try:
+            return fetch_model(model.name, model.revision, backend, folder, lambda: None, environment, timeout_s)
+        except TimeoutError:
+            return Verdict(Outcome.HUB, f"it has given no answer within {timeout_s:.0f} s")
+
+    source: ModelSource | Verdict | None = ModelSource(None, model.revision)
+    if not model.is_plugin:
+        source = source_at_hand(model, Layout(config.workdir).model)
+        source = source or ask(str(model.kwargs.get("backend", "torch")), 120.0, HF_HUB_OFFLINE="1")
+    if isinstance(source, ModelSource):
+        case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
+        return source
+    case.place = "hub"
+    if not _is_offline(case):
+        say(f"asking the model hub for {model.name}")
+        answer = ask(ONLY_ASK, 30.0)
+        case.no_download = answer if isinstance(answer, Verdict) else None
+    return None
+
+
+def _is_offline(case: Case) -> bool:
+    value = case.own.get("HF_HUB_OFFLINE") or case.own.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads it
+
+
+def _samples(
+    case: Case, loaded: LoadedConfig, source: ModelSource, scratch: Path, say: Callable[[str], None]
+) -> Iterator[Sample]:
+    """Encode on each device, as `encode` says if its vectors are expected, else as the first output is encoded."""
+    config, expected = loaded.config, case.expected
+    model = model_spec(config.model, source.path, source.revision)
+    encode = config.encode if expected is not None else config.effective_encode(next(iter(config.outputs)))
+    texts = (*SAMPLE, *(expected.texts if expected is not None else ()))
+    for device in case.devices:
+        environment = {**case.workers, _VISIBLE: device.uuid}
+        conditions = Conditions(device.kind, environment, (str(loaded.folder),), Patience.of(config))
+
+        def encoded(conditions: Conditions = conditions) -> Trial:
+            return try_texts(texts, model, encode_spec(encode), conditions, Path(tempfile.mkdtemp(dir=scratch)))
+
+        say(f"encoding a sample of texts on {device}")
+        sample = Sample(encoded(), device)
+        if (vectors := sample.trial.vectors) is not None:
+            if expected is not None:
+                quantized = "quantization_config" in model.kwargs
+                sample.unexpected = expected.problem(vectors[len(SAMPLE) :], sample.trial.dtype, quantized=quantized)
+            if device is case.devices[0]:
+                say("encoding it once more in another process")
+                sample.again = encoded()
+        yield sample
+
+
+# --- the checks
+
+_ACCESS = "in a container, start it with GPU access (docker run --gpus all); else ask the administrator"
+_INSTALL = "install a torch for this machine: https://pytorch.org/get-started/locally"
+_UNREAD = "no part of torch reads it, so it neither helps nor harms"
+_VARIABLES = {
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (WARNING, "every allocation asks the driver, which is very slow"),
+    "CUDA_LAUNCH_BLOCKING": (WARNING, "the GPU waits after every kernel, which is slow"),
+    "NVIDIA_TF32_OVERRIDE": (NOTE, "it changes the last digits of the vectors; a workdir is bound to it"),
+    **dict.fromkeys(("PYTORCH_NO_NVML", "C10_DISABLE_NVML", "CUDA_DISABLE_NVML"), (NOTE, _UNREAD)),
+}
+
+
+def examine(case: Case) -> list[Finding]:
+    """Make all checks, in the order in which they are shown."""
+    checks = [check for check in CHECKS if not (case.wanted == "cpu" and check in _OF_GPUS)]
+    refused = [_refusal(name, halt) for name, halt in case.refused.items()]
+    return refused + [found for check in checks for found in check(case)]
+
+
+def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
+    why = f": {halt.why}" if halt.why else ""
+    blame = "machine" if halt.code is ExitCode.MACHINE else "config"
+    return Finding(check, FAULT, f"{where}{halt.what}{why}", halt.remedy or "correct it in the config", blame)
+
+
+def _broken(case: Case, check: str, meaning: str, mend: str) -> Finding:
+    """Find a GPU broken: a fault only if the config asks for one."""
+    return Finding(check, FAULT if case.wanted else WARNING, meaning, mend)
+
+
+def _cluster(case: Case) -> Iterator[Finding]:
+    if (cluster := case.cluster) is None:
+        return
+    if cluster.problem:
+        mend = "start it: ray start --head; or correct engine.address; or, without Ray: pip install 'chunkvisor[ray]'"
+        yield Finding("cluster", FAULT, f"no Ray cluster answers: {cluster.problem}", mend)
+        return
+    lacks = case.wanted != "cpu" and not cluster.gpus
+    has = f"{cluster.nodes} nodes with {cluster.processors} processors and {cluster.gpus} GPUs"
+    mend = "start a node with a GPU, for which a run would wait: ray start --address" * lacks
+    yield Finding("cluster", WARNING if lacks else OK, f"{has}; the other findings are about this machine", mend)
+
+
+def _driver(case: Case) -> Iterator[Finding]:
+    forbidden = [path for path, may in case.nodes.items() if not may]
+    if case.cards or (case.nodes and not forbidden):
+        version, cuda = (case.xml.findtext(f"{each}_version", "unknown") for each in ("driver", "cuda"))
+        yield Finding("driver", OK, f"NVIDIA driver {version}, for CUDA {cuda}")
+    elif forbidden:
+        mend = "join the group that owns /dev/nvidia*"
+        yield _broken(case, "driver", f"this user cannot open {', '.join(forbidden)}: CUDA will see no GPU", mend)
+    elif not case.smi.text:
+        mend = f"install or load the driver; {_ACCESS}; or write `device: cpu`"
+        state = FAULT if case.wanted else NOTE
+        yield Finding("driver", state, "there is no NVIDIA driver, and so no GPU, here", mend)
+
+
+def _nvml(case: Case) -> Iterator[Finding]:
+    if case.smi.returncode == 0:
+        yield Finding("nvml", OK, f"nvidia-smi answers, and lists {counted(len(case.xml.findall('gpu')), 'GPU')}")
+    elif case.smi.text or case.cards or case.nodes:
+        # Not more than a warning: whether CUDA works is what torch finds.
+        means, mend = "nvidia-smi is not on PATH (under WSL2 it is in /usr/lib/wsl/lib)", "add it to PATH"
+        if case.smi.text:
+            rule = diagnose(Fault(Phase.CUDA_INIT, (Cause("nvidia-smi", (), case.smi.text),), "")).rule
+            known = rule.outcome in (Outcome.SETUP, Outcome.HARDWARE_FAULT)
+            means = f"nvidia-smi fails: {case.smi.line}" + f". {rule.cause.rstrip('.')}" * known
+            mend = rule.remedy if known else f"reboot; {_ACCESS}"
+        means += "; CUDA may work all the same, but who holds the GPU's memory is not known"
+        yield Finding("nvml", WARNING, means, mend)
+
+
+def _visible(case: Case) -> Iterator[Finding]:
+    value = case.own.get(_VISIBLE)
+    if value is None or case.smi.returncode != 0:
+        return
+    entries = [part.strip() for part in value.split(",")]
+    listed_here = [Device("cuda", each.findtext("uuid", "")) for each in case.xml.iterfind("gpu")]
+    shown = gpus.select_visible(listed_here, value)
+    if len(shown) == len(entries) and len({entry[:3] in ("GPU", "MIG") for entry in entries}) == 1:
+        yield Finding("visible-gpus", OK, f"{_VISIBLE}={value} shows {counted(len(shown), 'GPU')}")
+        return
+    why = "CUDA hides what comes after an entry that it does not know or of another kind, and all if one comes twice"
+    meaning = f"{_VISIBLE}={value} shows {len(shown)} of {counted(len(entries), 'GPU')}: {why}"
+    yield _broken(case, "visible-gpus", meaning, "unset it, or name in it what `nvidia-smi -L` lists")
+
+
+def _gpus(case: Case) -> Iterator[Finding]:
+    chosen = [device.uuid for device in case.devices if device.uuid.startswith("GPU-")]
+    for gpu in case.xml.iterfind("gpu"):
+        uuid = gpu.findtext("uuid", "")
+        if not chosen or uuid in chosen:
+            name = f"{gpu.findtext('product_name', 'GPU')} ({uuid[:12]})"
+            yield _health(case, gpu, name)
+            yield _gpu_memory(case, gpu, name)
+            if gpu.findtext("mig_mode/current_mig") == "Enabled" and "MIG-" not in case.own.get(_VISIBLE, ""):
+                mend = f"set {_VISIBLE} to the MIG-… id of a slice, as `nvidia-smi -L` lists them"
+                meaning = f"{name} is in MIG mode: a job has one slice of it, and CUDA chooses which"
+                yield Finding("mig", WARNING, meaning, mend)
+
+
+def _health(case: Case, gpu: ElementTree.Element, name: str) -> Finding:
+    action = gpu.findtext("gpu_recovery_action", "")
+    numbers = [each.text or "" for each in gpu.iterfind("ecc_errors/volatile/*") if "uncorrectable" in each.tag]
+    errors = sum(int(number) for number in numbers if number.isdecimal())
+    lost, pending = (gpu.findtext(f"remapped_rows/remapped_row_{each}") == "Yes" for each in ("failure", "pending"))
+    found = {
+        f"the driver asks for a recovery action: {action}": FAULT if asks_for_recovery(action) else OK,
+        "a faulty row of its memory could not be replaced by a spare one": FAULT if lost else OK,
+        "a faulty row of its memory waits for a reset to be replaced": WARNING if pending else OK,
+        f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded": WARNING if errors else OK,
+    }
+    if not (wrong := [words for words, state in found.items() if state is not OK]):
+        return Finding("gpu-health", OK, f"{name} reports no memory error and asks for no reset")
+    mend = "ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; if it comes again, to replace it"
+    broken = _broken(case, "gpu-health", f"{name}: {'; '.join(wrong)}", mend)
+    return broken if FAULT in found.values() else replace(broken, state=WARNING)
+
+
+def _gpu_memory(case: Case, gpu: ElementTree.Element, name: str) -> Finding:
+    sizes = (gpu.findtext(f"fb_memory_usage/{each}", "").partition(" ")[0] for each in ("used", "total"))
+    used, total = (int(size) << 20 if size.isdecimal() else 0 for size in sizes)
+    what, holders = f"{name}: {human_bytes(used)} of {human_bytes(total)} in use", list[str]()
+    if used < 512 << 20:  # a desktop's, or the driver's own
+        return Finding("gpu-memory", OK, what)
+    for each in gpu.iterfind("processes/process_info"):
+        # Of its command line only the program: the rest may hold secrets.
+        program = each.findtext("process_name", "").partition(" ")[0].rpartition("/")[2][:60]
+        holders.append(f"pid {each.findtext('pid')} {program} ({each.findtext('used_memory')})")
+    who = listed(holders, 5) or "processes that cannot be seen from here (of a container, or of its host)"
+    mend = "end what is not needed, or choose another GPU (`device: cuda:N`) or smaller batches"
+    state = WARNING if 2 * used > total and case.busy_pid is None else NOTE
+    return Finding("gpu-memory", state, f"{what} before a run begins, by {who}", mend)
+
+
+def _torch(case: Case) -> Iterator[Finding]:
+    report, failed = case.probe.report, NOTE if case.place == "plugin" else FAULT
+    if case.probe.lacks_torch:
+        mend = "pip install 'chunkvisor[worker]', in the same environment as this command"
+        yield Finding("torch", failed, "torch is not installed, which only a plug-in encoder can do without", mend)
+        return
+    fault, mend, log = report.fault if report is not None else None, _INSTALL, last_line(case.probe.log_tail)
+    why = f"{describe_exit(case.probe.returncode)} {log}" if case.probe.returncode is not None else "it hangs"
+    found = diagnose(fault) if fault is not None else diagnose_log(case.probe.log_tail, case.probe.returncode or 0)
+    if found is not None:
+        why = f"{found.rule.cause.rstrip('.')}: {found.headline}"
+        mend = found.rule.remedy or _INSTALL
+    if report is None or report.phase in (Phase.IMPORT, Phase.FORWARD):
+        yield Finding("torch", failed, f"torch is installed but cannot be imported, or not compute: {why}", mend)
+        return
+    build = f"CUDA {report.cuda}" if report.cuda else f"ROCm {report.hip}" if report.hip else "the CPU only"
+    yield Finding("torch", OK, f"torch {report.versions.get('torch', '')} is built for {build}, and computes")
+    if case.wanted == "cpu":
+        return
+    if case.cards and fault is None and report.phase is not Phase.CUDA_INIT:
+        yield Finding("torch-gpu", OK, f"torch computes on {', '.join(map(str, case.cards))}")
+        return
+    if report.cuda is None:
+        why, mend = "it is not built for CUDA", f"{_INSTALL}; or write `device: cpu`"
+    broken = _broken(case, "torch-gpu", f"torch cannot use the GPU: {why}", mend)
+    if found is not None and found.rule.name == "allocator-config":
+        broken = replace(broken, check="allocator")
+    if not case.wanted and not case.nodes and not case.smi.text:
+        broken = replace(broken, state=NOTE)  # no GPU is asked for, and none is here
+    yield replace(broken, state=WARNING) if case.place == "plugin" and broken.state is FAULT else broken
+
+
+def _environment(case: Case) -> Iterator[Finding]:
+    segments = any("expandable_segments:True" in case.workers.get(name, "").replace(" ", "") for name in _ALLOCATOR)
+    if segments and case.smi.returncode != 0 and case.workers.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC") != "0":
+        meaning = "expandable_segments:True asks NVML at its first allocation, which does not work here"
+        yield Finding("allocator", WARNING, meaning, "set TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0")
+    for name, (state, why) in _VARIABLES.items():
+        value = case.workers.get(name)
+        if value is not None and (state is NOTE or value.lower() not in ("", "0", "false", "off", "no")):
+            yield Finding("environment", state, f"{name} is set: {why}", "unset it")
+
+
+def _memory(case: Case) -> Iterator[Finding]:
+    workers = case.config.workers.per_device + case.config.workers.standby if case.config is not None else 1
+    workers *= max(1, len(case.devices))
+    each, (free, total) = (1 << 30) + (case.model.weights_bytes or 0), case.memory  # the libraries take about a GiB
+    text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
+    text += f"for {counted(workers, 'worker')} at once about {human_bytes(workers * each)} are needed"
+    mend = "set workers.standby lower, free some memory, raise the container's limit, or take a smaller model"
+    if case.place == "plugin":
+        yield Finding("memory", OK, f"{text}, and what the plug-in encoder takes")
+    elif free < workers * each:
+        yield Finding("memory", FAULT if free < each else WARNING, text, mend)
+    else:
+        yield Finding("memory", OK, text)
+
+
+def _folders(case: Case) -> Iterator[Finding]:
+    folders = {"disk": case.config.workdir} if case.config is not None else {}
+    if case.place in ("", "cache", "hub"):
+        folders["hub-cache"] = Path(case.own.get("HF_HUB_CACHE") or _hub_home(case) / "hub").expanduser()
+    for check, path in folders.items():
+        here = next(each for each in (path, *path.parents) if each.exists())
+        free, needed = free_bytes(here) or 0, check == "disk" or case.place == "hub"
+        if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
+            mend = "change its owner or its permissions, or choose another one"
+            yield Finding(check, FAULT if needed else NOTE, f"{path} cannot be written into by this user", mend)
+        elif free < 1 << 30:
+            mend = "free some space, or choose another folder; `chunkvisor plan` says how much a run needs"
+            yield Finding(check, WARNING if needed else NOTE, f"{path} has {human_bytes(free)} free", mend)
+        else:
+            yield Finding(check, OK, f"{path} has {human_bytes(free)} free")
+
+
+def _limits(case: Case) -> Iterator[Finding]:
+    files, each = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 32 + 2 * len(os.sched_getaffinity(0))
+    if 0 <= files < 1024:  # a worker with CUDA opens a hundred or two
+        text = f"a process may open {files:,} files, {'perhaps ' * (files >= 128)}too few for torch and CUDA"
+        mend = "raise it: ulimit -n 4096, or LimitNOFILE= of systemd"
+        yield Finding("files", WARNING if files >= 128 else FAULT, text, mend)
+    if case.tasks_left < 4 * each:  # OpenMP's pool and the tokenizer's have a thread for every CPU
+        text = f"{case.tasks_left:,.0f} more processes and threads are allowed; a worker here starts about {each}"
+        mend = "raise it (docker run --pids-limit, ulimit -u, TasksMax= of systemd), or set OMP_NUM_THREADS to 4 in env"
+        yield Finding("processes", WARNING if case.tasks_left >= each else FAULT, text, mend)
+
+
+def _source(case: Case) -> Iterator[Finding]:
+    for name, problem in case.sources.items():
+        if isinstance(problem, Halt):
+            yield _refusal("source", problem, f"{name}: ")
+        elif problem:
+            yield Finding("source", WARNING, f"{name}: {problem}", "correct the template", "config")
+        else:
+            yield Finding("source", OK, f"{name}: the first rows can be read")
+
+
+def _hub_home(case: Case) -> Path:
+    """Find the folder of the hub's files as huggingface_hub does (its constants.py)."""
+    return Path(case.own.get("HF_HOME") or f"{case.own.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface").expanduser()
+
+
+def _token(case: Case) -> Iterator[Finding]:
+    token = Path(case.own.get("HF_TOKEN_PATH") or _hub_home(case) / "token").expanduser()
+    if case.place in ("", "cache", "hub"):
+        known = bool(case.own.get("HF_TOKEN")) or token.exists()
+        mend = "private and gated models need one: set HF_TOKEN, or run: hf auth login" * (not known)
+        yield Finding(
+            "hub-token", OK if known else NOTE, f"{'an' if known else 'no'} access token of the hub is set", mend
+        )
+
+
+def _model(case: Case) -> Iterator[Finding]:
+    if case.config is None or not case.place:
+        return
+    name, weights_bytes = case.config.model.name, case.model.weights_bytes
+    fetch, missing = f"hf download {name}", f"{name} is not in the local cache"
+    where = {"plugin": "is handed to the plug-in encoder as it stands", "folder": "is a local folder"}
+    size = f", {human_bytes(weights_bytes)} of weights" if weights_bytes else ""
+    if case.place != "hub":
+        yield Finding("model", OK, f"{name} {where.get(case.place, 'is in the local cache')}{size}")
+    elif _is_offline(case):
+        mend = f"unset HF_HUB_OFFLINE for the first run, or before it: {fetch}"
+        yield Finding("model", FAULT, f"{missing}, and HF_HUB_OFFLINE forbids to download it", mend, "config")
+    elif case.no_download is not None:
+        mend = case.no_download.remedy or f"check the network, or fetch it where there is one: {fetch}"
+        blame = "machine" if case.no_download.outcome is Outcome.HUB else "config"
+        meaning = f"{missing}, and the hub does not give it: {case.no_download.reason}"
+        yield Finding("model", FAULT, meaning, mend, blame)
+    else:
+        mend = f"to have it before, and checked here: {fetch}"
+        yield Finding("model", NOTE, f"{missing}: the first run downloads it", mend)
+    yield from (_refusal("right-vectors", fault) for fault in case.findings.faults)
+    yield from (Finding("right-vectors", WARNING, *found) for found in case.findings.warnings)
+
+
+def _dtype(case: Case) -> Iterator[Finding]:
+    if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
+        yield Finding("dtype", WARNING, gpus.SLOW_BFLOAT16, "set model.dtype to float32")
+    for card in sorted(set(case.cards), key=str) if case.wanted == "cuda" and case.dtype is not None else ():
+        if (unfit := unfit_dtype(case.dtype, case.model.model_type, card)) is not None:
+            yield Finding("dtype", WARNING, *unfit)
+        else:
+            other = less_memory(case.dtype, case.model.model_type, card) or f"It suits {card}"
+            yield Finding("dtype", OK, f"the model computes in {case.dtype}. {other.rstrip('.')}")
+
+
+def _encoding(case: Case) -> Iterator[Finding]:
+    if case.busy_pid is not None:
+        meaning = f"a run is at work in the workdir (pid {case.busy_pid}): no sample is encoded next to it"
+        yield Finding("encoding", NOTE, meaning)
+    elif not case.samples and case.config is not None:
+        yield Finding("encoding", NOTE, "no sample was encoded: what stands above is in the way")
+    for sample in case.samples:
+        failed = next(
+            (each for each in (sample.trial, sample.again) if each is not None and each.vectors is None), None
+        )
+        found = _failed(case, failed) if failed is not None else _compared(case, sample)
+        yield replace(found, meaning=f"on {sample.device}, {found.meaning}")
+        if failed is None and case.place != "plugin":
+            yield Finding("tokenizer", OK, "the tokenizer fits the model and knows ordinary words")
+    if case.expected is not None and case.config is not None and case.samples:
+        if wrong := next((sample.unexpected for sample in case.samples if sample.unexpected), ""):
+            yield _refusal("expect", wrong_vectors(wrong, case.config.model.name))
+        elif all(sample.trial.vectors is not None for sample in case.samples):
+            what = f"the model gives the vectors of {counted(len(case.expected.texts), 'text')} in {case.expected.path}"
+            yield Finding("expect", OK, what)
+
+
+def _failed(case: Case, trial: Trial) -> Finding:
+    verdict = trial.verdict
+    check = "right-vectors" if verdict.rule == "wrong-model" else "encoding"
+    text = f"a worker got three short texts and failed: {verdict.outcome}: {verdict.reason}"
+    text += f"\nlast line of its log: {trial.log_line}" if trial.log_line else ""
+    mend = verdict.remedy or "correct what the log names: the encoder, torch, or another package"
+    # What a plug-in raises, or vectors that are none, no repair of the machine changes.
+    config = verdict.outcome in (Outcome.BAD_OUTPUT, Outcome.BAD_INPUT, Outcome.SETUP)
+    config |= case.place == "plugin" and verdict.outcome is Outcome.CRASHED
+    if verdict.exit_code is not None:
+        config = verdict.exit_code == ExitCode.CONFIG
+    meaning = text if check == "encoding" else verdict.reason
+    return Finding(check, FAULT, meaning, mend, "config" if config else "machine")
+
+
+def _compared(case: Case, sample: Sample) -> Finding:
+    """Compare the vectors of equal texts, of different ones, and those of two processes."""
+    assert sample.trial.vectors is not None
+    vectors = sample.trial.vectors[: len(SAMPLE)]
+    largest = float(np.abs(vectors[0]).max())
+    differ, elsewhere = float(np.abs(vectors[0] - vectors[2]).max()) / largest, 0.0
+    if sample.again is not None and (again := sample.again.vectors) is not None:
+        elsewhere = float(np.abs(vectors - again).max()) / largest if again.shape == vectors.shape else 1.0
+    if differ > 1e-3:  # half precision has about three digits
+        meaning = f"the same text, encoded twice, gives vectors that differ by {differ:.2g} of their size"
+        mend = "make the encoder deterministic: eval() on its model, no dropout; else have the GPU checked"
+        blame = "config" if case.place == "plugin" else "machine"
+        return Finding("encoding", FAULT, meaning, mend, blame)
+    if elsewhere > 0.01:
+        meaning = "two processes that load the model give the same text vectors that differ by "
+        meaning += f"{elsewhere:.2g} of their size: each has other weights"
+        meaning += "".join(f"\nwhile it loads: {note}" for note in sample.trial.notes[:3])
+        mend = "load all weights from a file: what a folder lacks is drawn at random by each process, and transformers "
+        mend += "5 leaves buffers empty that the model's code does not save; take the version that its page names"
+        return Finding("encoding", FAULT, meaning, mend, "config")
+    if (vectors[0] == vectors[1]).all():
+        meaning = "two different texts get the same vector: the texts do not reach the model"
+        mend = "check the encoder, or download the model again with all its files"
+        return Finding("encoding", WARNING, meaning, mend, "config")
+    digits = "up to rounding" if differ else "to the last digit"
+    meaning = f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions, {digits}"
+    return Finding("encoding", OK, meaning)
+
+
+# In the order in which they are shown.
+_OF_GPUS = (_driver, _nvml, _visible, _gpus, _environment)
+_OF_MACHINES = (_driver, _nvml, _visible, _gpus, _torch, _environment, _memory, _folders, _limits)
+CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...]
+CHECKS = (_cluster, *_OF_MACHINES, _source, _token, _model, _dtype, _encoding)
+
+
+# --- telling
+
+
+def exit_code(findings: Sequence[Finding]) -> ExitCode:
+    """Return 0 without a fault; 69 if one of the faults is the machine's, else 78."""
+    blamed = {finding.blame for finding in findings if finding.state is FAULT}
+    if "machine" in blamed:
+        return ExitCode.MACHINE
+    return ExitCode.CONFIG if blamed else ExitCode.COMPLETE
+
+
+def render(findings: Sequence[Finding]) -> list[str]:
+    """Write a line for each finding, what to do below it, and a last line that sums up."""
+    lines = list[str]()
+    for finding in findings:
+        words = finding.meaning + f"\ndo: {finding.mend}" * bool(finding.mend)
+        lines += f"{finding.state:<7}  {finding.check}: {words}".replace("\n", f"\n{' ' * 9}").split("\n")
+    states = [finding.state for finding in findings]
+    faults, warnings = states.count(FAULT), states.count(WARNING)
+    end = "a run can do its job; read the warnings" if warnings else "nothing stands in the way"
+    end = "correct the faults before a run" if faults else end
+    return [*lines, "", f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}; {end}"]
+
+
+def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return what `--json` prints: `ok`, and an object for each finding."""
+    rows = [asdict(each) | {"blame": each.blame if each.state is FAULT else None} for each in findings]
+    return {"ok": not any(each.state is FAULT for each in findings), "findings": rows}
