@@ -1,5 +1,7 @@
 """The parent's side of reading sources: starts the child, waits for it, and puts its table in place."""
 
+import errno
+import os
 import signal
 import tempfile
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.store.disk import disk_halt
 from chunkvisor.store.layout import Layout, unfinished
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import remove_folder
@@ -76,10 +79,12 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
 def _halt(status: int, log: Path) -> Halt:
     """Return the Halt for a child that left no message."""
     code, remedy = ExitCode.BUG, "Please report it with the log."
+    if status == ExitCode.DISK:  # there was no room for it
+        return disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), log.parent)
     if status == -signal.SIGKILL:
         code, remedy = ExitCode.TRY_AGAIN, "Free memory, which was probably short, or lower ingest.memory_limit."
-    elif status in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG):  # the message did not fit on the disk, mostly
-        code, remedy = ExitCode(status), "Look at the log, free some space on the disk, and run again."
+    elif status in (ExitCode.MACHINE, ExitCode.CONFIG):
+        code, remedy = ExitCode(status), "Look at the log, and run again."
     ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
     return Halt(code, f"The process that reads the sources {ended}.", remedy=remedy, log=log)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.load import LoadedConfig
@@ -18,22 +18,20 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelfolder import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
-from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Alarmed, Doing, Resolving, RunStarted, Warned
 from chunkvisor.heart.run import Run, WaitTeller, stopped
-from chunkvisor.judge import Budget
-from chunkvisor.store.disk import DISK_ERRNOS, with_room
+from chunkvisor.judge import Budget, pause_s
+from chunkvisor.store.disk import refusal
 from chunkvisor.store.layout import workdir_gone
-from chunkvisor.store.records import LessonFile
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import ModelSpec, TemplateSpec
+from chunkvisor_worker.contract.messages import TemplateSpec
 
 if TYPE_CHECKING:
     from chunkvisor.heart.output import OutputRun
 
 _PAUSE_S = 0.25
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 _Done = TypeVar("_Done")
 
 
@@ -55,7 +53,7 @@ class Request:
 
 
 class Means:
-    """A context, at whose end an engine that was not taken is closed."""
+    """To be closed by whoever makes it."""
 
     def __init__(self, request: Request, run: Run) -> None:
         """Find the devices, and report that the run begins. Raises Halt if there are none."""
@@ -88,10 +86,8 @@ class Means:
             )
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Close an engine that was not taken."""
         if self._ahead is not None:
             self._ahead.close()
 
@@ -110,35 +106,29 @@ class Means:
             self._run.signals.sleep(min(left_s, _PAUSE_S), [])
             self.on_wait()
 
-    def until_done(self, do: Callable[[], _Done], what: str, place: Path) -> _Done:
+    def until_done(self, do: Callable[[], _Done], place: Path) -> _Done:
         """Return what `do` returns, once it meets no full disk.
 
         Raises Halt (74) after `recovery.wait_timeout`, and what else `do` raises.
         """
-        timeout_s, began_s, delay_s = self.budget.wait_timeout_s, None, _FIRST_WAIT_S
+        timeout_s, began_s = self.budget.wait_timeout_s, None
         teller = WaitTeller(self._run.emit, timeout_s)
         while True:
             try:
                 return do()
             except (Halt, OSError) as error:
-                if (error.code is not ExitCode.DISK) if isinstance(error, Halt) else (error.errno not in DISK_ERRNOS):
+                halt = error if isinstance(error, Halt) else refusal(error, place)
+                if halt is None or halt.code is not ExitCode.DISK:
                     raise
-                why = f"{error.what.rstrip('.')}: {error.why}".rstrip(": ") if isinstance(error, Halt) else str(error)
             if gone := workdir_gone(self._run.layout):
                 raise gone
             began_s = time.monotonic() if began_s is None else began_s
             waited_s = time.monotonic() - began_s
             if waited_s >= timeout_s:
-                raise Halt(
-                    ExitCode.DISK,
-                    f"the disk of {place} is full or failing while {what}",
-                    why=with_room(why, place),
-                    remedy=f"free some space, or move the workdir; then run the same command again{KEPT}",
-                )
-            delay_s = min(delay_s, timeout_s - waited_s)
-            teller.tell(delay_s, waited_s, why, Outcome.DISK_FULL)
+                raise halt
+            delay_s = pause_s(waited_s, timeout_s)
+            teller.tell(delay_s, waited_s, f"{halt.what}: {halt.why}", Outcome.DISK_FULL)
             self.pause(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_WAIT_S)
 
     # --- the model
 
@@ -188,11 +178,6 @@ class Means:
         refuse_wrong_model(self._config, found.path)
         return found
 
-    def lessons(self, source: ModelSource) -> LessonFile:
-        """Open what earlier runs learnt of the model's memory."""
-        model = self._config.model
-        return LessonFile(self._run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
-
     # --- the engine
 
     def load_ahead(self, source: ModelSource) -> None:
@@ -200,7 +185,7 @@ class Means:
         model = self._config.model
         wanted = not model.is_plugin or self._config.workers.start is Start.WARM
         if wanted and self._ahead is None and not self.on_ray:
-            self._ahead = self._local(model_spec(model, source.path, source.revision))
+            self._ahead = self._local(source)
             self._ahead.expect_any()
 
     def take_engine(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
@@ -211,13 +196,11 @@ class Means:
             job = outputs[0].job if outputs else None
             return ray_engine(self._config, self._run.layout, job, self._run.run_id, self._run.emit)
         ahead, self._ahead = self._ahead, None
-        # All outputs have the same model.
-        return ahead or self._local(
-            outputs[0].job.model if outputs else model_spec(self._config.model, source.path, source.revision)
-        )
+        return ahead or self._local(source)
 
-    def _local(self, model: ModelSpec) -> LocalEngine:
+    def _local(self, source: ModelSource) -> LocalEngine:
         config, device = self._config, self.devices[0]
+        model = model_spec(config.model, source.path, source.revision)
         settings = WorkerSettings(
             config.workers.start,
             self._run.run_id,

@@ -57,7 +57,7 @@ from chunkvisor.store.records import DamagedError, digest_of, write_record
 from chunkvisor.supervise.finish import finish
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.units import counted, listed
-from chunkvisor_worker.contract.files import copy_atomic, make_folder, remove_folder
+from chunkvisor_worker.contract.files import make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Spec
 
 _TARGET_S = 40.0
@@ -71,7 +71,7 @@ class Prepared:
     layout: OutputLayout
     fixed: Fixed
     """Of the next generation, if there is to be one."""
-    staged: Staged
+    record: StagedRecord
     manifest: dict[str, Any] | None = None
     """Of a complete one, of which there is nothing to do."""
     moves_on: bool = False
@@ -109,7 +109,7 @@ class Opening:
                     if os.path.lexists(place):
                         raise not_ours(place, "choose another workdir or another name for the output")
         self._all = [self._prepare(layout) for layout in layouts]
-        refuse_unequal(config.combine, {each.name: each.staged.rows for each in self._all})
+        refuse_unequal(config.combine, {each.name: each.record.staged.rows for each in self._all})
         if self._request.from_scratch and not config.model.is_plugin and self._source.local is None:
             pin_source(self._run.layout.model, config.model, self._source)
         outputs = list[OutputRun]()
@@ -130,41 +130,28 @@ class Opening:
 
     def _prepare(self, layout: OutputLayout) -> Prepared:
         """Stage the source of one output, and find its final files if they are complete."""
-        name, anew = layout.name, self._request.from_scratch and begun(layout)
-        before, record, fresh = self._begun_before(layout), None, None
+        name, anew, fresh = layout.name, self._request.from_scratch and begun(layout), None
+        before = self._fixed_before(layout)
         make_state(layout)
         # Of a run that was killed while it staged or planned: nothing rests on them yet.
         for leftover in layout.leftovers:
             remove_folder(leftover)
-        request = request_of(self._config, name, self._request.max_rows)
-        was_done = layout.done.exists()
-        if not anew:
-            record = staged_before(request, layout)
-            needs_table = not was_done or layout.again.exists()
-            if record is not None and (
-                self._lacks(layout, record) or (needs_table and self._is_damaged(layout, record))
-            ):
-                record = None
+        request, was_done = request_of(self._config, name, self._request.max_rows), layout.done.exists()
+        record = None if anew else self._staged(layout, request)
         if record is None:
             if before is not None and not anew:
                 # Refuse a changed config before minutes are spent on reading the source anew.
                 was = before.identity
                 self._refuse_changed(layout, before, self._identity(name, was.source_digest, was.rows))
             fresh, record = self._stage(layout, request)
-        staged = record.staged
-        now = self._identity(name, staged.digest, staged.rows)
+        now = self._identity(name, record.staged.digest, record.staged.rows)
         if before is not None and not anew:
-            try:
-                self._refuse_changed(layout, before, now)
-            except Halt:
-                if fresh is not None:
-                    remove_folder(fresh)
-                raise
+            self._refuse_changed(layout, before, now, fresh)
         if anew or (before is not None and before.identity.fingerprint != now.fingerprint):
-            generation = before.generation + 1 if before is not None else 2
-            made = Prepared(layout, Fixed(now, self._chunk_size(name), generation), staged)
-            self._emit(f"{name}: this is generation {generation}, of {counted(now.rows, 'row')}")
-            self._move_on(made, record, fresh)
+            fixed = Fixed(now, self._chunk_size(name), before.generation + 1 if before is not None else 2)
+            self._note(f"{name}: this is generation {fixed.generation}, of {counted(now.rows, 'row')}")
+            made = Prepared(layout, fixed, record)
+            self._move_on(made, fresh)
             return made
         if fresh is not None:
             remove_folder(layout.table)
@@ -173,19 +160,19 @@ class Opening:
         if before is None:
             before = Fixed(now, self._chunk_size(name))
             write_record(layout.identity, before)
-        form = asked_form(self._config.outputs[name], staged.carried)
-        manifest = keep_finished(layout, now.fingerprint, form, self._run.emit, self._means.on_wait)
-        if manifest is None and was_done:
+        made = Prepared(layout, before, record)
+        form = asked_form(self._config.outputs[name], record.staged.carried)
+        made.manifest = keep_finished(layout, now.fingerprint, form, self._run.emit, self._means.on_wait)
+        if made.manifest is None and was_done:
             return self._prepare(layout)  # `clean` may have removed the texts, which are needed again
-        made = Prepared(layout, before, staged, manifest)
-        if manifest is not None and layout.again.exists():  # `retry` has asked for the bad texts
-            if manifest["quarantined"]:
-                self._move_on(made, record)
+        if made.manifest is not None and layout.again.exists():  # `retry` has asked for the bad texts
+            if made.manifest["quarantined"]:
+                self._move_on(made)
             else:
                 layout.again.unlink()
         return made
 
-    def _begun_before(self, layout: OutputLayout) -> Fixed | None:
+    def _fixed_before(self, layout: OutputLayout) -> Fixed | None:
         try:
             fixed, problem = read_fixed(layout), "missing"
         except DamagedError:
@@ -198,19 +185,22 @@ class Opening:
             )
         return fixed
 
-    def _lacks(self, layout: OutputLayout, record: StagedRecord) -> bool:
-        """Say whether `clean` has removed the table of rows, which is needed."""
-        return lacks_rows_table(layout, asked_form(self._config.outputs[layout.name], record.staged.carried))
-
-    def _is_damaged(self, layout: OutputLayout, record: StagedRecord) -> bool:
+    def _staged(self, layout: OutputLayout, request: IngestRequest) -> StagedRecord | None:
+        """Read what an earlier run has staged, if it is still the same, and what is needed of it is there."""
+        record = staged_before(request, layout)
+        if record is None or lacks_rows_table(
+            layout, asked_form(self._config.outputs[layout.name], record.staged.carried)
+        ):
+            return None
+        if layout.done.exists() and not layout.again.exists():
+            return record
         try:
             if StagedTable.open(layout.table).digest == record.staged.digest:
-                return False
-            problem = "they are those of another output, or of other settings"
-        except DamagedError as error:
-            problem = str(error)
-        self._emit(f"{layout.name}: the staged texts are damaged ({problem}); reading the source again")
-        return True
+                return record
+        except DamagedError:
+            pass
+        self._note(f"{layout.name}: the staged texts are damaged; reading the source again")
+        return None
 
     def _stage(self, layout: OutputLayout, request: IngestRequest) -> tuple[Path, StagedRecord]:
         """Read the source; returns the folder of the table, next to the one that is there, and its record."""
@@ -218,27 +208,27 @@ class Opening:
         means.load_ahead(self._source)
         self._run.emit(Staging(name))
         if note := self._config.outputs[name].template_note:
-            self._emit(f"{name}: {note}")
-        record, what = _asked(request), f"the source of {name} is read"
-        table = means.until_done(lambda: stage_table(request, fresh, means.on_wait), what, layout.state)
-        self._emit(f"{name}: {counted(table.rows, 'row')}, {counted(table.distinct, 'distinct text')}")
+            self._note(f"{name}: {note}")
+        asked = _asked(request)
+        table = means.until_done(lambda: stage_table(request, fresh, means.on_wait), layout.state)
+        self._note(f"{name}: {counted(table.rows, 'row')}, {counted(table.distinct, 'distinct text')}")
         if table.empty:
             empty = f"{counted(table.empty, 'row')} of empty text, with one vector for all"
-            self._emit(f"{name}: {empty}; `where` leaves them out")
+            self._note(f"{name}: {empty}; `where` leaves them out")
         files = tuple(file.place for file in table.files)
-        return fresh, StagedRecord(record, Staged(table.rows, table.distinct, table.digest, files, table.carried))
+        return fresh, StagedRecord(asked, Staged(table.rows, table.distinct, table.digest, files, table.carried))
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         """Compute the identity that the config asks for, of a source of so many rows."""
         return identity_of(self._config, name, self._source.revision or "", digest, rows, self._arithmetic)
 
-    def _refuse_changed(self, layout: OutputLayout, fixed: Fixed, now: Identity) -> None:
+    def _refuse_changed(self, layout: OutputLayout, fixed: Fixed, now: Identity, fresh: Path | None = None) -> None:
         """Raise Halt (78) if the identity is another one; with --update, if vectors that are there do not serve."""
-        if fixed.identity.fingerprint == now.fingerprint:
-            return
         serve = now.of_vectors == fixed.identity.of_vectors
-        if serve and self._request.update:
+        if fixed.identity.fingerprint == now.fingerprint or (serve and self._request.update):
             return
+        if fresh is not None:
+            remove_folder(fresh)
         halt = refuse_changes(layout.name, differences(fixed.identity, now), self._request.loaded.given, serve=serve)
         if not anything_kept(self._run.layout):
             # As after a model that was refused, when the config was corrected as the message said.
@@ -254,21 +244,18 @@ class Opening:
             size, why = propose(
                 rate_before(self._config), len(devices) * self._config.workers.per_device, devices[0].kind
             )
-            self._emit(f"{name}: chunks of {size:,} texts, {why}")
+            self._note(f"{name}: chunks of {size:,} texts, {why}")
         return size
 
-    def _move_on(self, made: Prepared, record: StagedRecord | None = None, fresh: Path | None = None) -> None:
+    def _move_on(self, made: Prepared, fresh: Path | None = None) -> None:
         """Prepare the next generation, of other texts, or the same if there are no fresh ones; all is planned anew."""
         prepared = made.layout.next
         remove_folder(prepared.state)
         make_folder(prepared.state, durable=False)
         write_record(prepared.identity, made.fixed)
+        write_record(prepared.staged, made.record)
         if fresh is not None:
             fresh.rename(prepared.table)
-        if record is not None:
-            write_record(prepared.staged, record)
-        else:
-            copy_atomic(made.layout.staged, prepared.staged)
         made.moves_on, made.manifest = True, None
 
     # --- which texts are encoded
@@ -286,7 +273,7 @@ class Opening:
                 problem = self._problem_of_plan(each)
                 if problem is None:
                     return
-                self._emit(f"{each.name}: {problem}; its texts are looked up again")
+                self._note(f"{each.name}: {problem}; its texts are looked up again")
                 self._move_on(each)
         target = layout.next if each.moves_on else layout
         try:
@@ -304,30 +291,27 @@ class Opening:
     def _problem_of_plan(self, each: Prepared) -> str | None:
         """Why the plan does not hold any more, in words."""
         try:
-            reuse = read_reuse(each.layout)
+            plan = read_reuse(each.layout)
         except DamagedError as error:
             return f"its plan is damaged ({error})"
-        places = reuse.places if reuse is not None else ()
-        return next(
-            (f"{place.words} has changed" for place in places if place.texts and not self._holds(each, place)), None
-        )
+        places = [place for place in plan.places if place.texts] if plan is not None else []
+        return next((f"{place.words} has changed" for place in places if not self._holds(each, place)), None)
 
     def _holds(self, each: Prepared, place: Place) -> bool:
         if place.kind is not PlaceKind.OUTPUT:
             return place.kind is PlaceKind.COPY or earlier_holds(each.layout, place.final_digest)
-        layout, names = self._run.layout.output(place.output), [other.name for other in self._all]
-        other = self._all[names.index(place.output)] if place.output in names else None
+        layout = self._run.layout.output(place.output)
+        number, other = next(((n, each) for n, each in enumerate(self._all) if each.name == place.output), (0, None))
         try:
             there = other.fixed if other is not None else read_fixed(layout)
         except DamagedError:
             return False
-        if there is None or there.identity.source_digest != place.source_digest:
-            return False
-        if there.identity.of_vectors != each.fixed.identity.of_vectors:
+        same_source = there is not None and there.identity.source_digest == place.source_digest
+        if there is None or not same_source or there.identity.of_vectors != each.fixed.identity.of_vectors:
             return False
         if other is not None and other.manifest is None:
             # Each waits for those before it alone, so that none waits for itself.
-            comes_first = names.index(other.name) < names.index(each.name)
+            comes_first = number < self._all.index(each)
             return comes_first and not other.moves_on and gives_vectors(self._config, other.name)
         manifest = read_finished(layout)
         return manifest is not None and form_of(manifest).is_exact
@@ -350,7 +334,7 @@ class Opening:
                 late.append(of_chunks(layout, wanted))
                 if own_is_final and late == [None]:
                     words = "no vector can be taken from its final file, which is rounded or damaged"
-                    self._emit(f"{each.name}: {words}; with chunk.keep: true, updates encode only new texts")
+                    self._note(f"{each.name}: {words}; with chunk.keep: true, updates encode only new texts")
         at = self._all.index(each)
         for number, other in enumerate(self._all):
             words, there = f"output {other.name}", other.layout
@@ -375,12 +359,12 @@ class Opening:
     # --- ready to run
 
     def _open(self, each: Prepared) -> OutputRun:
-        layout, name, fixed, staged = each.layout, each.name, each.fixed, each.staged
+        layout, name, fixed, staged = each.layout, each.name, each.fixed, each.record.staged
         config, source, device_kind = self._config, self._source, self._means.devices[0].kind
         clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
         table = StagedTable.open(layout.table)
         if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-            self._emit(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
+            self._note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
         reuse = read_reuse(layout)
         ledger = Ledger(layout, *work_with(reuse, fixed, staged))
         ledger.load()
@@ -390,7 +374,7 @@ class Opening:
         if reuse is not None:
             places = listed([place.words for place in used], 3)
             have = f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
-            self._emit(f"{name}: {have}; {reuse.encoded:,} left to encode")
+            self._note(f"{name}: {have}; {reuse.encoded:,} left to encode")
         saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
         opened = OutputOpened(
             output=name,
@@ -406,18 +390,11 @@ class Opening:
         self._run.emit(opened)
         encode, cores = config.effective_encode(name), len(os.sched_getaffinity(0)) // config.workers.per_device
         threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+        # Chunk, attempt, start, stop and digest of the texts are those of each attempt.
         job = Spec(
-            run_id=self._run.run_id,
-            fingerprint=ledger.fingerprint,
-            output=name,
-            chunk=0,
-            attempt=0,
-            start=0,
-            stop=0,
-            texts_digest="",
-            device=device_kind,
-            model=model_spec(config.model, source.path, source.revision),
-            encode=encode_spec(encode),
+            *(self._run.run_id, ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
+            model_spec(config.model, source.path, source.revision),
+            encode_spec(encode),
             import_path=(str(self._request.loaded.folder),),
             threads=thread_count(threads, device_kind, cores),
         )
@@ -445,7 +422,7 @@ class Opening:
         path = str(place_of(layout, asked_form(self._config.outputs[each.name])))
         self._run.emit(OutputAlreadyComplete(each.name, manifest["rows"], manifest["dimension"], path))
 
-    def _emit(self, note: str) -> None:
+    def _note(self, note: str) -> None:
         self._run.emit(Note(note))
 
 

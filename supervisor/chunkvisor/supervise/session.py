@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from importlib.util import find_spec
 
 from chunkvisor.config.choices import EngineKind, FinalFormat
@@ -58,7 +58,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
                 emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
             this = Run(layout, run_id, signals, emit, observers.tick, speed)
-            with Means(request, this) as means:
+            with closing(Means(request, this)) as means:
                 source = means.source()
                 from chunkvisor.supervise.work import work  # next to the model, which loads by now
 

@@ -23,6 +23,7 @@ from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run, stopped
 from chunkvisor.heart.scheduler import Settings
 from chunkvisor.judge import Patience
+from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.units import counted
@@ -108,7 +109,8 @@ def _encode(request: Request, run: Run, means: Means, source: ModelSource, outpu
         budget=means.budget,
         bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
     )
-    lessons, need_bytes = means.lessons(source), gpu_need_bytes(config.model, source.path)
+    model, need_bytes = config.model, gpu_need_bytes(config.model, source.path)
+    lessons = LessonFile(run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
     with closing(means.take_engine(source, outputs)) as engine:
         given_up = Loop(outputs, settings, Patience.of(config), lessons, engine, run, need_bytes).run()
     if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
