@@ -235,7 +235,7 @@ def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
         ledger.commit(chunk, workdir / "vectors.npy", inspect(workdir / "vectors.npy").digest, Facts(dimension))
     os.sync()
     start = time.perf_counter()
-    final = assemble(ledger, Table(), lambda: None)  # type: ignore[arg-type]  # stands in for one without duplicates
+    final = assemble(ledger, Table(), lambda: None, Form())  # type: ignore[arg-type]  # stands in for one without duplicates
     known = {"rows": rows, "dimension": dimension, "fingerprint": "f", "quarantined": [], "zero_rows": 0}
     publish(layout, known | describe_files(layout, Form(), rows, final.digests, None))
     return time.perf_counter() - start, layout.final

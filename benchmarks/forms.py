@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.forms import Form, Numbers, partial_of
 from chunkvisor.assemble.join import write_final
-from chunkvisor.assemble.manifest import describe_files, publish
+from chunkvisor.assemble.manifest import describe_files, keep_finished, publish
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.layout import Layout, OutputLayout
 

@@ -257,7 +257,7 @@ def test_killed_while_put_side_by_side(tmp_path: Path) -> None:
     """A run killed at any step of a combination ends, the next time, with the whole of it."""
     place = combining(tmp_path / "place")
     right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
-    targets = ["chunkvisor.assemble.join:write_final", "chunkvisor.assemble.join:publish"]
+    targets = ["chunkvisor.assemble.manifest:write_final", "chunkvisor.assemble.manifest:publish"]
     lines = sweep("each", "after", place.folder, tmp_path / "scratch", *targets, share="1:", most=4)
     assert lines
     for line in lines:

@@ -84,8 +84,9 @@ def publish_joined(
     ledger: Ledger, table: StagedTable, form: Form | None = None, on_block: Callable[[], None] = lambda: None
 ) -> tuple[Final, dict[str, Any]]:
     """Join, and publish with a manifest; both."""
+    form = (form or Form()).of(table.rows)
     final = join.assemble(ledger, table, on_block, form)
-    described = describe_files(ledger.layout, (form or Form()).of(table.rows), table.rows, final.digests, final.ranges)
+    described = describe_files(ledger.layout, form, table.rows, final.digests, final.ranges)
     bad = [{"row": row, "outcome": "crashed", "reason": "why"} for row, _ in final.bad_rows]
     manifest = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": bad}
     manifest |= {"zero_rows": final.zero_rows, **described}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from chunkvisor.assemble.badrows import BadReason, reasons_in_words, reasons_of
-from chunkvisor.assemble.finished import keep_finished
 from chunkvisor.assemble.forms import (
     FORM_KEYS,
     FORMATS,
@@ -17,11 +16,10 @@ from chunkvisor.assemble.forms import (
     parts_of,
     place_of,
     recorded_parts,
-    widened,
     without_vectors,
 )
 from chunkvisor.assemble.join import write_form
-from chunkvisor.assemble.manifest import ranges_of, read_finished
+from chunkvisor.assemble.manifest import keep_finished, ranges_of, read_finished
 from chunkvisor.commands.housekeeping import final_checks as _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
@@ -65,12 +63,9 @@ def test_what_stands_in_a_lost_row(rows: int, manifests: dict[str, dict[str, str
 @pytest.mark.parametrize("dimension", [8, 21])
 def test_quantised_by_the_formula(dtype: FinalDtype, dimension: int) -> None:
     """int8 counts the whole steps, of 255, from the least of its dimension, less 128; ubinary has a bit a sign."""
-    block, ranges = vectors(57, dimension), None
-    for start in range(0, 57, 10):
-        ranges = widened(ranges, block[start : start + 10], NONE)
+    block = vectors(57, dimension)
     least, greatest = block.min(axis=0), block.max(axis=0)
-    np.testing.assert_array_equal(ranges, [least, greatest])
-    made = Numbers(dtype, dimension).of(block, NONE, ranges)
+    made = Numbers(dtype, dimension).of(block, NONE, np.stack([least, greatest]))
     steps = (greatest - least) / np.float32(255)
     steps[steps == 0] = 1
     right = np.floor((block - least) / steps).clip(0, 255) - 128
@@ -86,7 +81,7 @@ def test_quantised_as_sentence_transformers_does(dtype: str, dimension: int) -> 
     from sentence_transformers.util import quantize_embeddings
 
     block = vectors(57, dimension)
-    ranges = widened(None, block, NONE)
+    ranges = np.stack([block.min(axis=0), block.max(axis=0)])
     made = Numbers(FinalDtype(dtype), dimension).of(block, NONE, ranges)
     right = quantize_embeddings(block, dtype, ranges=ranges)
     assert made.dtype == right.dtype
@@ -99,8 +94,7 @@ def test_each_type_keeps_what_it_can(dtype: FinalDtype) -> None:
     block = vectors(20, 24)
     block[7] = np.nan
     missing, numbers = np.array([7]), Numbers(dtype, 24)
-    ranges = widened(None, block, missing)
-    assert ranges is not None
+    ranges = np.stack([np.nanmin(block, axis=0), np.nanmax(block, axis=0)])
     stored = numbers.of(block.copy(), missing, ranges)
     assert (stored.dtype, stored.shape) == (np.dtype(numbers.numpy), (20, numbers.width))
     assert stored[0].nbytes == numbers.row_bytes

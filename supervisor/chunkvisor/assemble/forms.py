@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,9 @@ Stored = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 
 _NUMPY = {FinalDtype.FLOAT32: "<f4", FinalDtype.FLOAT16: "<f2", FinalDtype.INT8: "|i1", FinalDtype.UBINARY: "|u1"}
-_STEPS = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(NamedTuple):
     """The numbers of a final."""
 
     dtype: FinalDtype
@@ -61,20 +59,16 @@ class Numbers:
 
         int8 needs the ranges, shape (2, dimension). Raises FloatingPointError for what float16 cannot hold.
         """
-        match self.dtype:
-            case FinalDtype.FLOAT32:
-                return block
-            case FinalDtype.FLOAT16:
-                with np.errstate(over="raise"):
-                    stored: Stored = block.astype("<f2")
+        if self.dtype.is_float:
+            with np.errstate(over="raise"):
+                stored: Stored = block.astype(self.numpy, copy=False)
                 return stored
-            case FinalDtype.INT8:
-                assert ranges is not None
-                with np.errstate(invalid="ignore", over="ignore"):  # of rows without a vector
-                    scaled = np.floor((block - ranges[0]) / _steps(ranges))
-                    stored = (np.clip(scaled, 0, _STEPS, out=scaled) - 128).astype(np.int8)
-            case FinalDtype.UBINARY:
-                stored = np.packbits(block > 0, axis=-1)
+        if self.dtype is FinalDtype.INT8:
+            assert ranges is not None
+            with np.errstate(invalid="ignore", over="ignore"):  # of rows without a vector
+                stored = (np.floor((block - ranges[0]) / _steps(ranges)).clip(0, 255) - 128).astype(np.int8)
+        else:
+            stored = np.packbits(block > 0, axis=-1)
         stored[missing] = 0
         return stored
 
@@ -90,18 +84,9 @@ class Numbers:
 
 
 def _steps(ranges: Vectors) -> Vectors:
-    steps: Vectors = (ranges[1] - ranges[0]) / np.float32(_STEPS)
+    steps: Vectors = (ranges[1] - ranges[0]) / np.float32(255)
     steps[steps == 0] = 1
     return steps
-
-
-def widened(ranges: Vectors | None, block: Vectors, missing: Positions) -> Vectors | None:
-    """Return least and greatest value of each dimension, with those of a block; shape (2, dimension), None = none."""
-    rows = np.delete(block, missing, axis=0) if len(missing) else block
-    if not len(rows):
-        return ranges
-    low, high = rows.min(axis=0), rows.max(axis=0)
-    return np.stack([low, high] if ranges is None else [np.minimum(ranges[0], low), np.maximum(ranges[1], high)])
 
 
 _SYNC_BYTES = 64 << 20
@@ -143,8 +128,13 @@ class HashedFile(io.FileIO):
         super().close()
 
 
-Append = Callable[[Stored, Positions], object]
-"""Appends rows; the positions are of those without a vector. Raises OSError."""
+ROW, VECTOR = "row", "vector"
+
+_GROUP_BYTES = 32 << 20
+"""Of vectors in a row group. Readers take a group at a time; some of what is written of one is in memory twice."""
+
+_BATCH_VALUES = 1 << 16
+"""Encoded by parquet at a time. Its default of 1,024 is less than three vectors, and takes 1.4 times the CPU time."""
 
 
 class Carried:
@@ -153,24 +143,29 @@ class Carried:
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
 
-        table = pq.ParquetFile(path)
-        self.names = [name for name in table.schema_arrow.names if name != ROW]
-        self._batches = table.iter_batches(_CARRIED_ROWS, columns=self.names)
-        self._left = table.schema_arrow.empty_table().select(self.names)
-        self.fields = list(self._left.schema)
+        file = pq.ParquetFile(path)
+        self.fields = [field for field in file.schema_arrow if field.name != ROW]
+        names = [field.name for field in self.fields]
+        self._batches, self._left = (
+            file.iter_batches(4096, columns=names),
+            file.schema_arrow.empty_table().select(names),
+        )
 
     def take(self, count: int) -> Any:
-        """Return the next rows, as a table."""
+        """Return the next rows, column by column."""
         import pyarrow as pa
 
         while self._left.num_rows < count:
             self._left = pa.concat_tables([self._left, pa.Table.from_batches([next(self._batches)])])
         taken, self._left = self._left.slice(0, count), self._left.slice(count)
-        return taken
+        return taken.columns
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+Append = Callable[[Stored, Positions], object]
+"""Appends rows; the positions are of those without a vector. Raises OSError."""
+
+
+class Format(NamedTuple):
     """What is to be known of a format."""
 
     suffix: str
@@ -193,17 +188,11 @@ class Format:
         return self.package is None or find_spec(self.package) is not None
 
 
-_OTHER_DIGEST = "has another digest than its manifest says: it was changed or damaged"
+OTHER_DIGEST = "has another digest than its manifest says: it was changed or damaged"
 
 
 @contextlib.contextmanager
-def _write_npy(
-    file: HashedFile,
-    rows: int,
-    numbers: Numbers,
-    first_row: int,  # noqa: ARG001 - a row is its place
-    carried: Carried | None,  # noqa: ARG001 - columns lie next to it
-) -> Iterator[Append]:
+def _write_npy(file: HashedFile, rows: int, numbers: Numbers, *_: object) -> Iterator[Append]:
     header = npy_header(rows, numbers.width, numbers.numpy)
     os.posix_fallocate(file.fileno(), 0, len(header) + rows * numbers.row_bytes)
     file.write(header)
@@ -223,28 +212,12 @@ def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> It
                 found.update(block.data.cast("B"))
             yield block
         if digest is not None and found.hexdigest() != digest:
-            raise BadVectorsError(_OTHER_DIGEST)
-
-
-ROW, VECTOR = "row", "vector"
-
-_GROUP_BYTES = 32 << 20
-"""Of vectors in a row group. Readers take a group at a time; some of what is written of one is in memory twice."""
-
-_BATCH_VALUES = 1 << 16
-"""Encoded by parquet at a time. Its default of 1,024 is less than three vectors, and takes 1.4 times the CPU time."""
-
-_CARRIED_ROWS = 4096
-"""Of the rows table at a time."""
+            raise BadVectorsError(OTHER_DIGEST)
 
 
 @contextlib.contextmanager
 def _write_parquet(
-    file: HashedFile,
-    rows: int,  # noqa: ARG001 - no space is reserved
-    numbers: Numbers,
-    first_row: int,
-    carried: Carried | None,
+    file: HashedFile, _rows: int, numbers: Numbers, first_row: int, carried: Carried | None
 ) -> Iterator[Append]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -257,7 +230,7 @@ def _write_parquet(
         nonlocal next_row
         mask = np.isin(np.arange(len(block)), missing)
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), numbers.width, mask=pa.array(mask))
-        columns = [] if carried is None else carried.take(len(block)).columns
+        columns = [] if carried is None else carried.take(len(block))
         number = pa.array(np.arange(next_row, next_row + len(block)))
         pending.append(pa.table([number, *columns, vectors], schema=schema))
         next_row += len(block)
@@ -288,27 +261,22 @@ def _read_parquet(path: Path, rows: int, numbers: Numbers, digest: str | None) -
 
     with open(path, "rb") as file:
         if digest is not None and hashlib.file_digest(file, "sha256").hexdigest() != digest:
-            raise BadVectorsError(_OTHER_DIGEST)
+            raise BadVectorsError(OTHER_DIGEST)
         file.seek(0)
         try:
-            table, wanted = pq.ParquetFile(file), _vector_type(numbers)
-            there = table.schema_arrow
-            if VECTOR not in there.names or there.field(VECTOR).type != wanted:
-                raise BadVectorsError(f"has no column {VECTOR} of {wanted}")
-            if table.metadata.num_rows != rows:
-                raise BadVectorsError(f"has {table.metadata.num_rows:,} rows, its manifest says {rows:,}")
+            table = pq.ParquetFile(file)
+            there, wanted = table.schema_arrow, pa.field(VECTOR, _vector_type(numbers))
+            if VECTOR not in there.names or there.field(VECTOR) != wanted or table.metadata.num_rows != rows:
+                raise BadVectorsError(f"is not a table of {rows:,} rows with a column {VECTOR} of {wanted.type}")
             for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
                 column = batch.column(0)
+                block = np.full((len(column), numbers.width), np.nan if numbers.dtype.is_float else 0, numbers.numpy)
                 # flatten() leaves out what is null.
                 flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.width)
-                if column.null_count:
-                    lost = np.nan if numbers.dtype.is_float else 0
-                    block = np.full((len(column), numbers.width), lost, dtype=numbers.numpy)
-                    block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
-                    flat = block
-                yield flat
+                block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
+                yield block
         except (pa.ArrowException, OSError) as error:
-            raise BadVectorsError(f"not a parquet file: {error}") from None
+            raise BadVectorsError(f"is not a parquet file: {error}") from None
 
 
 def _vector_type(numbers: Numbers) -> Any:
@@ -321,7 +289,6 @@ FORMATS = {
     FinalFormat.NPY: Format("npy", _write_npy, _read_npy),
     FinalFormat.PARQUET: Format("parquet", _write_parquet, _read_parquet, "pyarrow", "parquet"),
 }
-
 
 FORM_KEYS = ("shards", "format", "dtype", "columns")
 """Keys of an output in the config that make its form."""
@@ -343,14 +310,14 @@ class Form:
         return files if self.is_of_rows else f"{files} of {self.dtype} in {self.format}"
 
     @property
-    def is_of_rows(self) -> bool:
-        """Whether it holds the vectors as they are committed, in arrays."""
-        return self.is_exact and self.format is FinalFormat.NPY
-
-    @property
     def is_exact(self) -> bool:
         """Whether it holds the vectors as they are committed, in whatever files."""
         return self.dtype is FinalDtype.FLOAT32
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it holds them in arrays."""
+        return self.is_exact and self.format is FinalFormat.NPY
 
     @property
     def lost(self) -> str:
@@ -375,11 +342,12 @@ def asked_form(output: OutputConfig, carried: str | None = None) -> Form:
 
 
 def form_of(manifest: dict[str, Any]) -> Form:
-    """Return what the manifest describes; one of an earlier version has no format. Raises ValueError for another."""
+    """Return what the manifest describes."""
     shards = len(manifest["shards"]) if "shards" in manifest else None
     carried = manifest["carried"]["digest"].removeprefix("sha256:") if "carried" in manifest else None
-    format_, dtype = manifest.get("format", "npy"), manifest.get("dtype", "float32")
-    return Form(shards, FinalFormat(format_), FinalDtype(dtype), carried)
+    return Form(
+        shards, FinalFormat(manifest.get("format", "npy")), FinalDtype(manifest.get("dtype", "float32")), carried
+    )
 
 
 def without_vectors(rows: int, manifests: Mapping[str, dict[str, Any]]) -> str:
@@ -390,27 +358,21 @@ def without_vectors(rows: int, manifests: Mapping[str, dict[str, Any]]) -> str:
     return f"{'has no vector (in its' if rows == 1 else 'have no vector (in their'} place: {lost})"
 
 
-@dataclass(frozen=True, slots=True)
-class FinalPart:
-    """One file of a final."""
+class FinalPart(NamedTuple):
+    """One file of a final, with its rows start..stop, at least one."""
 
     path: Path
     start: int
-    """Its first row."""
     stop: int
-    """One past its last row."""
 
     @property
     def rows(self) -> int:
-        """Number of its rows, at least 1."""
+        """Number of its rows."""
         return self.stop - self.start
 
 
 def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
-    """Return the files of a final at `place`, in the order of their rows.
-
-    Rows are split evenly: no shard has more than one row more than another.
-    """
+    """Return the files of a final at `place`, in the order of their rows, which are split evenly."""
     count = form.of(rows).shards
     if count is None:
         return [FinalPart(place, 0, rows)]
@@ -422,9 +384,8 @@ def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
 def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[FinalPart, str]]:
     """Return (file, its sha256 in hex) of all that the manifest describes."""
     form = form_of(manifest)
-    records = [manifest] if form.shards is None else manifest["shards"]
-    parts = parts_of(place_of(layout, form), manifest["rows"], form)
-    return [(part, record["digest"].removeprefix("sha256:")) for part, record in zip(parts, records, strict=True)]
+    digests = [record["digest"].removeprefix("sha256:") for record in manifest.get("shards", [manifest])]
+    return list(zip(parts_of(place_of(layout, form), manifest["rows"], form), digests, strict=True))
 
 
 def place_of(layout: OutputLayout, form: Form) -> Path:

@@ -5,17 +5,16 @@ The rows are put together in float32. A final of another form is made from a fil
 
 import contextlib
 import errno
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from chunkvisor.assemble.badrows import every_row, record
 from chunkvisor.assemble.forms import (
     FORMATS,
     Carried,
@@ -30,21 +29,10 @@ from chunkvisor.assemble.forms import (
     partial_of,
     parts_of,
     recorded_parts,
-    widened,
-)
-from chunkvisor.assemble.manifest import (
-    describe_files,
-    find_rows_table,
-    finish_publishing,
-    is_ours,
-    publish,
-    ranges_of,
-    read_finished,
-    write_sides,
 )
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.sources.table import StagedTable
+from chunkvisor.errors import config_error
+from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import (
     BadVectorsError,
     Vectors,
@@ -56,13 +44,10 @@ from chunkvisor.store.artifact import (
     pick_rows,
     read_shape,
 )
-from chunkvisor.store.disk import not_ours
-from chunkvisor.store.identity import BadText, make_state
+from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, chunk_files
-from chunkvisor.store.records import digest_of
-from chunkvisor.units import counted
-from chunkvisor.version import __version__
+from chunkvisor.store.records import digest_file
 
 BLOCK_BYTES = 4 << 20
 """Vectors are joined in blocks of about this size."""
@@ -70,7 +55,10 @@ BLOCK_BYTES = 4 << 20
 _HEADER_BYTES = len(npy_header(1, 1))
 """numpy pads the header of every 2-D array of ours to this length."""
 
-_NO_ROWS: Positions = np.empty(0, dtype=np.int64)
+_TOO_LARGE = 65_520
+"""Is rounded to infinity in float16."""
+
+NO_ROWS: Positions = np.empty(0, dtype=np.int64)
 
 
 class ChunkDamagedError(Exception):
@@ -227,37 +215,25 @@ class Final:
 
 
 def assemble(
-    ledger: Ledger,
-    table: StagedTable,
-    on_block: Callable[[], None],
-    form: Form | None = None,
-    taken: Taken | None = None,
+    ledger: Ledger, table: StagedTable, on_block: Callable[[], None], form: Form, taken: Taken | None = None
 ) -> Final:
-    """Make the final, as one .npy of float32 unless another form is asked for; `manifest.publish` gives it its name.
+    """Make the final in that form under its partial name; `manifest.publish` gives it its name.
 
     Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, TakenDamagedError, OSError; Halt (78)
     if the numbers do not go into the form.
     """
     assert ledger.facts is not None
-    layout, form = ledger.layout, (form or Form()).of(table.rows)
-    finish_publishing(layout)  # of a join that failed after the rename, and is tried again
+    layout, rows = ledger.layout, table.rows
     clear_partial(layout)
     final, vectors = Final(ledger.facts.dimension), Numbers(FinalDtype.FLOAT32, ledger.facts.dimension)
     at, of_rows = (partial_of(layout, form), form) if form.is_of_rows else (layout.partial_rows, Form())
-    found = _joined(ledger, table, taken, final, parts_of(at, table.rows, of_rows), on_block)
-    final.digests = write_final(layout, at, table.rows, vectors, of_rows, found)
+    found = _joined(ledger, table, taken, final, parts_of(at, rows, of_rows), on_block)
+    final.digests = write_final(layout, at, rows, vectors, of_rows, found)
     if not form.is_of_rows:
         missing = [row for row, _ in final.bad_rows]
-        final.digests, final.ranges = write_form(
-            layout,
-            form,
-            table.rows,
-            final.dimension,
-            lambda: FORMATS[FinalFormat.NPY].read(at, table.rows, vectors, None),
-            missing,
-            None,
-            on_block,
-        )
+        read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vectors, None)
+        made = write_form(layout, form, rows, final.dimension, read, missing, None, on_block)
+        final.digests, final.ranges = made
         at.unlink()
     return final
 
@@ -321,6 +297,12 @@ def _other_rows(text: int, ledger: Ledger, taken: Taken | None) -> Exception:
     return ChunkDamagedError(text // ledger.plan.chunk_size, words)
 
 
+def find_rows_table(layout: OutputLayout, digest: str) -> Path | None:
+    """Return the rows table, from the staged texts or from next to the final, if it is there. Raises OSError."""
+    places = (TableFiles(layout.table).rows, layout.rows_table)
+    return next((path for path in places if path.is_file() and digest_file(path) == digest), None)
+
+
 def write_final(
     layout: OutputLayout,
     at: Path,
@@ -335,7 +317,7 @@ def write_final(
     leaves nothing: whoever waits for space would wait for this.
     """
     digests, carried = list[str](), None
-    block, missing = np.empty((0, numbers.width), dtype=numbers.numpy), _NO_ROWS
+    block, missing = np.empty((0, numbers.width), dtype=numbers.numpy), NO_ROWS
     try:
         if form.carried is not None and not form.has_rows_table:
             if (rows_table := find_rows_table(layout, form.carried)) is None:
@@ -379,144 +361,28 @@ def write_form(
     """
     numbers = Numbers(form.dtype, dimension)
     if form.dtype is FinalDtype.INT8 and ranges is None:
-        for _, block, positions in _numbered(read(), missing):
-            ranges = widened(ranges, block, positions)
+        low, high = np.full(dimension, np.inf, dtype="<f4"), np.full(dimension, -np.inf, dtype="<f4")
+        for block in read():  # NaN counts for nothing here
+            low, high = np.fmin(low, np.fmin.reduce(block, axis=0)), np.fmax(high, np.fmax.reduce(block, axis=0))
             on_block()
-        ranges = np.zeros((2, dimension), dtype=np.float32) if ranges is None else ranges
+        ranges = np.stack([low, high]) if np.isfinite(low).all() else np.zeros((2, dimension), dtype="<f4")
 
     def made() -> Iterator[tuple[Stored, Positions]]:
-        for first, block, positions in _numbered(read(), missing):
-            try:
-                yield block if block.dtype == numbers.numpy else numbers.of(block, positions, ranges), positions
-            except FloatingPointError:
-                row = first + int(np.argmax((np.abs(block) >= _TOO_LARGE).any(axis=1)))
-                raise config_error(
-                    f"row {row} does not go into a final of float16",
-                    why=f"{np.nanmax(np.abs(block)):g} is more than float16 can hold",
-                    remedy="choose dtype: float32, or encode.normalize: true; no vector is lost",
-                ) from None
-            on_block()
+        first, lost = 0, np.array(missing, dtype=np.int64)
+        with contextlib.closing(ahead(read())) as blocks:
+            for block in blocks:
+                start, stop = np.searchsorted(lost, (first, first + len(block)))
+                positions = lost[start:stop] - first
+                try:
+                    yield block if block.dtype == numbers.numpy else numbers.of(block, positions, ranges), positions
+                except FloatingPointError:
+                    row = first + int(np.argmax((np.abs(block) >= _TOO_LARGE).any(axis=1)))
+                    raise config_error(
+                        f"row {row} does not go into a final of float16",
+                        why=f"{np.nanmax(np.abs(block)):g} is more than float16 can hold",
+                        remedy="choose dtype: float32, or encode.normalize: true; no vector is lost",
+                    ) from None
+                first += len(block)
+                on_block()
 
     return write_final(layout, partial_of(layout, form), rows, numbers, form, made()), ranges
-
-
-_TOO_LARGE = 65_520
-"""Is rounded to infinity in float16."""
-
-
-def _numbered(found: Iterator[Stored], missing: Sequence[int]) -> Iterator[tuple[int, Stored, Positions]]:
-    """Give (first row, block, positions in it of rows without a vector)."""
-    first, lost = 0, np.array(missing, dtype=np.int64)
-    with contextlib.closing(ahead(found)) as blocks:
-        for block in blocks:
-            start, stop = np.searchsorted(lost, (first, first + len(block)))
-            yield first, block, lost[start:stop] - first
-            first += len(block)
-
-
-# --- side by side
-
-
-def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> None:
-    """Raise Halt (78) if outputs that are to stand side by side have not the same number of rows."""
-    for name, members in combine.items():
-        counts = {member: rows[member] for member in members if member in rows}
-        if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{member} has {counted(count, 'row')}" for member, count in counts.items())
-            raise config_error(
-                f"combine.{name}: {listed}",
-                why="Row i of the combined final is row i of each of them.",
-                remedy="Give them the same source and the same `where`, or combine others.",
-            )
-
-
-def combine(
-    layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_block: Callable[[], None]
-) -> tuple[dict[str, Any], bool]:
-    """Put finals side by side in one array of their dtype; `members` are their manifests, by name of the output.
-
-    Returns the manifest, and whether the final was there already: it is made anew if one of them has changed. Calls
-    `on_block` now and then; it may raise to stop. Raises Halt: 78 if row counts differ, bytes of ubinary would have to
-    be split, or something that is not ours stands in its place, 74 if a member is damaged; OSError.
-    """
-    finish_publishing(layout)
-    manifests = list(members.values())
-    refuse_unequal({layout.name: list(members)}, {name: each["rows"] for name, each in members.items()})
-    fingerprint = digest_of([[name, each["fingerprint"], each["digest"]] for name, each in members.items()])
-    finished = read_finished(layout)
-    if finished is not None and finished["fingerprint"] == fingerprint:
-        write_sides(layout, finished)
-        return finished, True
-    place = layout.final
-    if finished is None and place.exists() and not (layout.done.exists() or is_ours(layout, place)):
-        raise not_ours(place, "give the combination another name")
-    dimensions = {name: int(each["dimension"]) for name, each in members.items()}
-    form, rows = Form(dtype=form_of(manifests[0]).dtype), int(manifests[0]["rows"])
-    for name, dimension in list(dimensions.items())[:-1]:
-        if form.dtype is FinalDtype.UBINARY and dimension % 8:
-            raise config_error(
-                f"combine.{layout.name}: {name} has {dimension} dimensions, and eight share a byte",
-                why="The next output would begin in the middle of one.",
-                remedy="Name it last, or give it an encode.truncate_dim that 8 divides.",
-            )
-    numbers = Numbers(form.dtype, sum(dimensions.values()))
-    outputs = {name: OutputLayout(layout.workdir, name) for name in members}
-    make_state(layout)
-    clear_partial(layout)
-    zero_rows = 0
-
-    def side_by_side() -> Iterator[tuple[Stored, Positions]]:
-        nonlocal zero_rows
-        portions = [Portions(_of_member(outputs[name], each)) for name, each in members.items()]
-        per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
-        for first in range(0, rows, per_block):
-            block = np.concatenate([each.take(min(per_block, rows - first)) for each in portions], axis=1)
-            zero_rows += int(np.count_nonzero(~block.any(axis=1)))
-            yield block, _NO_ROWS
-            on_block()
-        for each in portions:
-            each.finish()
-
-    digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
-    ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
-    quarantined = _quarantined(outputs, members)
-    manifest = {
-        "rows": rows,
-        "dimension": numbers.dimension,
-        **describe_files(layout, form, rows, digests, np.concatenate(ranges, axis=1) if ranges else None),
-        "fingerprint": fingerprint,
-        **record(layout, len(quarantined), quarantined),
-        "zero_rows": zero_rows,
-        "combined": [
-            {"output": name, "dimension": each["dimension"], "digest": each["digest"]} for name, each in members.items()
-        ],
-        "model": manifests[0]["model"],
-        "versions": {"chunkvisor": __version__},
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    publish(layout, manifest)
-    return manifest, False
-
-
-def _of_member(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
-    try:
-        yield from final_rows(layout, manifest)
-    except BadVectorsError as error:
-        raise Halt(
-            ExitCode.DISK,
-            f"the final of {layout.name} is damaged: it {error}",
-            remedy="`chunkvisor verify` names the file; move it away, and the next run computes it again",
-        ) from None
-
-
-def _quarantined(outputs: Mapping[str, OutputLayout], members: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an entry for each row that lacks the vector of a member; those columns of it are NaN, or zero."""
-    found: dict[int, dict[str, Any]] = {}
-    for name, manifest in members.items():
-        for each in every_row(outputs[name], manifest):
-            reason = f"{name}: {each['reason']}"
-            if each["row"] in found:
-                found[each["row"]]["reason"] += f"; {reason}"
-            else:
-                found[each["row"]] = {**each, "reason": reason}
-    return [found[row] for row in sorted(found)]

@@ -1,4 +1,4 @@
-"""The record of a finished output: its manifest next to the final, a copy in the state, and what lies next to both.
+"""Finals that are made: published with manifest and side files, kept, made anew in another form, combined, followed.
 
 A final counts only if its stamp, or its digest, holds. What lies next to it can be made again: the ranges of int8 are
 in the manifest as well, the rows table among the staged texts, and the lists of rows in the state.
@@ -8,17 +8,23 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from chunkvisor.assemble.badrows import whole_list
+from chunkvisor.assemble.badrows import every_row, record, whole_list
 from chunkvisor.assemble.forms import (
+    OTHER_DIGEST,
     Form,
+    Numbers,
+    Positions,
+    Stored,
     all_places,
+    clear_partial,
     form_of,
     partial_of,
     parts_of,
@@ -26,11 +32,24 @@ from chunkvisor.assemble.forms import (
     recorded_parts,
     remove_final,
 )
-from chunkvisor.sources.table import StagedTable, TableFiles
-from chunkvisor.store.artifact import Vectors, pick_rows
-from chunkvisor.store.identity import read_fixed
+from chunkvisor.assemble.join import (
+    BLOCK_BYTES,
+    NO_ROWS,
+    Portions,
+    final_rows,
+    find_rows_table,
+    write_final,
+    write_form,
+)
+from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.events.event import Emit, Note
+from chunkvisor.sources.table import TableFiles
+from chunkvisor.store.artifact import BadVectorsError, Vectors
+from chunkvisor.store.disk import not_ours
+from chunkvisor.store.identity import make_state, read_fixed
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import ENCODED, Ledger, PlaceKind, Reuse
+from chunkvisor.store.ledger import is_planned
 from chunkvisor.store.records import (
     DamagedError,
     Stamp,
@@ -42,10 +61,18 @@ from chunkvisor.store.records import (
     write_record,
     write_sealed,
 )
-from chunkvisor_worker.contract.files import copy_atomic, set_aside, sync_folder, write_atomic, write_blocks
+from chunkvisor.units import counted
+from chunkvisor.version import __version__
+from chunkvisor_worker.contract.files import (
+    copy_atomic,
+    make_folder,
+    remove_folder,
+    set_aside,
+    sync_folder,
+    write_atomic,
+)
 
 _Read = TypeVar("_Read")
-_ROWS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,58 +138,6 @@ def _npy(ranges: Vectors) -> bytes:
 # --- what lies next to a final
 
 
-def record_cut(
-    ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
-) -> dict[str, Any] | None:
-    """Return the manifest's `truncated`, after the cut rows are listed in the state; None if they are not counted.
-
-    Calls `on_block` now and then; it may raise to stop. Raises OSError.
-    """
-    layout, count = ledger.layout, 0
-    if ledger.facts is None or not ledger.facts.counts_cut:
-        layout.cut_rows.unlink(missing_ok=True)
-        return None
-    noted, unknown = {ENCODED: layout.cut_texts(ledger.fingerprint)}, 0
-    for number, place in enumerate(reuse.places if reuse is not None else ()):
-        there = layout.earlier if place.kind is PlaceKind.EARLIER else OutputLayout(layout.workdir, place.output)
-        if place.kind is not PlaceKind.COPY and there.cut_rows.exists():
-            noted[number] = there.cut_rows
-        else:
-            unknown += place.texts
-
-    def tokens_before_the_cut() -> Iterator[bytes]:
-        """Give int32 of each row, 0 if it is whole, and write the lines of the list."""
-        nonlocal count
-        with open(layout.truncated_twin, "wb") as lines:
-            for start in range(0, table.rows, _ROWS_AT_ONCE):
-                numbers = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
-                places, tokens = np.full(len(numbers), ENCODED), np.zeros(len(numbers), dtype="<i4")
-                if reuse is not None:
-                    where = reuse.where_of(numbers)
-                    places, numbers = where["place"], where["row"].astype(np.int64)
-                for place, file in noted.items():
-                    hits = places == place
-                    if file.exists():
-                        tokens[hits] = pick_rows(file, "<i4", 0, 1, numbers[hits])[:, 0]
-                rows = np.flatnonzero(tokens)
-                count += len(rows)
-                pairs = zip((rows + start).tolist(), tokens[rows].tolist(), strict=True)
-                lines.writelines(b'{"row": %d, "tokens": %d}\n' % pair for pair in pairs)
-                yield tokens.tobytes()
-                on_block()
-
-    write_blocks(layout.cut_rows, tokens_before_the_cut())
-    said = {"rows": count, "texts_not_counted": unknown}
-    if not count:
-        return said
-    return said | {"file": layout.truncated.name, "digest": f"sha256:{digest_file(layout.truncated_twin)}"}
-
-
-def find_rows_table(layout: OutputLayout, digest: str) -> Path | None:
-    """Return the rows table, from the staged texts or from next to the final, if it is there. Raises OSError."""
-    return next((path for path in (TableFiles(layout.table).rows, layout.rows_table) if _has(path, digest)), None)
-
-
 def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
     """Return the sha256, hex, of each file that lies next to the final."""
     said = {
@@ -178,9 +153,7 @@ def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
 def damaged_sides(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[tuple[Path, str | None]]:
     """Give (file, what is wrong with it; None = nothing) of all that lies next to the final. Raises OSError."""
     for path, digest in _sides(layout, manifest).items():
-        other = (
-            "has another digest than the manifest says: it was changed or damaged" if path.exists() else "is missing"
-        )
+        other = OTHER_DIGEST if path.exists() else "is missing"
         yield path, None if _has(path, digest) else other
 
 
@@ -226,7 +199,7 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 
 def finish_publishing(layout: OutputLayout) -> None:
     """Go on where a run was killed that published a final, if that is whole. Raises OSError."""
-    announced = _unless_damaged(lambda each: read_record(_Announced, each.publishing), layout)
+    announced = _unless_damaged(lambda: read_record(_Announced, layout.publishing))
     if announced is not None:
         manifest, form = announced.manifest, form_of(announced.manifest)
         written, place = partial_of(layout, form), place_of(layout, form)
@@ -238,8 +211,7 @@ def finish_publishing(layout: OutputLayout) -> None:
 
 
 def _is_whole(layout: OutputLayout, manifest: dict[str, Any], place: Path) -> bool:
-    parts = parts_of(place, manifest["rows"], form_of(manifest))
-    recorded = recorded_parts(layout, manifest)
+    parts, recorded = parts_of(place, manifest["rows"], form_of(manifest)), recorded_parts(layout, manifest)
     return all(_has(part.path, digest) for part, (_, digest) in zip(parts, recorded, strict=True))
 
 
@@ -261,30 +233,28 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
 
 def write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     """Write the manifest of files that are in their place, and what lies next to them. Raises OSError."""
-    before = _unless_damaged(read_manifest, layout)
-    was, now = _sides(layout, before or {}), _sides(layout, manifest)
-    for path, digest in was.items():
+    before = _manifest(layout)
+    now = _sides(layout, manifest)
+    for path, digest in _sides(layout, before or {}).items():
         if now.get(path) != digest and _has(path, digest):
             path.unlink()
     write_sides(layout, manifest)
-    _write_twins(layout, manifest, [stamp_as(part.path, digest) for part, digest in recorded_parts(layout, manifest)])
+    _write_twins(layout, manifest)
     layout.publishing.unlink(missing_ok=True)
 
 
-def _write_twins(layout: OutputLayout, manifest: dict[str, Any], stamps: Sequence[Stamp]) -> None:
+def _write_twins(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     if layout.manifest.is_symlink() or not layout.manifest.is_file():
         set_aside(layout.manifest)
     write_sealed(layout.manifest, manifest, made_in=layout.hidden)
+    stamps = (stamp_as(part.path, digest) for part, digest in recorded_parts(layout, manifest))
     write_record(layout.done, _Done(manifest, tuple(stamps)))
 
 
 def is_ours(layout: OutputLayout, place: Path) -> bool:
     """Say whether what is there was published by a run of this workdir, and is as it was. Raises OSError."""
-    records = [_unless_damaged(_read_done, each) for each in (layout, layout.earlier)]
-    return any(
-        done is not None and place_of(layout, form_of(done.manifest)) == place and _holds(layout, done)
-        for done in records
-    )
+    found = [done for each in (layout, layout.earlier) if (done := _done(each)) is not None]
+    return any(place_of(layout, form_of(done.manifest)) == place and _holds(layout, done) for done in found)
 
 
 # --- reading
@@ -294,18 +264,17 @@ def replaces_another(layout: OutputLayout) -> bool:
     """Say whether manifest and final files that are there are those of an earlier generation. Raises OSError."""
     if layout.done.exists() or not layout.earlier.done.exists():
         return False
-    manifest, fixed = _unless_damaged(read_manifest, layout), _unless_damaged(read_fixed, layout)
+    manifest, fixed, before = _manifest(layout), _unless_damaged(lambda: read_fixed(layout)), _done(layout.earlier)
     if manifest is None or fixed is None:
         return False
     # After `retry`, both generations are of the same texts.
-    before = _unless_damaged(_read_done, layout.earlier)
     is_earlier = before is not None and before.manifest == manifest
     return is_earlier or manifest["fingerprint"] != fixed.identity.fingerprint
 
 
 def earlier_holds(layout: OutputLayout, digest: str) -> bool:
     """Say whether the final files of the earlier generation are there, with that digest. Raises OSError."""
-    done = _unless_damaged(_read_done, layout.earlier)
+    done = _done(layout.earlier)
     return done is not None and done.manifest["digest"] == digest and _holds(layout, done)
 
 
@@ -320,31 +289,23 @@ def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
     A lost or damaged record is written anew from its twin. A final file is read only if it was touched since it
     was recorded. Raises OSError.
     """
-    done, manifest = _unless_damaged(_read_done, layout), _unless_damaged(read_manifest, layout)
-    if (done is None and manifest is None) or replaces_another(layout):
-        return None
-    found = done
-    if found is None:
-        assert manifest is not None
-        parts = [(part.path, digest) for part, digest in recorded_parts(layout, manifest)]
-        sizes = [path.stat().st_size if path.exists() else -1 for path, _ in parts]
-        stamps = [Stamp(digest, size, 0, 0, 0) for size, (_, digest) in zip(sizes, parts, strict=True)]
-        found = _Done(manifest, tuple(stamps))
-    record = found.manifest
-    if not _holds(layout, found) or ("quarantined_in" in record and whole_list(layout, record) is None):
+    done, manifest = _done(layout), _manifest(layout)
+    record = done.manifest if done is not None else manifest
+    if record is None or replaces_another(layout):
         return None
     files = [part.path for part, _ in recorded_parts(layout, record)]
-    if manifest != record or done is None or not all(map(Stamp.untouched, found.final, files)):
-        _write_twins(
-            layout, record, [stamp_as(path, stamp.digest) for path, stamp in zip(files, found.final, strict=True)]
-        )
+    whole = _holds(layout, done) if done is not None else _is_whole(layout, record, place_of(layout, form_of(record)))
+    if not whole or ("quarantined_in" in record and whole_list(layout, record) is None):
+        return None
+    if done is None or manifest != record or not all(map(Stamp.untouched, done.final, files)):
+        _write_twins(layout, record)
     return record
 
 
 def read_recorded(layout: OutputLayout) -> dict[str, Any] | None:
     """Return the manifest, from either record, whether or not its files are whole; None if neither can be read."""
-    done = _unless_damaged(_read_done, layout)
-    return done.manifest if done is not None else _unless_damaged(read_manifest, layout)
+    done = _done(layout)
+    return done.manifest if done is not None else _manifest(layout)
 
 
 def read_manifest(layout: OutputLayout) -> dict[str, Any] | None:
@@ -353,27 +314,12 @@ def read_manifest(layout: OutputLayout) -> dict[str, Any] | None:
 
 
 def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
-    """Return the manifest of a finished output; None if it is not finished. Raises DamagedError, OSError.
+    """Return the manifest of a finished output; None if it is not finished, or its record is damaged. Raises OSError.
 
     Its files are not looked at, but something has to be in their place.
     """
-    done = _read_done(layout)
+    done = _done(layout)
     return done.manifest if done is not None and place_of(layout, form_of(done.manifest)).exists() else None
-
-
-def read_done_if_whole(layout: OutputLayout) -> dict[str, Any] | None:
-    """Return the same; None also if its record is damaged, which a run may mend. Raises OSError."""
-    return _unless_damaged(read_done_manifest, layout)
-
-
-def note_move(layout: OutputLayout, final: Path) -> None:
-    """Note that the final file is about to be moved there, as `chunkvisor encode` does. Raises OSError."""
-    write_sealed(layout.moved, {"final": os.path.relpath(final, layout.workdir)})
-
-
-def awaits_move(layout: OutputLayout) -> bool:
-    """Say whether `chunkvisor encode` was ended before it had moved the final file: the same command does it."""
-    return layout.moved.exists() and layout.final.exists()
 
 
 def read_moved(layout: OutputLayout, *, retried: bool = False) -> OutputLayout | None:
@@ -381,23 +327,250 @@ def read_moved(layout: OutputLayout, *, retried: bool = False) -> OutputLayout |
 
     With `retried` also the file of before, after `retry` and until the next run.
     """
-    note = _unless_damaged(lambda each: read_sealed(each.moved), layout)
+    note = _unless_damaged(lambda: read_sealed(layout.moved))
     if note is None or layout.final.exists():
         return None
     final = Path(os.path.normpath(layout.workdir / str(note["final"])))
-    there, done = OutputLayout(final.parent, final.stem), _unless_damaged(_read_done, layout)
-    manifest = _unless_damaged(read_manifest, there)
+    there, done = OutputLayout(final.parent, final.stem), _done(layout)
+    manifest = _manifest(there)
     if manifest is None or (done is None and not (retried and not layout.done.exists())):
         return None
     return there if done is None or manifest["digest"] == done.manifest["digest"] else None
 
 
-def _read_done(layout: OutputLayout) -> _Done | None:
-    return read_record(_Done, layout.done)
+def _done(layout: OutputLayout) -> _Done | None:
+    return _unless_damaged(lambda: read_record(_Done, layout.done))
 
 
-def _unless_damaged(read: Callable[[OutputLayout], _Read], layout: OutputLayout) -> _Read | None:
+def _manifest(layout: OutputLayout) -> dict[str, Any] | None:
+    return _unless_damaged(lambda: read_manifest(layout))
+
+
+def _unless_damaged(read: Callable[[], _Read]) -> _Read | None:
     try:
-        return read(layout)
+        return read()
     except DamagedError:
         return None
+
+
+# --- what becomes of a finished output
+
+
+def keep_finished(
+    layout: OutputLayout, fingerprint: str, form: Form, emit: Emit, on_block: Callable[[], None]
+) -> dict[str, Any] | None:
+    """Return the manifest of the complete output, in that form; None if there is work to do.
+
+    Final files that do not hold any more are then kept under another name. Calls `on_block` now and then; it may raise
+    to stop. Raises OSError; Halt (78) if the form cannot be made of what is there.
+    """
+    if replaces_another(layout):
+        return None
+    manifest = read_finished(layout)
+    if manifest is not None and manifest.get("fingerprint") == fingerprint:
+        there, asked = form_of(manifest), form.of(manifest["rows"])
+        if not there.is_exact and there.dtype is not asked.dtype:
+            if not layout.chunks.exists():
+                raise config_error(
+                    f"output {layout.name} is complete in {there.dtype}, and {asked.dtype} cannot be made of that",
+                    why="what is rounded cannot be made exact again, and the chunk files are not kept",
+                    remedy=f"write dtype: {there.dtype}, or encode it again: --from-scratch (the file stays)",
+                )
+            follow_final(layout)
+            return None
+        try:
+            if there != asked:
+                emit(Note(f"{layout.name}: dividing its rows again, into {asked}"))
+                manifest = _reformed(layout, manifest, asked, on_block)
+            write_sides(layout, manifest)
+        except BadVectorsError:
+            pass  # it was damaged beneath the file system, which its stamp does not show
+        else:
+            return manifest
+    recorded = read_recorded(layout)
+    place = place_of(layout, form_of(recorded) if recorded is not None else form)
+    if layout.done.exists() and (aside := set_aside(place)) is not None:
+        emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))
+    layout.done.unlink(missing_ok=True)
+    if not layout.manifest.is_file():
+        set_aside(layout.manifest)
+    layout.manifest.unlink(missing_ok=True)
+    return None
+
+
+def _reformed(
+    layout: OutputLayout, manifest: dict[str, Any], form: Form, on_block: Callable[[], None]
+) -> dict[str, Any]:
+    """Make the other form of its rows. Raises BadVectorsError if they are not what was written."""
+    before, rows, dimension = form_of(manifest), int(manifest["rows"]), int(manifest["dimension"])
+    said = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
+    if before.format is FinalFormat.NPY and replace(form, carried=before.carried) == before:
+        digests = [part["digest"].removeprefix("sha256:") for part in manifest.get("shards", [manifest])]
+        said |= describe_files(layout, form, rows, digests, ranges_of(manifest))
+        write_records(layout, said)  # the array itself stays as it is, next to other columns
+        return said
+    missing = sorted(each["row"] for each in every_row(layout, manifest))
+    digests, ranges = write_form(
+        layout, form, rows, dimension, lambda: final_rows(layout, manifest), missing, ranges_of(manifest), on_block
+    )
+    said |= describe_files(layout, form, rows, digests, ranges)
+    publish(layout, said)
+    return said
+
+
+def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
+    """Say whether the rows table that the form carries has to be staged again, because it is needed and is gone."""
+    recorded = read_recorded(layout)
+    if form.carried is None or (recorded is None and not layout.table.exists()):
+        return False  # the whole table is staged again
+    as_asked = recorded is not None and form_of(recorded) == form.of(recorded["rows"])
+    if as_asked and not any(problem for _, problem in damaged_sides(layout, recorded or {})):
+        return False
+    return find_rows_table(layout, form.carried) is None
+
+
+# --- generations
+
+
+def begun(layout: OutputLayout) -> bool:
+    """Say whether a run has begun the output, so that what stands under its name is ours."""
+    return any(os.path.lexists(path) for path in (layout.identity, layout.done, layout.before))
+
+
+def follow_final(layout: OutputLayout) -> None:
+    """Have the final count as that of an earlier generation, which stays until another one is there.
+
+    Raises OSError.
+    """
+    if layout.done.exists():
+        for folder in (layout.before, layout.earlier.state):
+            make_folder(folder)
+        layout.done.replace(layout.earlier.done)
+        for folder in (layout.earlier.state, layout.state):
+            sync_folder(folder)
+
+
+def finish_switch(layout: OutputLayout) -> None:
+    """Go on where a run was killed that was about to begin the next generation. Raises OSError.
+
+    Only what was whole counts; of what was still being prepared the old state knows nothing.
+    """
+    if is_planned(layout.next):
+        switch(layout)
+    remove_folder(layout.next.state)
+
+
+def switch(layout: OutputLayout) -> None:
+    """Begin the next generation, whose state is prepared; final files and manifest stay where they are.
+
+    Each step may be done twice. Raises OSError.
+    """
+    state, prepared = layout.state, layout.next
+    if not prepared.table.exists():
+        layout.table.rename(prepared.table)
+    if state.exists():
+        make_folder(layout.before)  # and with it the name of the prepared state is on the disk
+        # A state without a final file is of no use any more: what it had was copied.
+        kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
+        remove_folder(kept)
+        state.rename(kept)  # on the disk, too, before the next one can have its name
+    # Not synced: where a power cut undoes it, the next run finds what was prepared, with all that was done in it since.
+    prepared.state.rename(state)
+    remove_folder(layout.before / "since")
+
+
+# --- side by side
+
+
+def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> None:
+    """Raise Halt (78) if outputs that are to stand side by side have not the same number of rows."""
+    for name, members in combine.items():
+        counts = {member: rows[member] for member in members if member in rows}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{member} has {counted(count, 'row')}" for member, count in counts.items())
+            raise config_error(
+                f"combine.{name}: {listed}",
+                why="Row i of the combined final is row i of each of them.",
+                remedy="Give them the same source and the same `where`, or combine others.",
+            )
+
+
+def combine(
+    layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_block: Callable[[], None]
+) -> tuple[dict[str, Any], bool]:
+    """Put finals side by side in one array of their dtype; `members` are their manifests, by name of the output.
+
+    Returns the manifest, and whether the final was there already: it is made anew if one of them has changed. Calls
+    `on_block` now and then; it may raise to stop. Raises Halt: 78 if bytes of ubinary would have to be split, or
+    something that is not ours stands in its place, 74 if a member is damaged; OSError.
+    """
+    finish_publishing(layout)
+    fingerprint = digest_of([[name, each["fingerprint"], each["digest"]] for name, each in members.items()])
+    finished = read_finished(layout)
+    if finished is not None and finished["fingerprint"] == fingerprint:
+        write_sides(layout, finished)
+        return finished, True
+    if finished is None and layout.final.exists() and not (layout.done.exists() or is_ours(layout, layout.final)):
+        raise not_ours(layout.final, "give the combination another name")
+    first, *_ = manifests = list(members.values())
+    form, rows = Form(dtype=form_of(first).dtype), int(first["rows"])
+    for name, each in list(members.items())[:-1]:
+        if form.dtype is FinalDtype.UBINARY and each["dimension"] % 8:
+            raise config_error(
+                f"combine.{layout.name}: {name} has {each['dimension']} dimensions, and eight share a byte",
+                why="The next output would begin in the middle of one.",
+                remedy="Name it last, or give it an encode.truncate_dim that 8 divides.",
+            )
+    numbers = Numbers(form.dtype, sum(each["dimension"] for each in manifests))
+    outputs, zero_rows = {name: OutputLayout(layout.workdir, name) for name in members}, 0
+    make_state(layout)
+    clear_partial(layout)
+
+    def side_by_side() -> Iterator[tuple[Stored, Positions]]:
+        nonlocal zero_rows
+        portions = [Portions(_of_member(outputs[name], each)) for name, each in members.items()]
+        per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
+        for start in range(0, rows, per_block):
+            block = np.concatenate([each.take(min(per_block, rows - start)) for each in portions], axis=1)
+            zero_rows += int(np.count_nonzero(~block.any(axis=1)))
+            yield block, NO_ROWS
+            on_block()
+        for each in portions:
+            each.finish()
+
+    digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
+    ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
+    quarantined = dict[int, dict[str, Any]]()
+    for name, manifest in members.items():
+        for each in every_row(outputs[name], manifest):
+            before = quarantined.get(each["row"])
+            reason = f"{name}: {each['reason']}" if before is None else f"{before['reason']}; {name}: {each['reason']}"
+            quarantined[each["row"]] = (before or each) | {"reason": reason}
+    made = [
+        {"output": name, "dimension": each["dimension"], "digest": each["digest"]} for name, each in members.items()
+    ]
+    manifest = {
+        "rows": rows,
+        "dimension": numbers.dimension,
+        **describe_files(layout, form, rows, digests, np.concatenate(ranges, axis=1) if ranges else None),
+        "fingerprint": fingerprint,
+        **record(layout, len(quarantined), (quarantined[row] for row in sorted(quarantined))),
+        "zero_rows": zero_rows,
+        "combined": made,
+        "model": first["model"],
+        "versions": {"chunkvisor": __version__},
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    publish(layout, manifest)
+    return manifest, False
+
+
+def _of_member(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
+    try:
+        yield from final_rows(layout, manifest)
+    except BadVectorsError as error:
+        raise Halt(
+            ExitCode.DISK,
+            f"the final of {layout.name} is damaged: it {error}",
+            remedy="`chunkvisor verify` names the file; move it away, and the next run computes it again",
+        ) from None

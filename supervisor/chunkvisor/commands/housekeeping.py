@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.assemble.badrows import bad_texts, count_of, every_row
-from chunkvisor.assemble.finished import follow_final
 from chunkvisor.assemble.forms import FORMATS, FinalPart, Numbers, Positions, form_of, recorded_parts
-from chunkvisor.assemble.manifest import damaged_sides, is_manifest, read_finished, read_manifest, read_moved
+from chunkvisor.assemble.manifest import (
+    damaged_sides,
+    follow_final,
+    is_manifest,
+    read_finished,
+    read_manifest,
+    read_moved,
+)
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.show.status import OutputStatus, read_output

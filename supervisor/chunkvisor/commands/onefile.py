@@ -14,7 +14,7 @@ from typing import Any
 
 from chunkvisor.assemble import badrows
 from chunkvisor.assemble.forms import FORM_KEYS, Form
-from chunkvisor.assemble.manifest import is_manifest, note_move
+from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
@@ -138,7 +138,7 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
                 more[key] = {**listed, "file": copy.name}
         write_sealed(out.with_suffix(".json"), manifest | more)
         try:
-            note_move(output, out)
+            write_sealed(output.moved, {"final": os.path.relpath(out, output.workdir)})
             _move(output.final, out)
         except OSError as error:
             if error.errno not in DISK_ERRNOS:

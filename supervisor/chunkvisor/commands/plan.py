@@ -14,8 +14,7 @@ import numpy.typing as npt
 import psutil
 
 from chunkvisor.assemble.forms import Numbers, asked_form
-from chunkvisor.assemble.join import refuse_unequal
-from chunkvisor.assemble.manifest import read_done_if_whole
+from chunkvisor.assemble.manifest import read_done_manifest, refuse_unequal
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
@@ -187,7 +186,7 @@ def _told(
     work = Plan(table.distinct - known, output.chunks.chunk_size)
     done = bytearray(work.count)
     if output.ours:
-        done = committed_chunks(layout, work) if read_done_if_whole(layout) is None else bytearray(b"\1") * work.count
+        done = committed_chunks(layout, work) if read_done_manifest(layout) is None else bytearray(b"\1") * work.count
     elif whole and output.begun:
         what = "the workdir holds work on another source or other rows, which a run accepts with --update"
         notes.append(f"{name}: {what}")

@@ -220,10 +220,10 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
     if complete:
         # numpy comes with them, for which nothing waits any more
         from chunkvisor.assemble.forms import form_of, place_of
-        from chunkvisor.assemble.manifest import read_done_if_whole
+        from chunkvisor.assemble.manifest import read_done_manifest
 
         name, output = next(iter(loaded.config.outputs.items()))
-        if (manifest := read_done_if_whole(layout.output(name))) is not None:
+        if (manifest := read_done_manifest(layout.output(name))) is not None:
             rows_table = "" if output.where is None else layout.output(name).rows_table.name
             yield how_to_read(place_of(layout.output(name), form_of(manifest)), form_of(manifest), rows_table)
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 
-from chunkvisor.assemble.manifest import read_done_if_whole
+from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
@@ -205,7 +205,7 @@ def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[ob
     """Yield rows without a vector: from the record of a finished output, else from the journal."""
     for name in (name for name, output in status.outputs.items() if output.quarantined):
         with contextlib.suppress(OSError):
-            manifest = read_done_if_whole(layout.output(name))
+            manifest = read_done_manifest(layout.output(name))
             found = [event.details() for (output, _), event in story.quarantined.items() if output == name]
             for row in manifest["quarantined"] if manifest is not None else found:
                 text = peek(layout.output(name).table, row["row"], 400)

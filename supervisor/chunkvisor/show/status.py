@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.badrows import BadReason, count_of, reasons_in_words, reasons_of, where_listed
-from chunkvisor.assemble.manifest import awaits_move, read_done_manifest, read_manifest, read_moved
+from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes
@@ -175,7 +175,7 @@ def read_output(layout: OutputLayout) -> OutputStatus:
         plan.count,
         plan.count,
         count,
-        not awaits_move(layout),
+        not (layout.moved.exists() and layout.final.exists()),  # else `encode` was ended before it had moved the file
         distinct,
         reasons_of(manifest["quarantined"]),
         file="" if moved_to is None else str(moved_to.final),

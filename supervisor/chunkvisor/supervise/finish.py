@@ -8,21 +8,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from chunkvisor.assemble.badrows import record
 from chunkvisor.assemble.forms import Form, place_of
 from chunkvisor.assemble.join import Final, TakenDamagedError, assemble, texts_without
-from chunkvisor.assemble.manifest import describe_files, publish, record_cut
+from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
 from chunkvisor.config.choices import digested
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.artifact import pick_rows
 from chunkvisor.store.identity import TEXT_KEYS, BadText, Fixed, Staged
-from chunkvisor.store.ledger import Ledger, Reuse
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.ledger import ENCODED, Ledger, PlaceKind, Reuse
+from chunkvisor.store.records import digest_file
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import remove_folder
+from chunkvisor_worker.contract.files import remove_folder, write_blocks
 from chunkvisor_worker.contract.messages import Spec
 
+_ROWS_AT_ONCE = 1 << 18
 _MAX_LINES = 100
 """For that many quarantined rows, the line of the source is looked up."""
 
@@ -48,6 +54,7 @@ def finish(
         local.check()
     try:
         taken = taken_of(layout, reuse, ledger, on_block) if reuse is not None else None
+        finish_publishing(layout)  # of a join that failed after the rename, and is tried again
         final = assemble(ledger, table, on_block, form, taken)
     except TakenDamagedError as error:
         raise Halt(
@@ -59,7 +66,7 @@ def finish(
     facts = ledger.facts
     assert facts is not None
     bad = _quarantined_rows(texts_without(ledger, taken), table, final)
-    cut = record_cut(ledger, table, reuse, on_block)
+    cut = _record_cut(ledger, table, reuse, on_block)
     prompt = encode.prompt if encode.prompt is not None or facts.loaded is None else facts.loaded.prompt
     max_length = facts.max_length if facts.max_length is not None else model.max_length
     manifest = {
@@ -122,3 +129,50 @@ def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Fi
         # To find a line, the source is read up to it.
         place = table.place_of(row, with_line=number < _MAX_LINES)
         yield {"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place}
+
+
+def _record_cut(
+    ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
+) -> dict[str, Any] | None:
+    """Return the manifest's `truncated`, after the cut rows are listed in the state; None if they are not counted.
+
+    Calls `on_block` now and then; it may raise to stop. Raises OSError.
+    """
+    layout, count = ledger.layout, 0
+    if ledger.facts is None or not ledger.facts.counts_cut:
+        layout.cut_rows.unlink(missing_ok=True)
+        return None
+    noted, unknown = {ENCODED: layout.cut_texts(ledger.fingerprint)}, 0
+    for number, place in enumerate(reuse.places if reuse is not None else ()):
+        there = layout.earlier if place.kind is PlaceKind.EARLIER else OutputLayout(layout.workdir, place.output)
+        if place.kind is not PlaceKind.COPY and there.cut_rows.exists():
+            noted[number] = there.cut_rows
+        else:
+            unknown += place.texts
+
+    def tokens_before_the_cut() -> Iterator[bytes]:
+        """Give int32 of each row, 0 if it is whole, and write the lines of the list."""
+        nonlocal count
+        with open(layout.truncated_twin, "wb") as lines:
+            for start in range(0, table.rows, _ROWS_AT_ONCE):
+                numbers = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
+                places, tokens = np.full(len(numbers), ENCODED), np.zeros(len(numbers), dtype="<i4")
+                if reuse is not None:
+                    where = reuse.where_of(numbers)
+                    places, numbers = where["place"], where["row"].astype(np.int64)
+                for place, file in noted.items():
+                    hits = places == place
+                    if file.exists():
+                        tokens[hits] = pick_rows(file, "<i4", 0, 1, numbers[hits])[:, 0]
+                rows = np.flatnonzero(tokens)
+                count += len(rows)
+                pairs = zip((rows + start).tolist(), tokens[rows].tolist(), strict=True)
+                lines.writelines(b'{"row": %d, "tokens": %d}\n' % pair for pair in pairs)
+                yield tokens.tobytes()
+                on_block()
+
+    write_blocks(layout.cut_rows, tokens_before_the_cut())
+    said = {"rows": count, "texts_not_counted": unknown}
+    if not count:
+        return said
+    return said | {"file": layout.truncated.name, "digest": f"sha256:{digest_file(layout.truncated_twin)}"}

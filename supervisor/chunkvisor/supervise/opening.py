@@ -11,10 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.finished import begun, finish_switch, keep_finished, lacks_rows_table, switch
 from chunkvisor.assemble.forms import asked_form, clear_partial, form_of, place_of
-from chunkvisor.assemble.join import refuse_unequal
-from chunkvisor.assemble.manifest import earlier_holds, finish_publishing, read_finished
+from chunkvisor.assemble.manifest import (
+    begun,
+    earlier_holds,
+    finish_publishing,
+    finish_switch,
+    keep_finished,
+    lacks_rows_table,
+    read_finished,
+    refuse_unequal,
+    switch,
+)
 from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.engine.modelsource import ModelSource, pin_source

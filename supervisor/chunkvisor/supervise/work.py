@@ -7,8 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
-from chunkvisor.assemble.join import combine
-from chunkvisor.assemble.manifest import read_done_manifest, read_finished
+from chunkvisor.assemble.manifest import combine, read_done_manifest, read_finished
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import encode_spec, model_spec
 from chunkvisor.devices.dtypes import less_memory, unfit_dtype
