@@ -50,7 +50,7 @@ def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> N
         "texts_not_counted": 0,
         "file": "out.truncated.jsonl",
     }
-    assert "3 rows were cut at 64 tokens, listed in out.truncated.jsonl" in ended.stderr
+    assert "3 rows cut at 64 tokens, listed in out.truncated.jsonl" in ended.stderr
     assert workplace.status()["outputs"]["out"]["truncated"] == 3
     assert workplace.call("verify", str(workplace.workdir)).returncode == 0
     (workplace.workdir / "out.truncated.jsonl").write_text("")
@@ -91,7 +91,7 @@ def test_cut_rows_of_one_file(workplace: Workplace, model: Path) -> None:
     options = ("--column", "text", "--model", str(model), "--device", "cpu", "-o", str(out))
     ended = workplace.call("encode", str(workplace.source), *options)
     assert ended.returncode == 0, ended.stderr
-    assert "1 row was cut at 64 tokens, listed in mine.truncated.jsonl" in ended.stderr
+    assert "1 row cut at 64 tokens, listed in mine.truncated.jsonl" in ended.stderr
     assert out.with_suffix(".truncated.jsonl").read_text() == '{"row": 1, "tokens": 102}\n'
     assert json.loads(out.with_suffix(".json").read_text())["truncated"]["file"] == "mine.truncated.jsonl"
     assert workplace.call("verify", str(out)).returncode == 0

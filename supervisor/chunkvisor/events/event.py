@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import PurePath
 from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 from chunkvisor.errors import lines_of_end
@@ -283,7 +284,7 @@ class OutputComplete(OutputAlreadyComplete):
 
     def _sentence(self) -> str:
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
-        cut = f"; {counted(self.truncated, 'row')} cut{at}, listed in {self.output}.truncated.jsonl"
+        cut = f"; {counted(self.truncated, 'row')} cut{at}, listed in {PurePath(self.path).stem}.truncated.jsonl"
         return super()._sentence() + cut * bool(self.truncated)
 
 
