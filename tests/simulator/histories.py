@@ -658,20 +658,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "what a worker has held settles: nobody gets the GPU before, and it is nobody's fault",
-        {"chunks": 1},
-        """
-        join 0                 | start 1 on 0: 0..8
-        ready 1                | go 1: 32
-        crashed 1              |
-        wait 0.5               | start 2 on 0: 0..8 own first
-        ready 2                | look 0
-        looked 0 settling      |
-        wait 2                 | look 0
-        looked 0 good          | go 2: 32
-        """,
-    ),
-    (
         "twenty attempts in a row that repeat what failed end the run: it is not the texts",
         {"chunks": 30, "attempts": 30},
         """

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from chunkvisor import judge
 from chunkvisor.config import values
 from chunkvisor.config.model import Config, RecoveryConfig
-from chunkvisor.devices import gpu, stations
+from chunkvisor.devices import gpu
 from chunkvisor.heart import policy, scheduler, slot, store
 
 from .histories import HISTORIES
@@ -73,7 +73,6 @@ LIMITS = {
         ("E2: a GPU on which every worker fails", "a machine on which every worker fails", "two canaries fail"),
     ),
     "damaged chunks of an output": Limit(str(store.MAX_DAMAGED), ()),
-    "memory of an ended worker": Limit(_s(stations._SETTLE_S), ("what a worker has held settles",)),
     "nvidia-smi": Limit(_s(gpu._SMI_TIMEOUT_S), ()),
     "torch": Limit(_s(gpu._TORCH_TIMEOUT_S), ()),
     "SIGTERM or SIGABRT to a worker": Limit(_s(slot.GRACE_S), ()),

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.devices import gpu
+from chunkvisor.devices import gpu, stations
 from chunkvisor.devices.gpu import CPU, Device, find_devices, parse_devices, select_visible
 from chunkvisor.devices.health import (
     Health,
     MemoryHolder,
-    Opinion,
     Reading,
     View,
     company_of,
@@ -22,7 +21,7 @@ from chunkvisor.devices.health import (
     parse_holders,
     parse_xids,
 )
-from chunkvisor.devices.stations import Station
+from chunkvisor.devices.stations import Site, Station
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event, Warned
 from chunkvisor.judge import Company, Verdict
@@ -75,14 +74,6 @@ def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
 def test_cuda_visible_devices(visible: str | None, chosen: list[Device]) -> None:
     """Read as CUDA reads it: in the order given, up to the first entry that names no device."""
     assert select_visible([A, B], visible) == chosen
-
-
-@pytest.mark.parametrize(("visible", "chosen"), [("2", [B]), ("1", []), ("0,2", [A, B])])
-def test_numbers_are_those_of_nvidia_smi(visible: str, chosen: list[Device]) -> None:
-    """A GPU that is missing from the list (number 1) does not move those behind it up."""
-    first, second = LISTING.splitlines()
-    devices = parse_devices(f"{first}\n1, [N/A], [GPU is lost], [N/A], 00000000:4B:00.0\n2{second[1:]}\n")
-    assert select_visible(devices, visible) == chosen
 
 
 @pytest.fixture
@@ -206,11 +197,6 @@ def test_the_compute_capability_is_that_of_nvidia_smi(tmp_path: Path, monkeypatc
 GIB = 1 << 30
 BASE = 3 << 20
 TOTAL = 80 * GIB
-STRANGER = MemoryHolder(77, "/usr/bin/python3", 78 * GIB)
-FULL = 78 * GIB
-ROOMY: dict[str, Any] = {"total_bytes": TOTAL, "need_bytes": 3 * GIB}
-UNKNOWN = {"total_bytes": TOTAL}
-JUST_ENDED = {**ROOMY, "before_bytes": BASE}
 GOOD, BUSY, BROKEN, BLIND = Health.GOOD, Health.BUSY, Health.BROKEN, Health.BLIND
 
 
@@ -224,40 +210,36 @@ def ours(used_bytes: int | None, pid: int = 11) -> MemoryHolder:
     return MemoryHolder(pid, "python", used_bytes)
 
 
-TABLE: dict[str, tuple[Reading, dict[str, Any], Health, str]] = {
-    "empty": (seen(), ROOMY, GOOD, ""),
-    "held, with room for a worker": (seen(60 * GIB, MemoryHolder(77, "p", 60 * GIB)), ROOMY, GOOD, ""),
+FULL = TOTAL - BASE
+STRANGER = MemoryHolder(77, "/usr/bin/python3", FULL)
+TABLE: dict[str, tuple[Reading, Health, str]] = {
+    "empty": (seen(), GOOD, ""),
+    "held, with room": (seen(60 * GIB, MemoryHolder(77, "p", 60 * GIB)), GOOD, ""),
     "held, without": (
         seen(FULL, STRANGER),
-        ROOMY,
         BUSY,
-        "78.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77); 2.0 GiB are free, and a worker needs 3.0",
+        "80.0 GiB of the GPU's memory are held by /usr/bin/python3 (pid 77); 0.0 GiB are free",
     ),
-    "what a worker needs is not known": (seen(FULL, STRANGER), UNKNOWN, GOOD, ""),
-    "not known, but that is too little": (seen(TOTAL - BASE, STRANGER), UNKNOWN, BUSY, "(pid 77); 0.0 GiB are free"),
-    "the size of the GPU is not known": (seen(FULL, STRANGER), {}, GOOD, ""),
-    "a container names no process": (seen(FULL), ROOMY, BUSY, "a process that cannot be named"),
-    "a model larger than an empty GPU": (seen(), {"total_bytes": TOTAL, "need_bytes": 90 * GIB}, GOOD, ""),
-    "a dead worker's memory": (seen(20 * GIB), JUST_ENDED, Health.SETTLING, "not given back yet"),
-    "a stranger came meanwhile": (seen(20 * GIB, MemoryHolder(77, "p", 20 * GIB)), JUST_ENDED, GOOD, ""),
-    "off the bus": (Reading(15), ROOMY, BROKEN, "fallen off the bus"),
-    "several Xids": (seen(xids=(119, 13, 48)), ROOMY, BROKEN, "Xid 48, 119 of this GPU: have the GPU reset"),
-    "Xid 79": (seen(xids=(79,)), ROOMY, BROKEN, "Xid 79 of this GPU: reboot"),
-    "Xids of applications": (seen(xids=(13, 31, 43, 45, 63)), ROOMY, GOOD, ""),
-    "blind, but the kernel has seen it": (Reading(255, xids=(79,)), ROOMY, BROKEN, "Xid 79"),
-    "driver/library mismatch": (Reading(18), ROOMY, BLIND, "exit code 18"),
-    "no answer in time": (Reading(None), ROOMY, BLIND, "None"),
-    "memory not told": (seen(None), ROOMY, BLIND, ""),
+    "a container names no process": (seen(FULL), BUSY, "a process that cannot be named"),
+    "off the bus": (Reading(15), BROKEN, "fallen off the bus"),
+    "several Xids": (seen(xids=(119, 13, 48)), BROKEN, "Xid 48, 119 of this GPU: have the GPU reset"),
+    "Xid 79": (seen(xids=(79,)), BROKEN, "Xid 79 of this GPU: reboot"),
+    "Xids of applications": (seen(xids=(13, 31, 43, 45, 63)), GOOD, ""),
+    "blind, but the kernel has seen it": (Reading(255, xids=(79,)), BROKEN, "Xid 79"),
+    "driver/library mismatch": (Reading(18), BLIND, "exit code 18"),
+    "no answer in time": (Reading(None), BLIND, "None"),
+    "memory not told": (seen(None), BLIND, ""),
 }
 
 
-@pytest.mark.parametrize(("reading", "known", "health", "words"), TABLE.values(), ids=TABLE)
-def test_opinion(reading: Reading, known: dict[str, Any], health: Health, words: str) -> None:
-    """Broken beats blind, blind beats busy; a GPU is busy if a worker does not fit next to what others hold."""
-    opinion = judge_gpu(reading, **known)
+@pytest.mark.parametrize(("reading", "health", "words"), TABLE.values(), ids=TABLE)
+def test_opinion(reading: Reading, health: Health, words: str) -> None:
+    """Broken beats blind, blind beats busy; a GPU is busy if what others hold leaves hardly anything."""
+    opinion = judge_gpu(reading, total_bytes=TOTAL)
     assert opinion.health is health, opinion
     assert words in opinion.why
     assert bool(opinion.why) == (health is not GOOD)
+    assert judge_gpu(seen(FULL, STRANGER)).health is GOOD, "its size is not known"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +256,7 @@ def test_opinion(reading: Reading, known: dict[str, Any], health: Health, words:
 )
 def test_our_own_worker(reading: Reading, health: Health, alone: bool) -> None:
     """What our own worker holds is not held against it, and it is alone only if nothing else can be there."""
-    assert judge_gpu(reading, frozenset({11}), **ROOMY).health is health
+    assert judge_gpu(reading, frozenset({11}), TOTAL).health is health
     assert reading.is_alone(frozenset({11})) is alone
 
 
@@ -287,7 +269,7 @@ def test_our_own_worker(reading: Reading, health: Health, alone: bool) -> None:
 )
 def test_recovery_action(action: str | None, health: Health) -> None:
     """A GPU that the driver wants reset is broken; words that say nothing of that do no harm."""
-    assert judge_gpu(seen(recovery_action=action), **ROOMY).health is health
+    assert judge_gpu(seen(recovery_action=action)).health is health
 
 
 @pytest.mark.parametrize(
@@ -309,7 +291,7 @@ def test_memory_and_recovery_action_are_parsed(text: str, found: tuple[int | Non
     [
         ("77, /opt/a, b/python, 79872\n", (MemoryHolder(77, "/opt/a,b/python", 78 * GIB),)),
         ("77, [Not Found], [N/A]\n", (MemoryHolder(77, "[Not Found]", None),)),
-        ("[N/A], python, 5\n77, /usr/bin/python3, 79872\n", (STRANGER,)),
+        ("[N/A], python, 5\n77, p, 79872\n", (MemoryHolder(77, "p", 78 * GIB),)),
         ("No running processes found\n", ()),
     ],
 )
@@ -339,59 +321,39 @@ def test_xids_are_those_of_the_gpu(bus_id: str, xids: tuple[int, ...]) -> None:
 # --- a station
 
 
-class Watched:
-    """A station whose looks answer at once with what the test has laid out, and what it tells."""
-
-    def __init__(self) -> None:
-        self.says = seen()
-        self.told: list[Event] = []
-        self.station = Station(0, A, look=self._look)
-        assert self.look(first=True) == Opinion(GOOD)
-
-    def _look(self) -> Future[Reading]:
-        done: Future[Reading] = Future()
-        done.set_result(self.says)
-        return done
-
-    def look(self, *, first: bool = False, now_s: float = 1000) -> Opinion | None:
-        """Ask, and give the answer."""
-        self.station.ask()
-        return self.station.answer(frozenset(), 3 * GIB, self.told.append, first=first, now_s=now_s)
-
-
-@pytest.mark.parametrize("device", [CPU, Device("cuda", "0"), MIG], ids=str)
-def test_what_nvidia_smi_does_not_know_is_always_fit(device: Device) -> None:
-    """The CPU, a GPU known by its index alone and a MIG slice are not asked for."""
-    station = Station(0, device)
+@pytest.mark.parametrize(
+    ("device", "node"), [(CPU, ""), (Device("cuda", "0"), ""), (MIG, ""), (A, "a node of a cluster")], ids=str
+)
+def test_what_nvidia_smi_does_not_know_is_always_fit(device: Device, node: str) -> None:
+    """The CPU, a GPU known by its index alone, a MIG slice and another machine's GPU are not asked for."""
+    station = Station(0, device, Site(node))
     station.ask()
-    assert station.answer(frozenset(), 0, print, first=True) is None
+    assert station.answer(frozenset(), print, first=True) is None
     assert station.view == (View(blind=True) if device.kind == "cuda" else None)
 
 
-def test_a_gpu_that_others_fill_is_busy_and_told_once() -> None:
+def test_a_gpu_that_others_fill_is_busy_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is looked at while that lasts; those who stay count as there from the start."""
-    watched = Watched()
-    assert watched.station.answer(frozenset(), 0, watched.told.append) is None  # no look is under way
-    watched.says = seen(142 * GIB, MemoryHolder(77, "intruder", 142 * GIB))
-    for _ in range(2):
-        opinion = watched.look()
+    readings = [seen(), *[seen(FULL, STRANGER)] * 2]
+
+    def look() -> Future[Reading]:
+        done: Future[Reading] = Future()
+        done.set_result(readings.pop(0))
+        return done
+
+    monkeypatch.setattr(stations, "looks_at", lambda _device: look)
+    told: list[Event] = []
+    station = Station(0, B)
+    assert station.answer(frozenset(), told.append) is None  # no look is under way
+    for number in range(3):
+        station.ask()
+        opinion = station.answer(frozenset(), told.append, first=not number)
         assert opinion is not None
-        assert opinion.health is BUSY
-    assert [type(event) for event in watched.told] == [Warned]
+        assert opinion.health is (BUSY if number else GOOD)
+    assert [type(event) for event in told] == [Warned]
     for held_bytes in (5 * GIB, 1 * GIB):
-        watched.station.get_used_to(held_bytes)
-        assert watched.station.view == View(blind=False, alone=False, before_bytes=5 * GIB)
-
-
-def test_memory_of_a_worker_that_has_just_ended_comes_back() -> None:
-    """What no process is named for is waited for a few seconds after a worker's end."""
-    watched = Watched()
-    watched.says = seen(9 * GIB)
-    watched.station.worker_ended(999)
-    assert [(opinion := watched.look(now_s=now_s)) and opinion.health for now_s in (1000, 1100)] == [
-        Health.SETTLING,
-        GOOD,
-    ]
+        station.get_used_to(held_bytes)
+        assert station.view == View(blind=False, alone=False, before_bytes=5 * GIB)
 
 
 # --- whose memory it was

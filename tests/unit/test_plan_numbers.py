@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chunkvisor.commands.plan import WIDTH, activation_bytes, distribution, draw
-from chunkvisor.config.choices import Dtype
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.modelfolder import computed_dtype, gpu_need_bytes, read_model_folder, shape_of
+from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder, shape_of
 
 GIB = 1 << 30
 
@@ -128,17 +127,13 @@ def test_computed_dtype(tmp_path: Path, model: dict[str, Any], config: dict[str,
 
 
 def test_weights_from_the_folder(tmp_path: Path) -> None:
-    """Weights in the safe format count, once; a GPU needs them in the dtype asked for, and a context."""
+    """Weights in the safe format count, once."""
     (tmp_path / "config.json").write_text('{"torch_dtype": "float16"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 100)
     assert read_model_folder(tmp_path).weights_bytes == 100
     for name in ("model-00001-of-00001.safetensors", "model.fp16.safetensors"):
         (tmp_path / name).write_bytes(b"x" * 50)
     assert read_model_folder(tmp_path).weights_bytes == 50
-    needs = {Dtype.AUTO: 50, Dtype.FLOAT32: 100}
-    found = {dtype: gpu_need_bytes(ModelConfig(name="m", dtype=dtype), str(tmp_path)) - (1 << 28) for dtype in needs}
-    assert found == needs
-    assert gpu_need_bytes(ModelConfig(name="m", kwargs={"backend": "onnx"}), str(tmp_path)) == 0
 
 
 def forecast(**changes: Any) -> dict[str, Any]:

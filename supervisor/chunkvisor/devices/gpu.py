@@ -34,6 +34,7 @@ SMI_FORMAT = "--format=csv,noheader,nounits"
 # The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
 _TORCH_TIMEOUT_S = 180.0
 _DEV = Path("/dev")
+_MOST_GPUS = 64
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
@@ -58,7 +59,6 @@ class Device:
     name: str = ""
     memory_bytes: int = 0
     bus_id: str = ""  # PCI address, as nvidia-smi writes it
-    index: int | None = field(default=None, compare=False)  # nvidia-smi's number; None = it gave none
     # Compute capability, (major, minor), such as (7, 5); None = not known.
     capability: tuple[int, ...] | None = field(default=None, compare=False)
 
@@ -241,7 +241,8 @@ def find_devices(
         visible = [Device("cuda", part.strip()) for part in shown.split(",") if part.strip() not in ("", "-1")]
     else:
         # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
-        visible = [Device("cuda", str(number)) for number, _ in enumerate(_DEV.glob("nvidia[0-9]*"))]
+        files = sum((_DEV / f"nvidia{number}").exists() for number in range(_MOST_GPUS))
+        visible = [Device("cuda", str(number)) for number in range(files)]
         if not visible:
             smi = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {answer.line}"
             raise _no_gpu(
@@ -271,10 +272,9 @@ def parse_devices(text: str) -> list[Device]:
     devices = []
     for fields in lines_of(text):
         if len(fields) in (5, 6) and fields[1].startswith(("GPU-", "MIG-")):
-            index = int(fields[0]) if fields[0].isdecimal() else None
             parts = fields[5].split(".") if len(fields) == 6 else []
             capability = tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None
-            devices.append(Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, fields[4], index, capability))
+            devices.append(Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, fields[4], capability))
     return devices
 
 
@@ -282,17 +282,16 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
     """Choose the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
     As CUDA reads it: indices, or prefixes of a UUID that fit one device; the first entry that names no device hides all
-    after it, and one that is named twice hides all (CUDA C++ Programming Guide, environment variables). An index is
-    nvidia-smi's, if it gave one: a GPU may be missing from its list. A MIG id is taken over as it is.
+    after it, and one that is named twice hides all (CUDA C++ Programming Guide, environment variables). A MIG id is
+    taken over as it is.
     """
     if visible is None:
         return list(devices)
     chosen: list[Device] = []
-    numbered = {position if each.index is None else each.index: each for position, each in enumerate(devices)}
     for entry in (part.strip() for part in visible.split(",")):
         fits = [each for each in devices if entry.startswith("GPU-") and each.uuid.startswith(entry)]
-        if entry.isdecimal() and int(entry) in numbered:
-            fits = [numbered[int(entry)]]
+        if entry.isdecimal():
+            fits = list(devices[int(entry) : int(entry) + 1])
         elif entry.startswith("MIG-"):
             fits = [Device("cuda", entry, "MIG slice")]
         if len(fits) != 1:

@@ -41,7 +41,6 @@ class Health(Enum):
 
     GOOD = "good"
     BUSY = "busy"  # wait: others hold the memory that a worker needs
-    SETTLING = "settling"  # wait a little: what a worker held that has just ended is not given back yet
     BROKEN = "broken"  # nothing that we can do mends it
     BLIND = "blind"  # NVML cannot tell; CUDA may work all the same
 
@@ -73,23 +72,17 @@ class Reading:
     holders: tuple[MemoryHolder, ...] = ()
     xids: tuple[int, ...] = ()  # of this GPU, from the kernel's log, since the run began
 
-    @property
-    def unnamed_bytes(self) -> int:
-        """Memory of no process that nvidia-smi names: the driver's, a dying context's, another container's."""
-        return max(0, (self.used_bytes or 0) - sum(holder.used_bytes or 0 for holder in self.holders))
-
     def is_alone(self, ours: frozenset[int]) -> bool:
         """Whether only `ours` are seen on the GPU."""
-        told = self.returncode == 0 and self.used_bytes is not None
-        return told and all(each.pid in ours for each in self.holders) and self.unnamed_bytes < SLACK_BYTES
+        if self.returncode != 0 or self.used_bytes is None:
+            return False
+        # The rest is the driver's, a dying context's, another container's.
+        unnamed_bytes = self.used_bytes - sum(holder.used_bytes or 0 for holder in self.holders)
+        return all(each.pid in ours for each in self.holders) and unnamed_bytes < SLACK_BYTES
 
 
-# Begins a reading of one GPU; nothing waits for it.
-Look = Callable[[], "Future[Reading]"]
-
-
-def looks_at(device: Device) -> Look:
-    """Have nvidia-smi of this machine read the GPU, and the kernel's log its Xids from now on, if we may read it."""
+def looks_at(device: Device) -> Callable[[], "Future[Reading]"]:
+    """Have nvidia-smi read the GPU when asked to, and the kernel's log its Xids from now on, if we may read it."""
     log: int | None = None
     lines = list[str]()
     with contextlib.suppress(OSError):
@@ -141,18 +134,10 @@ def parse_xids(lines: Sequence[str], bus_id: str) -> tuple[int, ...]:
     return tuple(int(match[1]) for line in lines if (match := pattern.search(line)))
 
 
-def judge_gpu(
-    reading: Reading,
-    ours: frozenset[int] = frozenset(),
-    *,
-    total_bytes: int = 0,
-    need_bytes: int = 0,
-    before_bytes: int | None = None,
-) -> Opinion:
-    """Judge a GPU for the next worker; what `ours`, the pids of our workers on it, hold is not held against it.
+def judge_gpu(reading: Reading, ours: frozenset[int] = frozenset(), total_bytes: int = 0) -> Opinion:
+    """Judge a GPU of that size (0 = not known) for the next worker; `ours` are the pids of our workers on it.
 
-    A worker needs `need_bytes` of `total_bytes` before its first batch; 0 = not known. With `before_bytes`, a worker
-    has just ended, and so much was in use before our first worker, by no process that nvidia-smi names.
+    What ours hold is not held against it; that others leave too little for a model, the worker finds out.
     """
     if reading.returncode == SMI_LOST:
         return Opinion(Health.BROKEN, "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine")
@@ -166,18 +151,14 @@ def judge_gpu(
     own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
     if len(own) < len(ours) or None in own:
         return Opinion(Health.GOOD)  # how much of the memory is our own workers' cannot be told, in a container say
-    if before_bytes is not None and reading.unnamed_bytes > before_bytes + SLACK_BYTES:
-        return Opinion(Health.SETTLING, "a worker has ended, and its memory is not given back yet")
     held_bytes = reading.used_bytes - sum(used or 0 for used in own)
     free_bytes = total_bytes - reading.used_bytes
-    # If others hold hardly anything there is nothing to wait for, however large the model is.
-    if not total_bytes or held_bytes <= SLACK_BYTES or free_bytes >= max(need_bytes, SLACK_BYTES):
+    if not total_bytes or held_bytes <= SLACK_BYTES or free_bytes >= SLACK_BYTES:
         return Opinion(Health.GOOD)
     others = [f"{holder.name} (pid {holder.pid})" for holder in reading.holders if holder.pid not in ours]
     who = ", ".join(others[:3]) or "a process that cannot be named"
-    held, free, need = (f"{size_bytes / 2**30:.1f} GiB" for size_bytes in (held_bytes, max(0, free_bytes), need_bytes))
-    needs = f", and a worker needs {need}" if need_bytes else ""
-    return Opinion(Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free{needs}")
+    held, free = (f"{size_bytes / 2**30:.1f} GiB" for size_bytes in (held_bytes, max(0, free_bytes)))
+    return Opinion(Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free")
 
 
 def asks_for_recovery(action: str | None) -> bool:

@@ -1,12 +1,11 @@
 """The devices of a run, and how they are looked at; what follows from it the scheduler decides."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.health import Health, Look, Opinion, Reading, View, judge_gpu, looks_at
+from chunkvisor.devices.health import Health, Opinion, Reading, View, judge_gpu, looks_at
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import (
     STARTING,
@@ -20,9 +19,6 @@ from chunkvisor.events.event import (
     Warned,
 )
 
-# A driver gives the memory of a killed process back within seconds; after this, others hold it.
-_SETTLE_S = 30.0
-
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -35,69 +31,54 @@ class Site:
 
 
 class Station:
-    """One device; what is not a GPU known to nvidia-smi cannot be looked at."""
+    """One device. Only a GPU of this machine that nvidia-smi knows can be looked at."""
 
-    def __init__(self, number: int, device: Device, site: Site = Site(), look: Look | None = None) -> None:
+    def __init__(self, number: int, device: Device, site: Site = Site()) -> None:
         self.number, self.device, self.site = number, device, site
         self.dropped = False
         self.freed_s: float | None = None  # when the last worker that computed on it ended; None before the first
-        self.look = (look or looks_at(device)) if device.watched else None  # begins one
+        self._look = looks_at(device) if device.watched and not site.node else None
         self._asked: Future[Reading] | None = None
-        self._unnamed_bytes: int | None = None  # in use before our first worker, by no process that nvidia-smi names
-        self._ended_s = float("-inf")
-        self._told: set[Health] = set()
-        self.view = View(blind=self.look is None) if device.kind == "cuda" else None  # None = it is not a GPU
+        self._told: Health | None = None
+        self.view = View(blind=self._look is None) if device.kind == "cuda" else None  # None = it is not a GPU
 
     def __str__(self) -> str:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
 
     def ask(self) -> None:
         """Begin a look, unless one is under way."""
-        if self.look is not None and self._asked is None:
-            self._asked = self.look()
+        if self._look is not None and self._asked is None:
+            self._asked = self._look()
 
-    def answer(
-        self, ours: frozenset[int], need_bytes: int, emit: Emit, *, first: bool = False, now_s: float | None = None
-    ) -> Opinion | None:
+    def answer(self, ours: frozenset[int], emit: Emit, *, first: bool = False) -> Opinion | None:
         """Say what the look under way says; None until it does, and if the device cannot be looked at.
 
-        `ours` are the pids of our workers on it. The `first` one is waited for; memory that is in use by then, before
-        our first worker, is not waited for later.
+        `ours` are the pids of our workers on it. The `first` one, before our first worker, is waited for.
         """
         if self._asked is None or self.view is None or not (first or self._asked.done()):
             return None
         reading, self._asked = self._asked.result(), None
         if first:
-            self._unnamed_bytes = reading.unnamed_bytes if reading.used_bytes is not None else None
             self.view.before_bytes = reading.used_bytes or 0
-            opinion = judge_gpu(reading)
-        else:
-            self.view.alone = reading.is_alone(ours)
-            settles = (time.monotonic() if now_s is None else now_s) - self._ended_s < _SETTLE_S
-            opinion = judge_gpu(
-                reading,
-                ours,
-                total_bytes=self.device.memory_bytes,
-                need_bytes=need_bytes,
-                before_bytes=self._unnamed_bytes if settles else None,
-            )
+        self.view.alone = not first and reading.is_alone(ours)
+        # What is in use before our first worker is not waited for.
+        opinion = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
         self.view.blind = opinion.health is Health.BLIND
-        if opinion.health in (Health.BUSY, Health.BLIND) and opinion.health not in self._told:  # not every two seconds
-            self._told = {opinion.health}
-            blind = "going on without its readings, CUDA may work all the same"
-            busy = opinion.health is Health.BUSY
-            emit(
-                Warned(f"{self.device}: waiting, {opinion.why}")
-                if busy
-                else Note(f"{self.device}: {opinion.why}; {blind}")
-            )
+        news = {
+            Health.BUSY: Warned(f"{self.device}: waiting, {opinion.why}"),
+            Health.BLIND: Note(
+                f"{self.device}: {opinion.why}; going on without its readings, CUDA may work all the same"
+            ),
+        }
+        if opinion.health in news and opinion.health is not self._told:  # once, not every two seconds
+            self._told = opinion.health
+            emit(news[opinion.health])
         return opinion
 
-    def worker_ended(self, now_s: float) -> None:
-        """Note that a worker that had the device has ended: its memory may take a while to come back."""
-        self._ended_s = now_s
+    def worker_ended(self) -> None:
+        """Note that a worker that had the device has ended: what is on it may have changed since the last look."""
         if self.view is not None:
-            self.view.alone = False  # it may have changed since the last look
+            self.view.alone = False
 
     def get_used_to(self, others_bytes: int) -> None:
         """Note that others stay, and so they are not waited for any more."""
@@ -114,7 +95,6 @@ class Stations:
         self._all: list[Station] = []
         self._asked: set[int] = set()
         self._left_out: list[str] = []
-        self._need_bytes = 0
         self.last_halt: Halt | None = None  # why the last machine of a cluster that was left out was so
 
     def __getitem__(self, number: int) -> Station:
@@ -125,14 +105,9 @@ class Stations:
         """Those that are not left out."""
         return [station for station in self._all if not station.dropped]
 
-    def add(
-        self,
-        devices: Sequence[Device],
-        site: Site = Site(),
-        look_of: Callable[[Device], Look | None] = lambda _: None,
-    ) -> None:
-        """Take the devices of one machine, with a look at each; `look_of` says how, unless as on this machine."""
-        added = [Station(number, each, site, look_of(each)) for number, each in enumerate(devices, len(self._all))]
+    def add(self, devices: Sequence[Device], site: Site = Site()) -> None:
+        """Take the devices of one machine, with a look at each."""
+        added = [Station(number, each, site) for number, each in enumerate(devices, len(self._all))]
         self._all += added
         if site.node:
             self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), added[0].number))
@@ -142,7 +117,7 @@ class Stations:
                 self._emit(Doing(f"asking nvidia-smi how {station} is"))
             station.ask()
         for station in added:
-            self._seen(station, station.answer(frozenset(), 0, self._emit, first=True), False)
+            self._seen(station, station.answer(frozenset(), self._emit, first=True), False)
         if not site.node:
             self._emit(Doing(STARTING))
 
@@ -155,7 +130,7 @@ class Stations:
         """Report looks that have an answer; `pids()` are our workers on each device, by its number."""
         for number in list(self._asked):
             station = self._all[number]
-            opinion = station.answer(pids().get(number, frozenset()), self._need_bytes, self._emit)
+            opinion = station.answer(pids().get(number, frozenset()), self._emit)
             if opinion is not None:
                 self._asked.discard(number)
                 self._seen(station, opinion, False)
@@ -191,10 +166,6 @@ class Stations:
     def _drop(self, station: Station) -> None:
         station.dropped = True
         self._asked.discard(station.number)
-
-    def learn_need(self, need_bytes: int) -> None:
-        """Note what a worker needs before its first batch, by its files, or as one was seen to."""
-        self._need_bytes = max(self._need_bytes, need_bytes)
 
     def with_others(self, halt: Halt) -> Halt:
         """Add the devices that were left out before to the words of the last device's end."""

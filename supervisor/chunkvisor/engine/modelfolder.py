@@ -19,8 +19,6 @@ from chunkvisor_worker.contract.files import read_bounded
 
 # Names of weight files, of the best kind first; a folder may have the same weights under several of them.
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
-# A CUDA context with its libraries takes at least about as much.
-_CONTEXT_BYTES = 256 << 20
 # Keys of `model.kwargs` under which the weights in memory have little to do with those on disk.
 _PLACING = ("backend", "device_map", "quantization_config")
 # Keys that say in which dtype the weights are loaded, whatever `model.dtype` says.
@@ -111,18 +109,6 @@ def read_model_folder(folder: Path) -> ModelFolder:
         config.get("quantization_config") is not None,
         kind if isinstance(kind, str) else None,
     )
-
-
-def gpu_need_bytes(model: ModelConfig, path: str | None) -> int:
-    """Say what GPU memory a worker needs at least before its first batch: context and weights; 0 = not known.
-
-    `path` is the folder of the model's files; None for a plug-in. Raises nothing.
-    """
-    if path is None or _has(model, _PLACING):
-        return 0
-    found = read_model_folder(Path(path))
-    loaded = None if found.quantized else found.loaded_bytes(str(model.dtype))
-    return _CONTEXT_BYTES + loaded if loaded else 0
 
 
 def computed_dtype(model: ModelConfig, path: str | None) -> str | None:

@@ -70,16 +70,11 @@ class Loop:
         lessons: LessonFile,
         engine: Engine,
         run: Run,
-        need_bytes: int = 0,
     ) -> None:
-        """`need_bytes` is the GPU memory that a worker needs before its first batch, by its files; 0 = not known.
-
-        The caller closes the engine.
-        """
+        """The caller closes the engine."""
         self._outputs, self._settings, self._patience, self._engine = outputs, settings, patience, engine
         self._lessons, self._signals, self._emit, self._tick = lessons, run.signals, run.emit, run.tick
         self._stations = Stations(self._seen, run.emit)
-        self._stations.learn_need(need_bytes)
         self._store = Keeper(outputs, run.emit)
         self._joins = Joins(outputs, self._store, run.signals, settings.budget.wait_timeout_s, run.emit)
         self._waits = WaitTeller(run.emit, settings.budget.wait_timeout_s)
@@ -255,11 +250,9 @@ class Loop:
         others = (each for each in self._slots.values() if each.gate is GateState.OPEN and each.station is slot.station)
         siblings = frozenset(each.worker.pid for each in others)
         ended = conclude(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
-        slot.verdict = verdict = ended.verdict
-        if verdict is not None and verdict.figures is not None and verdict.weights_did_not_fit:
-            self._stations.learn_need(verdict.figures.ours_bytes + verdict.figures.wanted_bytes)
+        slot.verdict = ended.verdict
         if slot.had_device:
-            slot.station.worker_ended(now_s)
+            slot.station.worker_ended()
         self._scheduler.ended(ended)
         self._obey()
 

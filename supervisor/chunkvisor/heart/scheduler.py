@@ -254,8 +254,7 @@ class Scheduler:
             if waited_s > self._settings.budget.wait_timeout_s:
                 ending = Ending(ExitCode.TRY_AGAIN, "busy", verdict=_judged(opinion), waited_s=waited_s)
                 self._do_without(device, ending, Scope.DEVICE)
-        # Settling: memory of a worker that has just ended is still being freed; it is looked at again.
-        elif opinion.health is not Health.SETTLING:
+        else:
             device.suspected_s, device.look_s = None, now_s
             self._open_gates(device, now_s)
 

@@ -12,7 +12,7 @@ from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import encode_spec, model_spec
 from chunkvisor.devices.dtypes import less_memory, unfit_dtype
 from chunkvisor.devices.gpu import weakest
-from chunkvisor.engine.modelfolder import check_model_files, computed_dtype, gpu_need_bytes, read_model_folder
+from chunkvisor.engine.modelfolder import check_model_files, computed_dtype, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
@@ -108,10 +108,10 @@ def _encode(request: Request, run: Run, means: Means, source: ModelSource, outpu
         budget=means.budget,
         bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
     )
-    model, need_bytes = config.model, gpu_need_bytes(config.model, source.path)
+    model = config.model
     lessons = LessonFile(run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
     with closing(means.take_engine(source, outputs)) as engine:
-        given_up = Loop(outputs, settings, Patience.of(config), lessons, engine, run, need_bytes).run()
+        given_up = Loop(outputs, settings, Patience.of(config), lessons, engine, run).run()
     if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
         raise stopped(run.signals)
     if given_up:

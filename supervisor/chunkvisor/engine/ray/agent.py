@@ -11,7 +11,6 @@ import signal
 import socket
 import tempfile
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from typing import Any
 from chunkvisor.config.choices import Start
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.devices.gpu import find_devices
-from chunkvisor.devices.health import Reading
-from chunkvisor.devices.stations import Station
+from chunkvisor.devices.stations import Site, Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
 from chunkvisor.engine.process import end_orphans, thread_count, trim_log
 from chunkvisor.engine.ray.wire import (
     NO_WORKER,
+    VERSION,
     Launch,
     NodeAside,
     NodeOrder,
@@ -34,7 +33,6 @@ from chunkvisor.engine.ray.wire import (
     NodeState,
     NodeUp,
     Terms,
-    this_version,
 )
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent
@@ -104,7 +102,6 @@ class Agent:
         self._reports: list[NodeReport] = []
         self._running: dict[int, _Running] = {}
         self._stations: list[Station] = []
-        self._looks: dict[int, Future[Reading]] = {}
         self._engine: LocalEngine | None = None
         self._expecting = False
         self._state: NodeState | None = None
@@ -127,9 +124,9 @@ class Agent:
 
     def _get_ready(self) -> NodeUp:
         terms = self._terms
-        if terms is None or this_version() != terms.version:
+        if terms is None or terms.version != VERSION:
             theirs = terms.version if terms is not None else "another version"
-            why = f"it has {this_version()}, the parent has {theirs}"
+            why = f"it has {VERSION}, the parent has {theirs}"
             raise _unfit(why, "install the same versions on all nodes")
         devices = find_devices(terms.device)
         path = model_path(terms.template.model, self._scratch)
@@ -140,12 +137,10 @@ class Agent:
             Start(terms.start), self._mark, ours, terms.env, terms.template, folder, terms.startup_s
         )
         self._engine = LocalEngine(devices, settings, self._tell)
-        self._stations = [Station(number, device) for number, device in enumerate(devices)]
-        looks = [each.look() for each in self._stations if each.look is not None]  # all, before the first is waited for
-        readings = tuple(look.result() for look in looks)
+        self._stations = [Station(number, device, Site(self._node)) for number, device in enumerate(devices)]
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
-        return NodeUp(self._name, devices, readings, threads, path)
+        return NodeUp(self._name, devices, threads, path)
 
     async def order(self, order: bytes, files: dict[str, bytes]) -> None:
         """Obey a NodeOrder; `files` are what a worker that is to be started finds in its folder."""
@@ -156,10 +151,6 @@ class Agent:
         try:
             if told.launch is not None:
                 self._launch(engine, told.worker, told.launch, files)
-            elif told.look is not None:
-                look = self._stations[told.look].look
-                assert look is not None
-                self._looks[told.look] = look()
             elif told.expect:
                 self._expecting = True
                 engine.expect(*told.expect)
@@ -240,8 +231,6 @@ class Agent:
             self._report(aside=self._aside(halt))
         for number, each in list(self._running.items()):
             self._attend(number, each)
-        for device in [number for number, look in self._looks.items() if look.done()]:
-            self._report(looked=device, reading=self._looks.pop(device).result())
         if self._expecting:  # before, whether a template is of use is not known yet
             room = self._engine.has_room(self._stations[0], [each.worker for each in self._running.values()])
             state = NodeState(room, self._engine.loading, self._engine.warm)

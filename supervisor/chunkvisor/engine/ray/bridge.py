@@ -84,8 +84,7 @@ class Bridge:
         try:
             await asyncio.to_thread(connect, self._begin.address)
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
-            refused = not isinstance(error, OSError | ValueError)
-            self._say(NodeReport(cluster=Cluster(why=first_line(error), refused=refused)))
+            self._say(NodeReport(cluster=Cluster(why=first_line(error))))
             return
         while True:
             nodes = await asyncio.to_thread(ray.nodes)

@@ -9,28 +9,26 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.health import Look, Reading
 from chunkvisor.devices.stations import Site, Station, Stations
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn, trim_log
 from chunkvisor.engine.ray.wire import (
     BRIDGE,
     RAY_ENVIRONMENT,
+    VERSION,
     Cluster,
     Connect,
     Launch,
     NodeOrder,
     NodeReport,
     NodeState,
-    NodeUp,
     Terms,
-    this_version,
 )
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting, event_of
@@ -108,40 +106,13 @@ class RayWorker:
             self._send(self._order(signal=int(number)))
 
 
+@dataclass(slots=True)
 class Node:
     """A node that can work."""
 
-    def __init__(self, number: str, up: NodeUp, send: Send) -> None:
-        self.number, self.devices, self._send = number, up.devices, send
-        self._first = dict(zip((each for each in up.devices if each.watched), up.readings, strict=True))
-        self.state: NodeState | None = None  # None before it is known whether a template gets ready
-        self.workers: dict[int, RayWorker] = {}
-        self._looks: dict[int, Future[Reading]] = {}
-
-    def look_of(self, device: Device) -> Look:
-        """Have nvidia-smi of the node look at one of its GPUs; it has done so once, before its first worker."""
-        position = self.devices.index(device)
-
-        def look() -> Future[Reading]:
-            answer = self._looks.setdefault(position, Future())
-            if device in self._first:
-                self._looks.pop(position).set_result(self._first.pop(device))
-            else:
-                self._send(NodeOrder(self.number, look=position))
-            return answer
-
-        return look
-
-    def hear(self, report: NodeReport) -> None:
-        """Take in what the node says of itself, or of a worker."""
-        if report.state is not None:
-            self.state = report.state
-        elif report.looked in self._looks and report.reading is not None:
-            self._looks.pop(report.looked).set_result(report.reading)
-        elif (worker := self.workers.get(report.worker)) is not None:
-            worker.hear(report)
-            if report.returncode is not None:
-                del self.workers[report.worker]
+    devices: tuple[Device, ...]
+    state: NodeState | None = None  # None before it is known whether a template gets ready
+    workers: dict[int, RayWorker] = field(default_factory=dict)
 
 
 class Link:
@@ -262,11 +233,12 @@ class RayEngine:
         self, station: Station, files: AttemptFiles, _spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
-        node, number = self._nodes[station.site.node], next(self._numbers)  # `holding` is true of any other
+        name, number = station.site.node, next(self._numbers)
+        node = self._nodes[name]  # `holding` is true of any other
         warm = not fresh and node.state is not None and node.state.warm
-        node.workers[number] = worker = RayWorker(self._send, node.number, number, warm)
+        node.workers[number] = worker = RayWorker(self._send, name, number, warm)
         launch = Launch(str(files.folder), node.devices.index(station.device), fresh, blocking_launches)
-        self._send(NodeOrder(node.number, number, launch=launch))
+        self._send(NodeOrder(name, number, launch=launch))
         return worker
 
     def close(self) -> None:
@@ -282,18 +254,10 @@ class RayEngine:
         if report.cluster is not None:
             self._cluster = report.cluster
             self._why = report.cluster.why or self._why
-            if report.cluster.refused:
-                raise Halt(
-                    ExitCode.MACHINE,
-                    f"the Ray cluster at {self._begin.address} cannot be used",
-                    why=report.cluster.why,
-                    remedy="the parent and all nodes need the same versions of Python and Ray",
-                    log=self._log,
-                )
         elif report.up is not None:
             number, up = report.node, report.up
-            self._nodes[number] = node = Node(number, up, self._send)
-            stations.add(up.devices, Site(number, up.name, up.threads, up.model_path), node.look_of)
+            self._nodes[number] = Node(up.devices)
+            stations.add(up.devices, Site(number, up.name, up.threads, up.model_path))
             self._send(NodeOrder(number, expect=(self._pending(), len(stations.alive) * self._places)))
         elif report.gone is not None:
             stations.lose(report.node, report.gone)
@@ -306,8 +270,10 @@ class RayEngine:
         elif report.event:
             if (event := event_of(report.event, report.details)) is not None:
                 self._emit(event)
-        elif report.node in self._nodes:
-            self._nodes[report.node].hear(report)
+        elif (node := self._nodes.get(report.node)) is not None:
+            node.state = report.state or node.state
+            if (worker := node.workers.get(report.worker)) is not None:
+                worker.hear(report)
 
     def _forget(self, number: str) -> None:
         if (node := self._nodes.pop(number, None)) is not None:
@@ -329,7 +295,8 @@ class RayEngine:
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._begin.address} could work for {waited_s:.0f} s",
                 why=self._why,
-                remedy="start the cluster (ray start --head) or its nodes, or correct engine.address; "
+                remedy="start the cluster (ray start --head) or its nodes, all with the same versions of Python and "
+                "Ray, or correct engine.address; "
                 f"then run the same command again{KEPT}",
                 log=self._log,
             )
@@ -354,7 +321,7 @@ def ray_engine(config: Config, layout: Layout, job: Spec | None, run_id: str, em
     model, path = (job.model, job.import_path) if job else (ModelSpec(config.model.name), ())
     terms = Terms(
         run_id=run_id,
-        version=this_version(),
+        version=VERSION,
         device=tuple(config.device),
         per_device=config.workers.per_device,
         env=dict(config.env),

@@ -4,15 +4,16 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.health import Reading
+from chunkvisor.version import __version__
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json
 
 NO_WORKER = -1
+# On which two machines must agree.
+VERSION = f"chunkvisor {__version__} under Python {sys.version_info.major}.{sys.version_info.minor}"
 BRIDGE = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
 # No figures about a cluster go to Ray's makers.
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -24,7 +25,7 @@ class Terms:
     """What holds for all nodes of a run."""
 
     run_id: str
-    version: str  # `this_version` of the parent
+    version: str  # VERSION of the parent
     device: tuple[str, ...]  # as in the config
     per_device: int
     env: dict[str, str]
@@ -61,7 +62,6 @@ class NodeOrder:
     gate: Limits | None = None  # open the worker's gate
     leave: bool = False  # have the worker end after the batch under way
     signal: int | None = None  # send it to the worker and to all that it has started
-    look: int | None = None  # ask nvidia-smi about the GPU at this position among the node's devices
     expect: tuple[int, ...] = ()  # how much work there is for a template: (pending, at_once), see LocalEngine.expect
 
 
@@ -71,7 +71,6 @@ class NodeUp:
 
     name: str  # for people
     devices: tuple[Device, ...]
-    readings: tuple[Reading, ...]  # of the devices that are watched GPUs, in their order
     threads: int
     model_path: str | None
 
@@ -102,7 +101,6 @@ class Cluster:
     starting: int = 0  # nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs
     preparing: int = 0  # nodes that get ready; the model may have to be downloaded
     why: str = ""  # there is nothing to work on
-    refused: bool = False  # and there will not be, however long one waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +119,9 @@ class NodeReport:
     beat: Beat | None = None
     returncode: int | None = None  # the worker has ended, and its files are where they belong
     oom_kills: int = 0  # on its node, while it ran
-    looked: int | None = None  # the GPU at this position among the node's devices was looked at
-    reading: Reading | None = None  # what the look has shown
     event: str = ""  # an event for the journal
     details: dict[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
-
-
-def this_version() -> str:
-    """Name chunkvisor and Python, as far as two machines must agree on them."""
-    try:
-        own = version("chunkvisor")
-    except PackageNotFoundError:  # run from a source folder
-        own = "not installed"
-    return f"chunkvisor {own} under Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True, slots=True)
