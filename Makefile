@@ -63,14 +63,13 @@ test-remote: $(READY) ## run the tests of object storage against an S3 server an
 
 # $(1): a torch, $(2): what to test; its environment lies outside the checkout, which is reached by PYTHONPATH.
 define ON_NULLGPU
-@set -e; python="$$($(PYTHON) tests/nullgpu/environment.py $(1))"; folder="$$(mktemp -d)"; trap 'rm -rf "$$folder"' EXIT; \
-export PYTHONPATH='$(CURDIR)/supervisor:$(CURDIR)/worker'; \
-CHUNKVISOR_TEST_GPU="$$("$$python" tests/gpu/describe_nullgpu.py "$$folder")"; export CHUNKVISOR_TEST_GPU; set -x; \
+@set -e; python="$$($(PYTHON) tests/nullgpu/environment.py $(1))"; \
+export PYTHONPATH='$(CURDIR)/supervisor:$(CURDIR)/worker'; set -x; \
 "$$python" -m pytest $(2) -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 endef
 
 test-nullgpu: ## run the tests against torch's CUDA build, on a GPU that is none; the first call installs 5 GB outside the checkout
-	$(call ON_NULLGPU,2.13.0,tests/gpu tests/nullgpu)
+	$(call ON_NULLGPU,2.13.0,tests/nullgpu)
 	@if [ -z "$$PYTEST_ARGS" ] && $(PYTHON) tests/nullgpu/environment.py --if-there 2.14.1 >/dev/null; then set -x; $(MAKE) test-nullgpu-newer; fi
 
 test-nullgpu-newer: ## the same, of those for which it matters, with torch 2.14.1, another 5 GB; test-nullgpu ends with them where that is there

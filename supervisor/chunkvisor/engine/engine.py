@@ -46,11 +46,11 @@ class Worker(Protocol):
 class Engine(Protocol):
     """Devices and workers of one run."""
 
-    def open(self, stations: Stations) -> None:
-        """Put the devices in, now or later. Raises Halt if there can be none."""
+    def open(self, stations: Stations, pending: Callable[[], int], places: int) -> None:
+        """Put devices in, now or later; so many chunks are to be done, and a device has so many workers at a time.
 
-    def prepare(self, pending: Callable[[], int], places: int) -> None:
-        """There is work: so many chunks are not done, and a device has so many workers at a time. Raises Halt."""
+        Raises Halt.
+        """
 
     def attend(self) -> None:
         """Take in the news. Raises Halt if nothing can be started any more."""

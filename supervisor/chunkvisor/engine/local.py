@@ -259,20 +259,13 @@ class LocalEngine:
         """Whether a worker can be forked now."""
         return self._template is not None and self._template.ready and not self._template.failure
 
-    def expect(self, pending: int, at_once: int) -> None:
+    def expect(self, pending: int, at_once: int = 0) -> None:
         """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
-        if self._settings.start is Start.WARM or pending > at_once:
-            self.expect_any()
-
-    def expect_any(self) -> None:
-        """Begin to load one before it is known how much there is to do.
-
-        Nothing else could be started meanwhile, so that the first vectors come sooner however few chunks there are.
-        """
-        if self._begun or self._settings.start is Start.FRESH:
+        settings = self._settings
+        of_use = settings.start is Start.WARM or (settings.start is Start.AUTO and pending > at_once)
+        if self._begun or not of_use:
             return
-        self._begun = True
-        settings, environment = self._settings, self._environment(self._devices[0], threads=1)
+        self._begun, environment = True, self._environment(self._devices[0], threads=1)
         try:
             self._template = TemplateProcess(
                 settings.template_folder, settings.template, environment, settings.startup_s
@@ -308,13 +301,10 @@ class LocalEngine:
 
     # --- see Engine
 
-    def open(self, stations: Stations) -> None:
-        """See Engine."""
-        stations.add(self._devices)
-
-    def prepare(self, pending: Callable[[], int], places: int) -> None:
+    def open(self, stations: Stations, pending: Callable[[], int], places: int) -> None:
         """See Engine."""
         self.expect(pending(), len(self._devices) * places)
+        stations.add(self._devices)
 
     def attend(self) -> None:
         """See Engine."""

@@ -66,30 +66,22 @@ class LocalModel:
     def check(self) -> None:
         """Raise Halt (78) if the folder has changed since the run began."""
         try:
-            name = self._changed()
+            known = {str(self.folder / name): stamp for name, stamp in self.stamps.items()}
+            found = LocalModel.read(self.folder, known).stamps
+            before, after = ({(name, stamp.digest) for name, stamp in each.items()} for each in (self.stamps, found))
+            changed = sorted(name for name, _ in before ^ after)
+            # What was touched and holds the same has a new stamp, which spares the next look from reading it again.
+            self.stamps = self.stamps if changed else found
         except OSError as error:
-            name = f"{error.filename}: {error.strerror}"
-        if name is not None:
+            changed = [f"{error.filename}: {error.strerror}"]
+        if changed:
             raise config_error(
                 f"the model folder {self.folder} was changed while the run was under way",
-                why=f"{name} is not what it was when the run began; vectors of two models would be mixed in one file",
+                why=f"{changed[0]} is not what it was when the run began; vectors of two models would be mixed in one "
+                "file",
                 remedy="put the folder back as it was, and run the same command again: what was committed before the "
                 "change stays; or choose another workdir for the changed model",
             )
-
-    def _changed(self) -> str | None:
-        """Find a file that is not what it was, has come or has gone. Raises OSError."""
-        names = {path.relative_to(self.folder).as_posix(): path for path in model_files(self.folder)}
-        for name, stamp in self.stamps.items():
-            if name not in names:
-                return name
-            if not stamp.untouched(names[name]):
-                # It was touched: if it holds the same, its new stamp spares the next look from reading it again.
-                fresh = stamp_file(names[name])
-                if fresh.digest != stamp.digest:
-                    return name
-                self.stamps[name] = fresh
-        return next((name for name in names if name not in self.stamps), None)
 
     def settled_since(self, time_ns: int) -> bool:
         """Whether everything in the folder has been in place, as it is, since before that time. Raises OSError.

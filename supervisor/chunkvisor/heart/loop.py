@@ -94,10 +94,10 @@ class Loop:
         Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left behind.
         """
         try:
-            self._engine.open(self._stations)
             adopt_all(self._outputs, self._store)
             if self._pending():
-                self._engine.prepare(self._pending, self._settings.per_device + self._settings.standby)
+                places = self._settings.per_device + self._settings.standby
+                self._engine.open(self._stations, self._pending, places)
             self._turn(frozenset())
             while not self._over():
                 self._turn(self._sleep())

@@ -186,7 +186,7 @@ class Means:
         wanted = not model.is_plugin or self._config.workers.start is Start.WARM
         if wanted and self._ahead is None and not self.on_ray:
             self._ahead = self._local(source)
-            self._ahead.expect_any()
+            self._ahead.expect(1)
 
     def take_engine(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
         """Give the engine for these outputs, which the caller closes: the one that was begun ahead, if there is one."""

@@ -173,7 +173,7 @@ class RayEngine:
     def __init__(self, begin: Connect, log: Path, wait_timeout_s: float, emit: Emit) -> None:
         self._begin, self._log, self._wait_timeout_s, self._emit = begin, log, wait_timeout_s, emit
         self._stations: Stations | None = None
-        self._pending: Callable[[], int] = int  # none before `prepare`
+        self._pending: Callable[[], int] = int  # none before `open`
         self._places = 0
         self._link: Link | None = None
         self._next_bridge_s = 0.0
@@ -184,18 +184,15 @@ class RayEngine:
         self._nodes: dict[str, Node] = {}
         self._numbers = itertools.count()
 
-    def open(self, stations: Stations) -> None:
+    def open(self, stations: Stations, pending: Callable[[], int], places: int) -> None:
         """See Engine."""
-        self._stations = stations
-
-    def prepare(self, pending: Callable[[], int], places: int) -> None:
-        """See Engine."""
-        self._pending, self._places = pending, places
+        self._stations, self._pending, self._places = stations, pending, places
         self.attend()
 
     def attend(self) -> None:
         """See Engine."""
-        assert self._stations is not None
+        if self._stations is None:
+            return
         for report in self._link.hear() if self._link is not None else ():
             self._take_in(report, self._stations)
         now_s = time.monotonic()

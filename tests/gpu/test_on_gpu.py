@@ -1,0 +1,216 @@
+"""What only a real GPU can show: vectors, faults that end their own process and cost no row, drill and doctor.
+
+Nothing here imports torch: it is what runs on the GPU, in processes of its own.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import Ended, Workplace, expected, finish, lives, wait_for
+
+pytestmark = pytest.mark.timeout(1200)  # models are started again and again
+
+LIMIT_S = 1160
+MIB = 1 << 20
+TEXTS: list[str] = [
+    "How do I sort a list?",
+    "",
+    "How do I sort a list?",
+    "Wie sortiere ich eine Liste?",
+    "如何对列表进行排序?",
+    "🙂🎉 emoji 🚀",
+    "long " * 3000,
+    *(f"Commit {n}: fix the {n % 7}th bug in module {n % 5}, " * (1 + n % 40) for n in range(185)),
+]
+"""192 texts from none to 256 tokens."""
+
+_PLAIN = """
+import json, sys, numpy
+from sentence_transformers import SentenceTransformer
+model, texts, out = sys.argv[1:]
+vectors = SentenceTransformer(model, device="cuda").encode(json.load(open(texts)), show_progress_bar=False)
+numpy.save(out, vectors)
+"""
+
+
+def smi(query: str) -> int:
+    """nvidia-smi's number for the first GPU that this shell shows."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--id={visible}"]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+class GpuPlace(Workplace):
+    """A Workplace for the first GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.notes = folder / "notes"
+        """Where tests/gpu/encoders/on_gpu.py writes what it saw."""
+        self.notes.mkdir()
+
+    def call(self, *arguments: str, **_: Any) -> Ended:
+        """As Workplace.call; a model on a GPU may take a while to start."""
+        return finish(self.start(*arguments), LIMIT_S)
+
+    def configure(self, model: Path | None = None, **changes: Any) -> None:
+        """A config over TEXTS: the model at the path, or the plug-in `on_gpu` with `model__kwargs`."""
+        self.write_source(TEXTS)
+        encoder = "sentence-transformers" if model else "on_gpu:make"
+        name = {"model__name": str(model)} if model else {}
+        env = {"PYTHONPATH": str(Path(__file__).parent / "encoders"), **changes.pop("env", {})}
+        defaults = {"device": "cuda:0", "chunk__size": 96, "recovery__startup_timeout": 600}
+        self.write_config(encoder, env=env, **name, **{**defaults, **changes})
+
+    def complete(self) -> list[tuple[int, str]]:
+        """Run, and expect it to complete; (chunk, outcome) of every failed attempt."""
+        ended = self.run()
+        assert ended.returncode == 0, ended.stderr
+        return [(each["chunk"], each["outcome"]) for each in self.events() if each["event"] == "attempt_failed"]
+
+    def noted(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """What the plug-in wrote down, by chunk and attempt."""
+        found = {}
+        for path in sorted(self.notes.glob("*.json")):
+            chunk, _, attempt = path.stem.partition("-")
+            found[int(chunk), int(attempt)] = json.loads(path.read_text())
+        return found
+
+    def check_rows(self) -> None:
+        """Every row is there, in its place: the vectors went through the memory of the GPU and back."""
+        np.testing.assert_array_equal(self.vectors(), expected(TEXTS))
+
+    def lowered(self) -> list[int]:
+        """Rows to which batches were cut, one after the other."""
+        return [each["rows"] for each in self.events() if each["event"] == "limits_lowered"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, new_interpreters: None) -> GpuPlace:
+    """A folder with a config for this GPU."""
+    return GpuPlace(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def plain(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Vectors of TEXTS from a plain `SentenceTransformer.encode` on this GPU in float32, as a .npy."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "texts.json").write_text(json.dumps(TEXTS))
+    arguments = [str(minilm_path), str(folder / "texts.json"), str(folder / "plain.npy")]
+    subprocess.run([sys.executable, "-c", _PLAIN, *arguments], check=True, timeout=LIMIT_S)
+    return folder / "plain.npy"
+
+
+# --- faults
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"), [("assert_async", 710), ("index_out_of_range", 710), ("illegal_address", 700)]
+)
+def test_a_fault_in_one_chunk_is_not_felt_in_the_next(trouble: str, code: int, place: GpuPlace) -> None:
+    """A genuine CUDA fault breaks its process for every later call; the next process computes as if nothing was."""
+    place.configure(model__kwargs={"trouble": {"1": trouble}}, chunk__size=64)
+    assert place.complete() == [(1, "device_fault")]
+    place.check_rows()
+    noted = place.noted()
+    assert sorted(noted) == [(0, 1), (1, 1), (1, 2), (2, 1)]
+    assert len({each["pid"] for each in noted.values()}) == len(noted)
+    assert all(each["product"] == 64**3 for each in noted.values())
+    assert not any(each["initialised_before"] or each["allocated_at_start"] for each in noted.values())
+    assert noted[1, 1]["code"] == code
+    assert noted[1, 1]["afterwards"], "the context was not broken"
+    assert "afterwards" not in noted[1, 2]
+
+
+def test_a_plugin_out_of_memory_is_halved(place: GpuPlace) -> None:
+    """A plug-in bounded by set_per_process_memory_fraction runs out of memory, and finishes with smaller batches."""
+    kwargs = {"limit_bytes": 300 * MIB, "row_bytes": 16 * MIB}
+    place.configure(model__kwargs=kwargs, encode={"batch_size": 32})
+    assert set(place.complete()) == {(0, "gpu_oom")}
+    place.check_rows()
+    assert place.lowered()
+
+
+def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> None:
+    """MiniLM bounded by the allocator's own setting runs out of memory in a forward pass, and finishes."""
+    share = 400 * MIB / (smi("memory.total") << 20)
+    setting = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"}
+    place.configure(minilm_path, env=setting, encode={"batch_size": 256, "batch_tokens": None}, chunk__size=192)
+    place.write_source(["word " * 400 + str(number) for number in range(192)])
+    assert {outcome for _, outcome in place.complete()} == {"gpu_oom"}
+    assert place.vectors().shape == (192, 384)
+    assert place.lowered()
+
+
+def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace) -> None:
+    """SIGKILL in the middle of kernels: the run goes on, and the driver takes the memory back."""
+    kwargs = {"trouble": {"1": "compute"}, "ballast_bytes": 1024 * MIB}
+    place.configure(model__kwargs=kwargs, workers={"start": "fresh", "standby": 0})
+    process = place.start("run", str(place.config_path))
+    try:
+        wait_for(lambda: "trouble" in place.noted().get((1, 1), {}), LIMIT_S)
+        pid, full = place.noted()[1, 1]["pid"], smi("memory.used")
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not lives(pid), LIMIT_S)
+        # The next worker may have its context by then, but not more of the ballast than this one had.
+        wait_for(lambda: smi("memory.used") < full - 768, LIMIT_S)
+    finally:
+        ended = finish(process, LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    place.check_rows()
+
+
+def test_a_kernel_that_never_ends_is_ended(place: GpuPlace) -> None:
+    """A spinning kernel counts as hung after stall_timeout; its process can be ended, and the next one computes."""
+    place.configure(model__kwargs={"trouble": {"1": "spin"}}, recovery__stall_timeout=15)
+    assert place.complete() == [(1, "hung")]
+    place.check_rows()
+
+
+# --- vectors
+
+
+def test_vectors_are_those_of_plain_encode(place: GpuPlace, minilm_path: Path, plain: Path) -> None:
+    """MiniLM's are those of `SentenceTransformer.encode` within 1e-5, forked or not; in half precision nearly so."""
+    other = np.load(plain)
+    for number, (start, dtype, least) in enumerate(
+        [("fresh", "float32", None), ("warm", "float32", None), ("auto", "bfloat16", 0.99), ("auto", "float16", 0.999)]
+    ):
+        place.configure(minilm_path, model__dtype=dtype, workers={"start": start}, workdir=f"work{number}")
+        place.workdir = place.folder / f"work{number}"
+        assert place.complete() == []
+        found = place.vectors()
+        if least is None:
+            starts = {each["start"] for each in place.events() if each["event"] == "attempt_started"}
+            assert starts == {start}
+            np.testing.assert_allclose(found, other, rtol=0, atol=1e-5)
+        else:
+            lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(other, axis=1)
+            assert ((found * other).sum(axis=1) / lengths).min() > least
+
+
+def test_the_drill_recovers(place: GpuPlace, minilm_path: Path) -> None:
+    """The fire drill with MiniLM: out of memory, a crash and a device-side assert, all for real."""
+    share = min(1.0, 2048 * MIB / (smi("memory.total") << 20))
+    place.configure(minilm_path, env={"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"})
+    names = ["oom", "segfault", "device-assert"]
+    ended = place.call("drill", str(place.config_path), "--json", *(f"--fault={name}" for name in names))
+    findings = json.loads(ended.stdout) if ended.stdout else []
+    assert len(findings) == len(names), ended.stderr
+    assert [f"{each['fault']}: {each['problem']}" for each in findings if not each["recovered"]] == []
+
+
+def test_the_doctor_finds_nothing_in_the_way(place: GpuPlace, minilm_path: Path) -> None:
+    """The doctor, with the config, finds no fault on a machine on which all of this runs."""
+    place.configure(minilm_path)
+    ended = place.call("doctor", str(place.config_path), "--json")
+    findings = json.loads(ended.stdout)["findings"]
+    assert [f"{each['check']}: {each['meaning']}" for each in findings if each["state"] == "fault"] == []
