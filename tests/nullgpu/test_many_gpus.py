@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_nullgpu import VISIBLE
 
 from chunkvisor.devices.gpu import find_devices
 from harness import Ended, finish, wait_for
@@ -18,6 +17,22 @@ from nullgpu import GIB, LIMIT_S, MIB, GpuWorkplace, NullGpu, texts
 
 CONTEXT_BYTES = 256 * MIB
 MakeGpu = Callable[..., NullGpu]
+
+
+VISIBLE = {
+    "": [],
+    "0": [0],
+    "2,0": [2, 0],
+    "1,9,0": [1],
+    "-1,0": [],
+    "0,0": [],
+    "GPU-21f00000-0b5e-4c1a-9d00-000000000002": [2],
+    "GPU-11f": [1],
+    "GPU-none,0": [],
+    "MIG-5e030100-0b5e-5c1a-9d00-000000000001": [3],
+    "3": [3],
+}
+"""CUDA_VISIBLE_DEVICES -> numbers of GPUs; the fourth is split into two slices."""
 
 
 @pytest.fixture

@@ -78,22 +78,14 @@ def test_chunks_are_measured_one_by_one(tmp_path: Path, chunk_size: int, every: 
     assert report.padded_tokens == sum(padded_tokens(chunk, batch) for chunk, batches in cuts for batch in batches)
 
 
-def test_prompt_is_counted(tmp_path: Path) -> None:
-    """The text put before every text counts as well."""
-    task = task_of(tmp_path, ["é", ""], encode=EncodeSpec(prompt="abc"))
-    measure(Bytes(), task, tmp_path / "out.npy")  # type: ignore[arg-type]  # a stand-in
-    assert np.load(tmp_path / "out.npy").tolist() == [5, 3]
-
-
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("model", "encode"),
     [
         ({}, EncodeSpec()),
-        ({"max_length": 12}, EncodeSpec(prompt="query: ")),
-        ({"kwargs": {"prompts": {"q": "ask: "}}}, EncodeSpec(prompt_name="q")),
+        ({"max_length": 12, "kwargs": {"prompts": {"q": "ask: "}}}, EncodeSpec(prompt_name="q")),
     ],
-    ids=["plain", "cut, with prompt", "prompt by name"],
+    ids=["plain", "cut, with a prompt"],
 )
 def test_counts_are_the_encoders(tmp_path: Path, minilm_path: Path, model: dict[str, Any], encode: EncodeSpec) -> None:
     """Cut at the limit, the counts are those that the encoder itself makes its batches of."""
@@ -108,12 +100,6 @@ def test_counts_are_the_encoders(tmp_path: Path, minilm_path: Path, model: dict[
     assert np.minimum(lengths, report.max_length).tolist() == encoder._lengths.tolist()
     assert lengths.max() > 3000
     assert not report.estimated
-
-
-def run_child(folder: Path) -> int:
-    """The child's own command line."""
-    command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
-    return subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False, timeout=120).returncode
 
 
 def test_a_model_without_a_tokenizer_is_estimated(tmp_path: Path) -> None:
@@ -133,7 +119,8 @@ def test_a_broken_folder_is_a_fault(tmp_path: Path, minilm_path: Path) -> None:
     files = AttemptFiles(tmp_path)
     spec = ModelSpec("broken", path=str(tmp_path / "model"))
     write_message(files.spec, LengthsRequest(spec, (task_of(tmp_path, TEXTS),)))
-    assert run_child(tmp_path) != 0
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(tmp_path)]
+    assert subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False, timeout=120).returncode != 0
     assert read_message(LengthsAnswer, files.result) is None
     fault = read_message(Fault, files.fault)
     assert fault is not None

@@ -86,23 +86,15 @@ def with_left_over(folder: Path) -> Path:
 
 MODERN: dict[str, Any] = {"local_attention": 16, "pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6}
 MODERN |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2}
-DISTIL: dict[str, Any] = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4}
 T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 
 EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # kind: (builder, section model, section encode, the same for plain encode)
     "BERT": (kinds.bert, {}, {}, {}),
-    "MPNet": (kinds.encoder("MPNet"), {}, {}, {}),
     "RoBERTa": (kinds.encoder("Roberta"), {}, {}, {}),
-    "XLM-R": (kinds.encoder("XLMRoberta", "cls"), {}, {}, {}),
-    "DistilBERT": (kinds.encoder("DistilBert", **DISTIL), {}, {}, {}),
     "ModernBERT": (kinds.encoder("ModernBert", **MODERN), {}, {}, {}),
-    "NomicBERT": (kinds.encoder("NomicBert"), {}, {}, {}),
     "Qwen2": (kinds.decoder("Qwen2"), {}, {}, {}),
     "Qwen2, is_causal: false": (kinds.decoder("Qwen2", "mean", is_causal=False), {}, {}, {}),
-    "Qwen3": (kinds.decoder("Qwen3"), {}, {}, {}),
-    "Mistral": (kinds.decoder("Mistral", sliding_window=None), {}, {}, {}),
-    "Gemma 2": (kinds.decoder("Gemma2", "mean"), {}, {}, {}),
     "EmbeddingGemma": (kinds.decoder("Gemma3Text", "mean", use_bidirectional_attention=True), {}, {}, {}),
     "T5": (kinds.encoder("T5Encoder", **T5), {}, {}, {}),
     "static": (kinds.static, {}, {}, {}),
@@ -110,10 +102,8 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "default prompt": (of_prompts, {}, {}, {}),
     "task: query": (of_prompts, {}, {"task": "query"}, {"prompt_name": "query"}),
     "task: document": (of_prompts, {}, {"task": "document"}, {"prompt": ""}),
-    "truncate_dim saved": (with_truncate_dim, {}, {}, {}),
     "truncate_dim saved, another asked for": (with_truncate_dim, {}, {"truncate_dim": 16}, {"truncate_dim": 16}),
     "Router, query": (kinds.router, {}, {"task": "query"}, {"task": "query"}),
-    "Router, document": (kinds.router, {}, {"kwargs": {"task": "document"}}, {"task": "document"}),
     "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
     "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
     "weights left over": (with_left_over, {}, {}, {}),

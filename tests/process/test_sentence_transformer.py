@@ -1,7 +1,6 @@
 """The sentence-transformers encoder against the library's own `encode`, on real weights."""
 
 import functools
-import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,7 +41,7 @@ ALIKE: dict[str, Any] = {"batch_size": 1, "show_progress_bar": False}
 """For the library: one by one it pads nothing, which would be most of its work here."""
 
 
-class RecordedProgress(BeatWriter):
+class _Progress(BeatWriter):
     """Keeps what an encoder reports."""
 
     def __init__(self) -> None:
@@ -53,19 +52,15 @@ class RecordedProgress(BeatWriter):
         self.advances: list[tuple[int, int, int]] = []
 
     def phase(self, phase: Phase) -> None:
-        """A phase began."""
         self.phases.append(phase)
 
     def tick(self) -> None:
-        """A sign of life."""
         self.ticks += 1
 
     def batch(self, indices: npt.NDArray[np.int64], tokens: int, rows: int = 0) -> None:
-        """A batch began."""
         self.batches.append((rows or len(indices), tokens))
 
     def advance(self, rows: int, tokens: int, padded_tokens: int) -> None:
-        """A batch was done."""
         self.advances.append((rows, tokens, padded_tokens))
 
 
@@ -74,10 +69,10 @@ def run(
     texts: list[str] = TEXTS,
     encode: EncodeSpec = EncodeSpec(),  # noqa: B008 - frozen
     limits: Limits = SMALL,
-    progress: RecordedProgress | None = None,
+    progress: _Progress | None = None,
 ) -> tuple[npt.NDArray[np.float32], SentenceTransformerEncoder]:
     """All vectors in the order of the texts, and the encoder that made them."""
-    progress = progress or RecordedProgress()
+    progress = progress or _Progress()
     encoder = SentenceTransformerEncoder(model, encode, "cpu")
     encoder.load(progress)
     encoder.tokenize(texts, progress)
@@ -101,7 +96,7 @@ def test_batches_side_by_side_equal_the_librarys(
     request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(2)
     texts = [f"commit {number}: " + "refactor the parser " * (number % 9) for number in range(60)] + ["word " * 300]
-    progress = RecordedProgress()
+    progress = _Progress()
 
     vectors, _ = run(minilm, texts, limits=Limits(rows=4, tokens=128), progress=progress)
 
@@ -178,7 +173,7 @@ def test_vectors_equal_the_librarys(
 
 def test_limits_and_length_change_the_work_and_not_the_vectors(minilm: ModelSpec, library: Any) -> None:
     """A text is cut at the length asked for; one row or all in a batch give equal vectors; each row is told once."""
-    model, progress = replace(minilm, max_length=64), RecordedProgress()
+    model, progress = replace(minilm, max_length=64), _Progress()
     one, _ = run(model, limits=Limits(rows=1))
     all_at_once, encoder = run(model, limits=Limits(rows=10**6, tokens=None), progress=progress)
     assert np.abs(one - all_at_once).max() < 1e-5
@@ -192,7 +187,7 @@ def test_limits_and_length_change_the_work_and_not_the_vectors(minilm: ModelSpec
     facts = encoder.facts()
     assert (facts.dimension, facts.dtype, facts.max_length) == (384, "float32", 64)
     assert {"python", "torch", "sentence-transformers", "transformers", "numpy"} <= set(facts.versions)
-    slow = RecordedProgress()
+    slow = _Progress()
     encoder.tokenize(["a"] * 300 + ["b" * 800_000, "c" * 800_000], slow)
     assert slow.ticks == 3  # a sign of life before each 256 texts and before each megabyte
     with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
@@ -214,67 +209,7 @@ def test_what_the_model_cannot_meet_is_refused(
     encoder = SentenceTransformerEncoder(replace(minilm, **model), EncodeSpec(**encode), "cpu")
 
     with pytest.raises(ValueError, match=message):
-        encoder.load(RecordedProgress())
-
-
-def test_prompts_of_the_model(minilm: ModelSpec, library: Any) -> None:
-    """A prompt by name, and a default prompt, stand before each text."""
-    prompts = {"prompts": {"ours": "query: ", "other": "other: "}}
-    expected = library.encode(SHORT[:5], prompt="query: ", show_progress_bar=False)
-
-    by_name, _ = run(replace(minilm, kwargs=prompts), SHORT[:5], EncodeSpec(prompt_name="ours"))
-    default, _ = run(replace(minilm, kwargs={**prompts, "default_prompt_name": "ours"}), SHORT[:5])
-
-    assert np.abs(by_name - expected).max() < 1e-5
-    assert np.abs(default - expected).max() < 1e-5
-
-
-def test_pooling_without_the_prompt(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
-    """A model that leaves the prompt out of its pooling does so here too."""
-    from sentence_transformers import SentenceTransformer
-
-    folder = with_files(minilm_path, tmp_path, **{"1_Pooling/config.json": {"include_prompt": False}})
-    encode = EncodeSpec(prompt="Represent this commit: ")
-
-    vectors, _ = run(replace(minilm, path=str(folder)), SHORT, encode)
-
-    library = SentenceTransformer(str(folder), device="cpu")
-    expected = library.encode(SHORT, prompt=encode.prompt, **ALIKE)
-    assert np.abs(vectors - expected).max() < 1e-5
-    assert np.abs(expected - library.encode(SHORT, **ALIKE)).max() > 1e-3
-
-
-@pytest.mark.parametrize(("dtype", "loaded"), [("auto", "bfloat16"), ("float32", "float32")])
-def test_left_padded_decoder(minilm_path: Path, tmp_path: Path, dtype: str, loaded: str) -> None:
-    """A causal model with left padding and last-token pooling, in the dtype asked for, equals the library's."""
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
-
-    torch.manual_seed(1)
-    config = Qwen2Config(
-        vocab_size=30522,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-    )
-    Qwen2Model(config).to(torch.bfloat16).save_pretrained(tmp_path / "backbone")
-    AutoTokenizer.from_pretrained(minilm_path, padding_side="left").save_pretrained(tmp_path / "backbone")
-    backbone = Transformer(str(tmp_path / "backbone"), model_kwargs={"dtype": "auto"})
-    SentenceTransformer(modules=[backbone, Pooling(32, "lasttoken")], device="cpu").save(str(tmp_path / "whole"))
-    library = SentenceTransformer(str(tmp_path / "whole"), device="cpu", model_kwargs={"dtype": dtype})
-
-    vectors, encoder = run(ModelSpec("tiny", str(tmp_path / "whole"), dtype=dtype), SHORT)
-
-    expected = library.encode(SHORT, show_progress_bar=False, convert_to_tensor=True).float().numpy()
-    assert encoder.facts().dtype == loaded
-    assert np.abs(vectors - expected).max() < (1e-5 if dtype == "float32" else 0.1)
-    assert vectors.dtype == np.float32
+        encoder.load(_Progress())
 
 
 def test_missing_tokenizer_files_are_refused(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
@@ -283,7 +218,7 @@ def test_missing_tokenizer_files_are_refused(minilm: ModelSpec, minilm_path: Pat
     encoder = SentenceTransformerEncoder(replace(minilm, path=str(folder)), EncodeSpec(), "cpu")
 
     with pytest.raises(WrongModelError, match=r"knows 5 tokens, but .* 30522 rows"):
-        encoder.load(RecordedProgress())
+        encoder.load(_Progress())
 
 
 def test_no_gpu_is_an_error_not_the_cpu(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +233,7 @@ def test_no_gpu_is_an_error_not_the_cpu(minilm: ModelSpec, monkeypatch: pytest.M
 
     for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
         monkeypatch.setattr(torch.cuda, name, forbidden)
-    progress = RecordedProgress()
+    progress = _Progress()
     encoder = SentenceTransformerEncoder(minilm, EncodeSpec(), "cuda")
     encoder.load(progress)
     encoder.tokenize(["text"], progress)
@@ -343,7 +278,7 @@ def test_a_model_placed_by_loading_is_loaded_by_start(minilm: ModelSpec, monkeyp
 
     monkeypatch.setattr(sentence_transformer, "load_model", load)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-    progress = RecordedProgress()
+    progress = _Progress()
     spec = replace(minilm, kwargs={"quantization_config": {"load_in_8bit": True}})
     encoder = SentenceTransformerEncoder(spec, EncodeSpec(), "cuda")
     encoder.load(progress)
@@ -358,68 +293,3 @@ def test_a_model_placed_by_loading_is_loaded_by_start(minilm: ModelSpec, monkeyp
     assert loaded_on == ["cpu"]
     assert progress.phases == [Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE]
     assert sum(len(indices) for indices, _ in encoder.encode(SMALL, progress)) == 3
-
-
-FLAT = "one_behind_the_other"
-
-
-def attend(module: Any, query: Any, key: Any, value: Any, _mask: Any, *, cu_seq_lens_q: Any, **_: Any) -> Any:
-    """Attention on the CPU, within each text; tensors of shape (1, heads, tokens of all texts, width)."""
-    import torch
-
-    parts = [
-        torch.nn.functional.scaled_dot_product_attention(*(each[:, :, start:stop] for each in (query, key, value)))
-        for start, stop in itertools.pairwise(cu_seq_lens_q.tolist())
-    ]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-
-
-@pytest.fixture
-def flattening(minilm_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
-    """MiniLM, with texts laid one behind the other where flash attention would do it."""
-    from sentence_transformers.base.modules import Transformer
-    from transformers import AttentionInterface
-
-    def can_flatten(self: Any) -> bool:
-        from transformers import DataCollatorWithFlattening
-
-        self.data_collator = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)
-        return True
-
-    AttentionInterface.register(FLAT, attend)
-    monkeypatch.setattr(Transformer, "_can_flatten_inputs", can_flatten)
-    monkeypatch.setenv(LINEAR, "torch")
-    return ModelSpec("flattening", str(minilm_path), kwargs={"attn_implementation": FLAT})
-
-
-def test_flattened_batches_are_cut_by_the_sum_of_their_tokens(
-    flattening: ModelSpec, library: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Texts of all lengths share a batch, none of it is padding, and the vectors are those of padded batches."""
-    from transformers import DataCollatorWithFlattening
-
-    encode = EncodeSpec(prompt="Represent this commit: ", normalize=True)
-    collated: list[int] = []
-    collate = DataCollatorWithFlattening.__call__
-
-    def counting(self: Any, features: Any, **kwargs: Any) -> Any:
-        collated.append(len(features))
-        return collate(self, features, **kwargs)
-
-    monkeypatch.setattr(DataCollatorWithFlattening, "__call__", counting)
-    progress = RecordedProgress()
-
-    vectors, encoder = run(
-        flattening, encode=encode, limits=Limits(rows=1000, tokens=400, padding=0), progress=progress
-    )
-
-    assert encoder._model[0].can_flatten_inputs
-    # The first two show what its attention sees.
-    assert collated == [1, 1, *(rows for rows, _ in progress.batches)]
-    assert all(tokens == padded for _, tokens, padded in progress.advances)
-    assert sum(tokens for _, tokens, _ in progress.advances) > 400
-    assert all(tokens <= 400 for _, tokens in progress.batches)
-    assert len(progress.batches) < len(TEXTS) / 4
-    monkeypatch.undo()
-    expected = library.encode(TEXTS, prompt=encode.prompt, normalize_embeddings=encode.normalize, **ALIKE)
-    assert np.abs(vectors - expected).max() < 1e-5

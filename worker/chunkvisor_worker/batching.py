@@ -18,8 +18,9 @@ BYTES_PER_TOKEN = 3
 """If tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
 PROBE_TOKENS = 4096
 """Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a token takes."""
-_SHARE = 0.6
-"""Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly."""
+_SHARE = 0.5
+"""Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly, and the first batch
+may have had no padding, and so no mask."""
 
 Needs = Callable[[], tuple[int, int]]
 """(bytes that the batch just computed took at its peak, bytes that are free without it)."""
@@ -30,7 +31,7 @@ def estimated_tokens(size_bytes: int) -> int:
     return 2 + size_bytes // BYTES_PER_TOKEN
 
 
-def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False) -> list[Indices]:
+def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
     """Batches of positions in `lengths`, longest texts first, equal lengths in their given order.
 
     The longest come first so that a batch too large for the device fails in the first seconds, not at the end of the
@@ -39,8 +40,6 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
     A batch also ends where the next text would bring its padding above `limits.padding`: with that at the tokens a
     device computes in the time that one more batch costs it, batches come near to the best that can be (the ski-rental
     rule: at most twice the best; 2 to 4 % above it on commit messages).
-
-    `flat` batches have no padding: of them, `limits.tokens` bounds the sum.
 
     `lengths` are tokens, special tokens included. Each batch is int64 of shape (n,), 1 <= n <= `limits.rows`, and
     its `padded_tokens` <= `limits.tokens`, except for a text longer than that, which is a batch of its own.
@@ -54,13 +53,10 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
     start = 0
     while start < len(order):
         longest = max(1, int(sizes[order[start]]))
-        rows, tokens = limits.rows, limits.tokens
-        if tokens is not None and flat:
-            sums = np.cumsum(np.maximum(1, sizes[order[start : start + min(rows, tokens)]]))
-            rows = max(1, int(np.searchsorted(sums, tokens, side="right")))
-        elif tokens is not None:
-            rows = min(rows, max(1, tokens // longest))
-        if limits.padding is not None and not flat:
+        rows = limits.rows
+        if limits.tokens is not None:
+            rows = min(rows, max(1, limits.tokens // longest))
+        if limits.padding is not None:
             padding = np.cumsum(longest - sizes[order[start : start + rows]])
             rows = max(1, int(np.searchsorted(padding, limits.padding, side="right")))
         batches.append(order[start : start + rows])
@@ -68,61 +64,39 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False)
     return batches
 
 
-def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> int:
-    """Tokens the device works on: the longest length for each text of the batch; of a `flat` one, its own."""
+def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices) -> int:
+    """Tokens the device works on: the longest length for each text of the batch."""
     sizes = np.asarray(lengths, dtype=np.int64)[batch]
-    return int(sizes.sum() if flat else len(sizes) * sizes.max(initial=0))
+    return int(len(sizes) * sizes.max(initial=0))
 
 
-def cut_measured(
-    lengths: Indices, limits: Limits, needs: Needs, mask_element_bytes: int = 0, *, flat: bool = False
-) -> Iterator[Indices]:
+def cut_measured(lengths: Indices, limits: Limits, needs: Needs) -> Iterator[Indices]:
     """Batches like `cut`; the first is a small one, and those behind it are cut by what it shows.
 
-    The first has the longest texts, which take the most memory for each token, so that it is no worse for the others;
-    what a mask adds is reckoned, see `_unseen_mask_bytes`: `mask_element_bytes` is the size of its numbers, 0 = there
-    are no masks. `needs` is called once, when the second batch is asked for.
+    The first has the longest texts, which take the most memory for each token, so that it is no worse for the others.
+    `needs` is called once, when the second batch is asked for.
     """
     assert limits.tokens is not None
-    first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)), flat=flat)[:1]
+    first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)))[:1]
     yield from first
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([*first, np.zeros(0, np.int64)]))
     if not len(rest):
         return
-    unseen_bytes = _unseen_mask_bytes(lengths[first[0]], mask_element_bytes) if mask_element_bytes else 0
-    fits = seen = padded_tokens(lengths, first[0], flat=flat)
+    fits = padded_tokens(lengths, first[0])
     took_bytes, free_bytes = needs()
     if took_bytes > 0:
-        fits = int(_SHARE * free_bytes * seen / (took_bytes + unseen_bytes))
-        # Of so many as the first had it is known that they fit, unless something is unseen.
-        fits = max(1 if unseen_bytes else seen, fits)
-    for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits)), flat=flat):
+        fits = max(fits, int(_SHARE * free_bytes * fits / took_bytes))
+    for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits))):
         yield rest[batch]
 
 
-def _unseen_mask_bytes(lengths: Indices, element_bytes: int) -> int:
-    """What the masks of sdpa attention would have taken, at most, of a batch that had none or a small one.
+def gpu_needs(torch: Any) -> Needs:
+    """Those of torch's current GPU, from this moment on: what torch has reserved and not allocated is free as well."""
+    before_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
 
-    A batch without padding is computed without a mask, be it a single text or many of one length, and most others
-    have one. It takes a byte for each pair of tokens of a row, and a number in the model's dtype, of `element_bytes`,
-    where attention is computed; two if the row's length is no multiple of eight (torch 2.13: `pad_bias` copies the
-    mask to wider rows; counted on the null GPU by tests/nullgpu/test_memory.py). Lengths are those of the batch.
-    """
-    longest = int(lengths.max(initial=0))
-    seen = 0 if int(lengths.min(initial=longest)) == longest else 1 + element_bytes * (1 if longest % 8 == 0 else 2)
-    return len(lengths) * longest**2 * (1 + 2 * element_bytes - seen)
+    def needs() -> tuple[int, int]:
+        took = torch.cuda.max_memory_allocated() - before_bytes
+        return took, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - before_bytes
 
-
-class GpuMemory:
-    """The memory of torch's current GPU, from the moment this is made."""
-
-    def __init__(self, torch: Any) -> None:
-        self._cuda = torch.cuda
-        self._before_bytes = self._cuda.memory_allocated()
-        self._cuda.reset_peak_memory_stats()
-
-    def needs(self) -> tuple[int, int]:
-        """As `Needs`: what torch has reserved and not allocated is free as well."""
-        took = self._cuda.max_memory_allocated() - self._before_bytes
-        reserved = self._cuda.memory_reserved() - self._before_bytes
-        return took, self._cuda.mem_get_info()[0] + reserved
+    return needs

@@ -21,7 +21,6 @@ _WORTHWHILE = 0.9
 are to choose the same, whatever else the machine does."""
 _TOLERANCE = 1e-5
 """Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model."""
-_SHAPES = 4
 _MULTIPLICATIONS = 1 << 28
 """In one timed product: some 5 ms of one core."""
 _TYPICAL_ROWS = 1024
@@ -130,40 +129,31 @@ def _packed(weight: Any) -> Any:
 
 
 def measured_ratio(layers: Sequence[Any]) -> float:
-    """Time both kernels for one token of all layers, packed by own, in the shapes that take most.
+    """Time both kernels for the largest of the layers, packed by own.
 
     It counts the CPU time of one thread, which is the same on a busy machine.
     """
     import torch
 
-    shapes = Counter((layer.out_features, layer.in_features) for layer in layers)
-    of_shape = {(layer.out_features, layer.in_features): layer for layer in reversed(layers)}
+    layer = max(layers, key=lambda each: each.weight.numel())
+    rows = min(512, max(16, _MULTIPLICATIONS // layer.weight.numel()))
+    given, weight, bias = torch.rand(rows, layer.in_features), _packed(layer.weight), layer.bias
+    took_s = [math.inf, math.inf]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    own_s = packed_s = 0.0
     try:
         with torch.inference_mode():
-            for shape in sorted(shapes, key=lambda each: -shapes[each] * each[0] * each[1])[:_SHAPES]:
-                layer = of_shape[shape]
-                rows = min(512, max(16, _MULTIPLICATIONS // layer.weight.numel()))
-                given, weight, bias = torch.rand(rows, layer.in_features), _packed(layer.weight), layer.bias
-                own = functools.partial(torch.nn.functional.linear, given, layer.weight, bias)
-                packed = functools.partial(torch.ops.mkldnn._linear_pointwise, given, weight, bias, "none", [], "")
-                own_s += shapes[shape] / rows * _least_s(own)
-                packed_s += shapes[shape] / rows * _least_s(packed)
+            for turn in range(6):  # the first two make the kernels
+                before_s = time.thread_time()
+                if turn % 2:
+                    torch.ops.mkldnn._linear_pointwise(given, weight, bias, "none", [], "")
+                else:
+                    torch.nn.functional.linear(given, layer.weight, bias)
+                if turn > 1:
+                    took_s[turn % 2] = min(took_s[turn % 2], time.thread_time() - before_s)
     finally:
         torch.set_num_threads(threads)
-    return packed_s / own_s if own_s > 0 else math.inf
-
-
-def _least_s(call: Callable[[], Any]) -> float:
-    call()  # makes the kernels
-    took_s = []
-    for _ in range(2):
-        before_s = time.thread_time()
-        call()
-        took_s.append(time.thread_time() - before_s)
-    return min(took_s)
+    return took_s[1] / took_s[0] if took_s[0] > 0 else math.inf
 
 
 Wait: TypeAlias = Callable[[], Vectors]
@@ -193,8 +183,7 @@ class Lanes:
 
     count: int = 1
     threads: int = 1
-    ahead: int = 0
-    """Batches that may be under way when another begins."""
+    ahead: int = 0  # batches that may be under way when another begins
 
     def compute(
         self, batches: Iterable[Indices], begins: Callable[[Indices], bool], start: Callable[[Indices], Wait]

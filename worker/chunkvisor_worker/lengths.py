@@ -45,11 +45,9 @@ class Counter:
         place = folder / str(first.get("path", ""))
         others = sorted(place.glob("sentence_*_config.json"))
         settings = _read(place / "sentence_bert_config.json") or (_read(others[0]) if others else {})
-        self.lower = bool(settings.get("do_lower_case"))
-        """Whether texts are made lower case before."""
+        self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before
         self.max_length = model.max_length
-        self.tokenizer: Any = None
-        """None if the model has none of its own."""
+        self.tokenizer: Any = None  # none if the model has none of its own
         if not self.is_transformer:
             return
         from transformers import AutoTokenizer, logging

@@ -36,8 +36,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[Limits] = queue.SimpleQueue()
-        self.leaving = False
-        """Whether no batch more is to be begun."""
+        self.leaving = False  # whether no batch more is to be begun
         threading.Thread(target=self._read, name="lifeline", daemon=True).start()
 
     def wait_for_go(self) -> Limits:
@@ -121,11 +120,9 @@ class BeatWriter:
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
         self._go_s: float | None = None
-        self.beat = Beat(0, os.getpid(), Phase.START)
-        """What is known by now; the file has it as it was written last."""
+        self.beat = Beat(0, os.getpid(), Phase.START)  # what is known by now; the file has it as it was written last
         self.phase_s: dict[str, float] = {}
-        self.provoked = False
-        """Whether a fault on purpose has struck; see `drill`."""
+        self.provoked = False  # whether a fault on purpose has struck; see `drill`
         self.positions: Indices | tuple[()] = ()
         """Among the attempt's texts, of those that the encoder has; none for a canary that is none of them."""
 

@@ -65,10 +65,8 @@ class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.notes: list[str] = []
-        self.made_up: list[str] = []
-        """Names of weights that no file has, and that were drawn at random."""
-        self.left_over: list[str] = []
-        """Names of weights that a file has and the model does not use."""
+        self.made_up: list[str] = []  # names of weights that no file has, and that were drawn at random
+        self.left_over: list[str] = []  # names of weights that a file has and the model does not use
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take in a log record."""
@@ -151,6 +149,8 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
             model.append(Pooling(model[0].get_embedding_dimension(), spec.pooling))
         if spec.name in EXCLUDE_PROMPT:
             model.set_pooling_include_prompt(False)
+        if getattr(model[0], "can_flatten_inputs", False):
+            model[0].can_flatten_inputs = False  # batches of like length are padded little
         _fit_length(model, spec.max_length)
         transformer, tokenizer = model.transformers_model, getattr(model, "tokenizer", None)
         if transformer is not None and hasattr(tokenizer, "unk_token"):
@@ -458,31 +458,11 @@ def _is_causal(model: Any, spec: ModelSpec) -> bool | None:
     seen = []
     with torch.inference_mode(), _code_of(spec):
         for ids in (first, second):
-            features: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            if is_flattened(model):
-                flat = flatten(model, [{"input_ids": ids[0].cpu().numpy()}])
-                features = {key: each.to(model.device) if torch.is_tensor(each) else each for key, each in flat.items()}
-            found = model[0](features).get("token_embeddings")
+            found = model[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).get("token_embeddings")
             if found is None or not bool(found.isfinite().all()):
                 return None
-            seen.append(found.flatten(end_dim=-2)[0])
+            seen.append(found[0, 0])
     return bool(torch.equal(*seen))
-
-
-def is_flattened(model: Any) -> bool:
-    """Whether the model takes its batches without padding, as one row."""
-    return bool(getattr(model[0], "can_flatten_inputs", False))
-
-
-def flatten(model: Any, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The texts as one row: ids, positions and where each begins, as the model's `preprocess` would have it."""
-    first = model[0]
-    batch = dict(first.data_collator([{"input_ids": row["input_ids"]} for row in rows]))
-    batch.pop("labels", None)
-    # Positions of RoBERTa's family do not begin with 0.
-    if offset := getattr(first, "_flatten_position_offset", 0):
-        batch["position_ids"] = batch["position_ids"] + offset
-    return batch
 
 
 def describe(model: Any, prompt: str | None, causal: bool | None, notes: tuple[str, ...]) -> Loaded:

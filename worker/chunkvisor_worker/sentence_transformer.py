@@ -4,7 +4,9 @@ Its vectors are those that `SentenceTransformer.encode` gives for the same texts
 another batch. If there is no GPU to be had it fails, and does not fall back to the CPU.
 """
 
+import functools
 import gc
+import inspect
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker import attention, cpu
+from chunkvisor_worker import cpu
 from chunkvisor_worker.batching import (
     NONE_CUT,
-    GpuMemory,
     Indices,
     Vectors,
     cut,
     cut_measured,
     estimated_tokens,
+    gpu_needs,
     padded_tokens,
 )
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
@@ -31,8 +33,6 @@ from chunkvisor_worker.model import (
     check_attention,
     chosen_prompt,
     describe,
-    flatten,
-    is_flattened,
     is_placed_by_loading,
     is_plain_text_model,
     load_model,
@@ -53,10 +53,7 @@ class TokenizedTexts:
 
     rows: list[dict[str, Indices]]
     """Of each text what the tokenizer gives, `input_ids` among it: int64 of shape (tokens,)."""
-    extras: dict[str, Any]
-    """What the model's preprocessing gives besides, for all texts alike."""
-    flat: bool
-    """Whether the model takes its batches without padding, see `flatten`."""
+    extras: dict[str, Any]  # what the model's preprocessing gives besides, for all texts alike
     cut: Indices | None
     """Texts that lost their end, or their beginning; int64 of shape (n, 2): position, and tokens before the cut. None =
     the tokenizer does not say."""
@@ -69,8 +66,6 @@ class TokenizedTexts:
     def batch(self, model: Any, indices: Indices) -> Any:
         """Those texts as the model takes them."""
         rows = [self.rows[index] for index in indices]
-        if self.flat:
-            return flatten(model, rows)
         return model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
 
 
@@ -87,16 +82,10 @@ def tokenize(
     asked = {"task": task} if task is not None else {}
     rows, extras = list[dict[str, Indices]](), dict[str, Any]()
     cut_pairs: list[tuple[int, int]] | None = []
-    flat, table = is_flattened(model), table_rows(model.transformers_model)
+    table = table_rows(model.transformers_model)
     for part in _slices([len(text.encode()) for text in texts]):
         progress.tick()
-        if flat:
-            model[0].can_flatten_inputs = False  # or it would not give the ids text by text
-        try:
-            features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded, **asked)
-        finally:
-            if flat:
-                model[0].can_flatten_inputs = True
+        features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded, **asked)
         columns = {key: value for key, value in features.items() if isinstance(value, list)}
         extras = {key: value for key, value in features.items() if key not in columns}
         found = _cut_tokens(features)
@@ -114,7 +103,7 @@ def tokenize(
                     "rows: the tokenizer has tokens the model was not trained with"
                 )
     pairs = None if cut_pairs is None else np.array(cut_pairs, dtype=np.int64).reshape(-1, 2)
-    return TokenizedTexts(rows, extras, flat, pairs)
+    return TokenizedTexts(rows, extras, pairs)
 
 
 def _slices(sizes: list[int]) -> Iterator[slice]:
@@ -197,6 +186,36 @@ class PinnedBuffers:
         return buffer[: tensor.numel()].view(tensor.shape)
 
 
+def _compute_groups_by_fused_kernels() -> None:
+    """Have sdpa hear of grouped queries only if a fused kernel takes them; else keys and values are repeated for it.
+
+    Only the flash and cuDNN kernels take them, which want half precision and Ampere: in float32, or on an older
+    GPU, sdpa would take the math kernel, with all scores in memory (48 GiB for one text of 32k tokens, Qwen2-1.5B).
+    The function is that of transformers 5.23; if it is another, all stays as it is.
+    """
+    try:
+        from transformers.integrations import sdpa_attention
+    except ImportError:
+        return
+    original = getattr(sdpa_attention, "use_gqa_in_sdpa", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def use_gqa(attention_mask: Any, key: Any, value: Any) -> bool:
+        return bool(original(attention_mask, key, value)) and (key.device.type != "cuda" or _has_fused_kernel(key))
+
+    if list(inspect.signature(original).parameters) == ["attention_mask", "key", "value"]:
+        sdpa_attention.use_gqa_in_sdpa = use_gqa
+
+
+def _has_fused_kernel(key: Any) -> bool:
+    import torch
+
+    half = key.dtype in (torch.float16, torch.bfloat16)
+    return half and torch.cuda.get_device_capability(key.device) >= (8, 0)
+
+
 class SentenceTransformerEncoder:
     """A sentence-transformers model as an encoder (see `chunkvisor_worker.job`).
 
@@ -213,16 +232,13 @@ class SentenceTransformerEncoder:
         self._prompt: str | None = None
         self._heard = Heard()
         self._causal: bool | None = None
-        self._truncate_dim: int | None = None
-        """That was saved with the model."""
+        self._truncate_dim: int | None = None  # that was saved with the model
         self._texts: list[str] = []
-        self._tokenized: TokenizedTexts | None = None
-        """None if token counts are only estimated."""
+        self._tokenized: TokenizedTexts | None = None  # none if token counts are only estimated
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
         self._linear = ""
-        self._weights = 0
-        """Numbers that each token is multiplied with; 0 if batches are computed one after the other."""
+        self._weights = 0  # numbers that each token is multiplied with; 0 if batches are computed one after the other
         self._pinned = PinnedBuffers()
 
     def load(self, progress: BeatWriter) -> None:
@@ -257,7 +273,7 @@ class SentenceTransformerEncoder:
         if self._device != "cpu":
             import torch
 
-            attention.prepare()
+            _compute_groups_by_fused_kernels()
             progress.phase(Phase.CUDA_INIT)
             # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
             torch.zeros(1, device=self._device)
@@ -277,10 +293,9 @@ class SentenceTransformerEncoder:
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first.
 
-        On a GPU a batch is padded and launched while the one before it computes; then the vectors of that one are
-        waited for. Nothing in between waits for the device, as far as plain models of transformers go (`attention`):
-        custom modules may ask it for values and so wait, which costs a pause and no vector. On a CPU there may be
-        several `lanes`. Raises BadOutputError for an output that is not one vector a text.
+        On a GPU a batch is padded and copied while the one before it computes; then the vectors of that one are
+        waited for. On a CPU there may be several `lanes`. Raises BadOutputError for an output that is not one vector a
+        text.
         """
         counted = self._tokenized is not None
         if counted:
@@ -293,7 +308,7 @@ class SentenceTransformerEncoder:
         def begins(indices: Indices) -> bool:
             if progress.leaving:
                 return False
-            progress.batch(indices, self._computed(indices) if counted else 0)
+            progress.batch(indices, padded_tokens(self._lengths, indices) if counted else 0)
             self._pinned.next_batch()
             return True
 
@@ -301,8 +316,8 @@ class SentenceTransformerEncoder:
             if vectors.ndim != 2 or len(vectors) != len(indices):
                 raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
             self._dimension = vectors.shape[1]
-            tokens, padded = (int(self._lengths[indices].sum()), self._computed(indices)) if counted else (0, 0)
-            progress.advance(len(indices), tokens, padded)
+            tokens, padded = int(self._lengths[indices].sum()), padded_tokens(self._lengths, indices)
+            progress.advance(len(indices), *((tokens, padded) if counted else (0, 0)))
             yield indices, vectors
 
     def facts(self) -> Facts:
@@ -383,31 +398,21 @@ class SentenceTransformerEncoder:
         limit = max_length(self._model) or max(sizes, default=0)
         self._lengths = np.array([min(limit, estimated_tokens(size)) for size in sizes], dtype=np.int64)
 
-    def _computed(self, indices: Indices) -> int:
-        """Tokens that the device works on for the batch."""
-        return padded_tokens(self._lengths, indices, flat=self._tokenized is not None and self._tokenized.flat)
-
     def _lanes(self, batches: Sequence[Indices]) -> Lanes:
-        if self._tokenized is None or self._tokenized.flat or not cpu.is_stateless(self._model):
+        if self._tokenized is None or not cpu.is_stateless(self._model):
             return Lanes()
         import torch
 
         shared = [each for each in batches if len(each) > 1]
-        largest = max((self._computed(each) for each in shared), default=0)
+        largest = max((padded_tokens(self._lengths, each) for each in shared), default=0)
         return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
 
     def _batches(self, limits: Limits) -> Iterable[Indices]:
-        known = self._tokenized
-        flat = known is not None and known.flat
-        if self._device == "cpu" or not limits.measured or known is None:
-            return cut(self._lengths, limits, flat=flat)
+        if self._device == "cpu" or not limits.measured or self._tokenized is None:
+            return cut(self._lengths, limits)
         import torch
 
-        # The size of a number of an attention mask; 0 if attention takes no mask over pairs of tokens.
-        config = getattr(self._model.transformers_model, "config", None)
-        sdpa = getattr(config, "_attn_implementation", "") == "sdpa"
-        element_bytes = int(self._model.dtype.itemsize) if sdpa else 0
-        return cut_measured(self._lengths, limits, GpuMemory(torch).needs, element_bytes, flat=flat)
+        return cut_measured(self._lengths, limits, gpu_needs(torch))
 
     def _forward(self, indices: Indices) -> Callable[[], Vectors]:
         tokenized = self._tokenized
@@ -426,14 +431,11 @@ class SentenceTransformerEncoder:
         import torch
 
         batch = tokenized.batch(self._model, indices)
-        # A model's own code may change the mask before it gets to transformers.
-        known = "attention_mask" in batch and not self._spec.trust_remote_code
-        padded = not bool(batch["attention_mask"].all()) if known else None
         features = {
             key: self._pinned.to_device(key, value, self._model.device) if torch.is_tensor(value) else value
             for key, value in batch.items()
         }
-        with torch.inference_mode(), attention.known_padding(padded):
+        with torch.inference_mode():
             vectors = self._model({**features, **tokenized.extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
             if self._model.truncate_dim is not None:

@@ -1,10 +1,8 @@
 """What makes a CPU fast and changes no vector: linear layers packed for oneDNN, and batches computed side by side."""
 
-import ast
 import math
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from chunkvisor_worker import cpu
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR
-from chunkvisor_worker.cpu import STATELESS, Lanes, choose, is_stateless, lanes_for, pack, packable, unpack
+from chunkvisor_worker.cpu import Lanes, choose, is_stateless, lanes_for, pack, packable, unpack
 from late import Late, needs
 
 torch: Any = Late("torch")
@@ -39,7 +37,7 @@ def forward_of(model: Any, *shape: int) -> Callable[[], Any]:
 
 
 @needs("torch")
-@pytest.mark.parametrize("shape", [(1, 33), (33,), (5, 33), (2, 7, 33), (1, 4100, 33), (0, 33), (2, 3, 4, 33)])
+@pytest.mark.parametrize("shape", [(33,), (5, 33), (1, 4100, 33), (0, 33), (2, 3, 4, 33)])
 def test_packed_weights_compute_the_same(shape: tuple[int, ...]) -> None:
     """One token, none, many, in any number of dimensions, with a bias and without: equal to 1e-6."""
     model = two_layers()
@@ -50,9 +48,6 @@ def test_packed_weights_compute_the_same(shape: tuple[int, ...]) -> None:
     found = forward_of(model, *shape)()
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    strided = torch.rand(4, 33, 6).transpose(1, 2)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(strided), model(strided.contiguous()), rtol=0, atol=1e-6)
 
 
 @needs("torch")
@@ -71,43 +66,19 @@ def test_weights_are_there_once_and_come_back_to_the_last_bit() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def shared() -> Any:
-    """Make a layer that has its weight in common with an embedding, and one that has its own."""
-    model = torch.nn.ModuleList([torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8)])
-    model[1].weight = model[0].weight
-    return model
-
-
-def wrapped() -> Any:
-    """Make a layer with a replaced forward (accelerate), next to another."""
-    model = two_layers()
-    model[0].forward = lambda given: given
-    return model
-
-
-def normed() -> Any:
-    """Make a layer whose weight is made anew for each pass, next to another."""
-    model = two_layers()
-    torch.nn.utils.spectral_norm(model[0])
-    return model
-
-
 @needs("torch")
-@pytest.mark.parametrize(
-    ("make", "count"),
-    [
-        (shared, 1),
-        (wrapped, 1),
-        (normed, 1),
-        (lambda: two_layers().bfloat16(), 0),
-        (lambda: torch.nn.MultiheadAttention(8, 2), 0),
-        (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)), 0),
-        (lambda: torch.nn.Linear(4, 4, device="meta"), 0),
-    ],
-)
-def test_only_plain_layers_are_packed(make: Callable[[], Any], count: int) -> None:
+def test_only_plain_layers_are_packed() -> None:
     """Shared, wrapped and derived weights, and those in another precision or place, are left as they are."""
-    assert len(packable(make())) == count
+    shared = torch.nn.ModuleList([torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8)])
+    shared[1].weight = shared[0].weight
+    wrapped, normed = two_layers(), two_layers()
+    wrapped[0].forward = lambda given: given  # as accelerate does
+    torch.nn.utils.spectral_norm(normed[0])  # its weight is made anew for each pass
+    assert [len(packable(each)) for each in (shared, wrapped, normed)] == [1, 1, 1]
+    derived = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+    for model in (two_layers().bfloat16(), torch.nn.MultiheadAttention(8, 2), derived):
+        assert not packable(model)
+    assert not packable(torch.nn.Linear(4, 4, device="meta"))
 
 
 @needs("torch")
@@ -152,16 +123,6 @@ def test_a_model_that_packed_weights_do_not_suit_keeps_its_own(monkeypatch: pyte
     assert torch.equal(model.layer.weight, before)
 
 
-@needs("torch")
-def test_the_measurement_leaves_model_and_threads() -> None:
-    """It gives a ratio, packs nothing, and torch has as many threads as before."""
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 8))
-    threads = torch.get_num_threads()
-    assert 0 < cpu.measured_ratio(packable(model)) < math.inf
-    assert torch.get_num_threads() == threads
-    assert not any(layer.weight.is_mkldnn for layer in model)
-
-
 @pytest.mark.parametrize(
     ("threads", "batches", "products", "expected"),
     [
@@ -193,30 +154,19 @@ class Machine:
     def __init__(self, meeting: tuple[int, ...] = ()) -> None:
         self.threads: dict[int, str] = {}
         self.begun: list[int] = []
-        self.running = self.most = 0
-        self.others: dict[int, int] = {}
-        """How many others were being computed when a batch began."""
-        self._lock = threading.Lock()
         self._both = threading.Barrier(2)
         self._meeting = meeting
 
     def begins(self, indices: Indices) -> bool:
-        """Note the batch."""
+        """Note the batch; no more than five may begin."""
         self.begun.append(int(indices[0]))
-        return True
+        return len(self.begun) <= 5
 
     def start(self, indices: Indices) -> Callable[[], Vectors]:
         """Compute one number for each text: its position."""
-        first = int(indices[0])
-        with self._lock:
-            self.others[first] = self.running
-            self.running += 1
-            self.most = max(self.most, self.running)
-            self.threads[first] = threading.current_thread().name
-        if first in self._meeting:
+        self.threads[int(indices[0])] = threading.current_thread().name
+        if indices[0] in self._meeting:
             self._both.wait(WAIT_S)
-        with self._lock:
-            self.running -= 1
         return lambda: indices[:, None].astype(np.float32)
 
 
@@ -234,13 +184,11 @@ def test_two_lanes_compute_at_the_same_time_and_in_order() -> None:
     """Two batches are under way at once and come back in order; a text alone has the machine to itself."""
     threads = torch.get_num_threads()
     machine = Machine(meeting=(0, 2))
-    found = positions(Lanes(2, 1, 2).compute(batches_of(2, 2, 1, 2, 2), machine.begins, machine.start))
-    assert found == list(range(9))
-    assert machine.begun == [0, 2, 4, 5, 7]
-    assert machine.most == 2
+    found = positions(Lanes(2, 1, 2).compute(batches_of(2, 2, 1, 2, 2, 2), machine.begins, machine.start))
+    assert found == list(range(9)), "those under way come back when no more may begin"
+    assert machine.begun == [0, 2, 4, 5, 7, 9]
     assert machine.threads.pop(4) == threading.main_thread().name
     assert all(name.startswith("lane") for name in machine.threads.values())
-    assert machine.others[4] == machine.others[5] == 0
     assert torch.get_num_threads() == threads
 
 
@@ -251,14 +199,6 @@ def test_one_lane_computes_in_this_thread(lanes: Lanes, begun: list[int]) -> Non
     next(lanes.compute(batches_of(2, 2, 2), machine.begins, machine.start))
     assert machine.begun == begun
     assert set(machine.threads.values()) == {threading.main_thread().name}
-
-
-@needs("torch")
-@pytest.mark.parametrize("lanes", [Lanes(), Lanes(ahead=1), Lanes(2, 1, 2)], ids=["one", "gpu", "two"])
-def test_told_to_leave(lanes: Lanes) -> None:
-    """Once no batch more may begin, those under way still come back."""
-    found = lanes.compute(batches_of(2, 2, 2, 2), lambda indices: bool(indices[0] < 4), Machine().start)
-    assert positions(found) == [0, 1, 2, 3]
 
 
 def model(model_type: str, *rope_types: object) -> Any:
@@ -284,24 +224,3 @@ def test_is_stateless(given: Any, expected: bool, monkeypatch: pytest.MonkeyPatc
     assert is_stateless(given) is expected
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert not is_stateless(given)
-
-
-@needs("transformers")
-@pytest.mark.parametrize("model_type", sorted(STATELESS))
-def test_stateless_models_assign_nothing_in_their_forward_pass(model_type: str) -> None:
-    """In transformers as it is installed, no encoder of these types writes to itself after it is built."""
-    import transformers
-
-    family = model_type.replace("-", "_").removesuffix("_text")
-    file = Path(transformers.__file__).parent / "models" / family / f"modeling_{family}.py"
-    if not file.exists():
-        pytest.skip(f"this transformers has no {family}")
-    found = set()
-    for kind in (each for each in ast.parse(file.read_text()).body if isinstance(each, ast.ClassDef)):
-        for method in (each for each in kind.body if isinstance(each, ast.FunctionDef)):
-            if "For" in kind.name or method.name.startswith(("__init__", "set_", "_init_", "_tie", "tie_", "post_")):
-                continue
-            for node in ast.walk(method):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                    found.add(node.attr if isinstance(node.value, ast.Name) and node.value.id == "self" else "")
-    assert found <= {"layer_idx", ""}

@@ -1,9 +1,10 @@
 """Which tokenizers are refused for which embedding tables, and what a plug-in may return."""
 
+import inspect
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.model import WrongModelError, check_tokenizer
 from chunkvisor_worker.plugin import PluginEncoder, PluginError
+from late import needs
 
 
 class FakeTokenizer:
@@ -94,3 +96,30 @@ def test_other_types_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     """Anything else is the plug-in's fault, and no text's."""
     with pytest.raises(PluginError, match="returned an array of"):
         vectors(monkeypatch, tmp_path, np.ones((1, 3)).astype(dtype))
+
+
+@needs("transformers")
+@pytest.mark.parametrize(
+    ("device", "dtype", "capability", "grouped"),
+    [
+        ("cuda", "float32", (9, 0), False),
+        ("cuda", "bfloat16", (9, 0), True),
+        ("cuda", "float16", (7, 5), False),
+        ("cpu", "float32", (0, 0), True),
+    ],
+)
+def test_sdpa_hears_of_grouped_queries_if_a_fused_kernel_takes_them(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: str, capability: tuple[int, int], grouped: bool
+) -> None:
+    """In float32, and before Ampere, they would go to the math kernel; on the CPU all stays as it is."""
+    import torch
+    from transformers.integrations import sdpa_attention
+
+    from chunkvisor_worker.sentence_transformer import _compute_groups_by_fused_kernels
+
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", inspect.unwrap(sdpa_attention.use_gqa_in_sdpa))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    _compute_groups_by_fused_kernels()
+    key = SimpleNamespace(device=torch.device(device), dtype=getattr(torch, dtype), shape=(1, 2, 8, 64))
+    assert sdpa_attention.use_gqa_in_sdpa(None, key, key) is grouped
+    assert sdpa_attention.use_gqa_in_sdpa(object(), key, key) is False

@@ -99,7 +99,8 @@ def test_record_that_does_not_fit_on_the_disk(tmp_path: Path, monkeypatch: pytes
         raise SystemExit(code)
 
     monkeypatch.setattr("os._exit", end)
-    for error, code in ((OSError(errno.ENOSPC, "full"), WorkerExit.DISK_FULL), (KeyError("x"), WorkerExit.UNKNOWN)):
+    full, killed = OSError(errno.ENOSPC, "full"), KeyboardInterrupt()
+    for error, code in ((full, WorkerExit.DISK_FULL), (killed, WorkerExit.ORPHANED), (KeyError(), WorkerExit.UNKNOWN)):
         with pytest.raises(SystemExit) as caught, recorded(tmp_path / "no_such_folder" / "fault.json", Phase.FORWARD):
             raise error
         assert caught.value.code == code
@@ -137,19 +138,3 @@ def test_tokens_are_masked(text: str, kept: str) -> None:
     assert "SECRET" not in json.loads(to_json(fault))["traceback"].split("RuntimeError: ", 1)[1]
     assert "SECRET" not in to_json(fault).decode()
     assert masked("no pad_token: [PAD]; max_new_tokens=512") == "no pad_token: [PAD]; max_new_tokens=512"
-
-
-@pytest.mark.parametrize(
-    ("error", "phase", "code"),
-    [
-        (MemoryError(), Phase.FORWARD, WorkerExit.HOST_OOM),
-        (OSError(28, "No space left on device"), Phase.WRITE, WorkerExit.DISK_FULL),
-        (ImportError("x"), Phase.IMPORT, WorkerExit.SETUP),
-        (KeyboardInterrupt(), Phase.FORWARD, WorkerExit.ORPHANED),
-        (RuntimeError("CUDA out of memory."), Phase.FORWARD, WorkerExit.GPU_OOM),
-        (RuntimeError("CUDA out of memory."), Phase.CUDA_INIT, WorkerExit.GPU_BUSY),
-    ],
-)
-def test_exit_code(error: BaseException, phase: Phase, code: WorkerExit) -> None:
-    """The worker's exit code sums up the fault."""
-    assert exit_code_of(fault_of(error, phase)) is code

@@ -30,36 +30,21 @@ def most_lanes(threads: int, batches: int, wanted: str) -> int:
 class Outcome(StrEnum):
     """What became of one attempt at one chunk."""
 
-    COMMITTED = "committed"
-    """Its vectors are verified and part of the output."""
-    GPU_OOM = "gpu_oom"
-    """The GPU ran out of memory: a smaller batch can help."""
-    DEVICE_FAULT = "device_fault"
-    """The CUDA context is broken: only a new process helps."""
-    HARDWARE_FAULT = "hardware_fault"
-    """The GPU itself is faulty or gone: no process of ours can help."""
-    GPU_BUSY = "gpu_busy"
-    """Somebody else holds the GPU: wait."""
-    SETUP = "setup"
-    """Driver, packages, model or configuration are wrong: every worker would fail."""
-    HOST_OOM = "host_oom"
-    """The machine ran out of memory, threads or file descriptors."""
-    CRASHED = "crashed"
-    """It died, or raised something that chunkvisor does not know."""
-    HUNG = "hung"
-    """It made no progress and was ended."""
-    BAD_INPUT = "bad_input"
-    """A text cannot be encoded by this model."""
-    BAD_OUTPUT = "bad_output"
-    """It claimed success but its vectors are missing, misshapen, not finite or all zero."""
-    DISK_FULL = "disk_full"
-    """The disk is full or failing."""
-    HUB = "hub"
-    """The model hub cannot be reached or asks us to wait."""
-    INTERRUPTED = "interrupted"
-    """Somebody asked it to stop; nobody's fault."""
-    LOST = "lost"
-    """Its node died; nobody's fault."""
+    COMMITTED = "committed"  # its vectors are verified and part of the output
+    GPU_OOM = "gpu_oom"  # the GPU ran out of memory: a smaller batch can help
+    DEVICE_FAULT = "device_fault"  # the CUDA context is broken: only a new process helps
+    HARDWARE_FAULT = "hardware_fault"  # the GPU itself is faulty or gone: no process of ours can help
+    GPU_BUSY = "gpu_busy"  # somebody else holds the GPU: wait
+    SETUP = "setup"  # driver, packages, model or configuration are wrong: every worker would fail
+    HOST_OOM = "host_oom"  # the machine ran out of memory, threads or file descriptors
+    CRASHED = "crashed"  # it died, or raised something that chunkvisor does not know
+    HUNG = "hung"  # it made no progress and was ended
+    BAD_INPUT = "bad_input"  # a text cannot be encoded by this model
+    BAD_OUTPUT = "bad_output"  # it claimed success but its vectors are missing, misshapen, not finite or all zero
+    DISK_FULL = "disk_full"  # the disk is full or failing
+    HUB = "hub"  # the model hub cannot be reached or asks us to wait
+    INTERRUPTED = "interrupted"  # somebody asked it to stop; nobody's fault
+    LOST = "lost"  # its node died; nobody's fault
 
 
 class WorkerExit(IntEnum):

@@ -31,26 +31,18 @@ class AttemptFiles:
 
     folder: Path
 
-    spec = FileIn("spec.json")
-    """What to do; written by the parent."""
-    texts = FileIn("texts.jsonl")
-    """The chunk's texts, one JSON string a line; written by the parent."""
-    beat = FileIn("beat.json")
-    """Phase and progress; rewritten by the worker's own work loop, so that a hang shows."""
-    log = FileIn("worker.log")
-    """Standard output and standard error of the worker."""
-    vectors = FileIn("embeddings.npy")
-    """float32 array of shape (texts, dimension), by `numpy.save`."""
+    spec = FileIn("spec.json")  # what to do; written by the parent
+    texts = FileIn("texts.jsonl")  # the chunk's texts, one JSON string a line; written by the parent
+    beat = FileIn("beat.json")  # phase and progress; rewritten by the worker's own work loop, so that a hang shows
+    log = FileIn("worker.log")  # standard output and standard error of the worker
+    vectors = FileIn("embeddings.npy")  # float32 array of shape (texts, dimension), by `numpy.save`
     partial = FileIn("embeddings.partial.npy")
     """The same file while it is written, batch by batch; which of its rows are there, `batches` says."""
-    batches = FileIn("batches.jsonl")
-    """A line for each batch that began, and one for each that is written."""
+    batches = FileIn("batches.jsonl")  # a line for each batch that began, and one for each that is written
     cut = FileIn("cut.bin")
     """Texts of more tokens than the model reads: int32 pairs of a position and the tokens before the cut."""
-    result = FileIn("result.json")
-    """Written last, and only when the vectors are on disk."""
-    fault = FileIn("fault.json")
-    """Why there is no result."""
+    result = FileIn("result.json")  # written last, and only when the vectors are on disk
+    fault = FileIn("fault.json")  # why there is no result
     verdict = FileIn("verdict.json")
     """What the parent made of the attempt; its presence says that the attempt is judged."""
 

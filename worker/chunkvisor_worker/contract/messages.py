@@ -13,10 +13,8 @@ class Phase(StrEnum):
     MODEL_LOAD = "model_load"
     TOKENIZE = "tokenize"
     READY = "ready"
-    CUDA_INIT = "cuda_init"
-    """The CUDA context is made."""
-    WEIGHTS_COPY = "weights_copy"
-    """The weights go from host memory to the device."""
+    CUDA_INIT = "cuda_init"  # the CUDA context is made
+    WEIGHTS_COPY = "weights_copy"  # the weights go from host memory to the device
     FORWARD = "forward"
     WRITE = "write"
     DONE = "done"
@@ -31,18 +29,13 @@ class ModelSpec:
     """Which model, as the worker is to build it; the plug-in factory gets this object."""
 
     name: str
-    """Hub id or local folder, as the person wrote it."""
     path: str | None = None
     """Local folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes."""
     revision: str | None = None
-    """Commit hash of the hub, or a digest of the local folder."""
     dtype: str = "auto"
     max_length: int | None = None
-    """Tokens; None is the model's own."""
-    pooling: str | None = None
-    """mean, cls, lasttoken or max; None is what the model's modules.json says."""
+    pooling: str | None = None  # mean, cls, lasttoken or max; None is what the model's modules.json says
     trust_remote_code: bool | None = None
-    """None = the person has not decided."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
 
@@ -55,26 +48,19 @@ class EncodeSpec:
     prompt: str | None = None
     prompt_name: str | None = None
     truncate_dim: int | None = None
-    task: str | None = None
-    """query or document: as `encode_query` and `encode_document` of sentence-transformers."""
-    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
-    """More arguments for the model's own `encode`."""
+    task: str | None = None  # query or document: as `encode_query` and `encode_document` of sentence-transformers
+    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)  # more arguments for the model's own `encode`
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Upper bounds of one batch."""
 
-    rows: int
-    """Texts in a batch, at most; at least 1."""
-    tokens: int | None = None
-    """Padded tokens in a batch, at most; None = rows alone decide. A longer text makes a batch of its own."""
-    padding: int | None = None
-    """Tokens of padding in a batch, at most; None = as many as come."""
-    measured: bool = False
-    """Whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free."""
-    alone: bool = False
-    """Whether a plug-in, too, gets one text in a call: the one that fails is looked for."""
+    rows: int  # at least 1
+    tokens: int | None = None  # padded ones; None = rows alone decide. A longer text makes a batch of its own.
+    padding: int | None = None  # in tokens; None = as many as come
+    measured: bool = False  # whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free
+    alone: bool = False  # whether a plug-in, too, gets one text in a call: the one that fails is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,66 +68,49 @@ class Spec:
     """One attempt at one chunk."""
 
     run_id: str
-    fingerprint: str
-    """Of everything that shapes the vectors; a result counts only under the same one."""
+    fingerprint: str  # of everything that shapes the vectors; a result counts only under the same one
     output: str
     chunk: int
     attempt: int
-    start: int
-    """First distinct text of the attempt."""
+    start: int  # first distinct text of the attempt; `stop` is one past the last
     stop: int
-    """One past the last."""
     texts_digest: str
-    """sha256 of texts.jsonl."""
-    device: str
-    """"cpu" or "cuda"; the supervisor shows the worker one GPU only."""
+    device: str  # "cpu" or "cuda"; the supervisor shows the worker one GPU only
     model: ModelSpec
     encode: EncodeSpec
-    threads: int = 0
-    """Threads for the CPU's share of the work; 0 = the libraries' own choice."""
-    import_path: tuple[str, ...] = ()
-    """Folders put on sys.path for a plug-in encoder."""
+    threads: int = 0  # threads for the CPU's share of the work; 0 = the libraries' own choice
+    import_path: tuple[str, ...] = ()  # folders put on sys.path for a plug-in encoder
     skip: tuple[int, ...] = ()
     """Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero."""
-    limits: Limits = Limits(rows=32)
-    """For a run by hand; a supervised worker gets the limits of the moment with its `go`."""
+    limits: Limits = Limits(rows=32)  # for a run by hand; a supervised worker gets those of the moment at its gate
     canary: str | None = None
-    """A text that had its vector before, encoded first and alone: shows that device and model work. Its vector is
-    thrown away."""
+    """A text that had its vector before, encoded first and alone to show that device and model work."""
     canary_row: int | None = None
-    """Position in texts.jsonl of the text that is encoded first and alone where no `canary` is known; its vector
-    stays."""
+    """Position in texts.jsonl of the text that is encoded first and alone if no `canary` is known; its vector stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateOrder:
     """A line on a worker's standard input."""
 
-    limits: Limits | None
-    """Begin, under these; None = leave: what is encoded stays, and no batch more is begun."""
+    limits: Limits | None  # begin, under these; None = leave: what is encoded stays, and no batch more is begun
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """Sign of progress."""
 
-    seq: int
-    """Rises with every beat; the supervisor times its changes by its own clock."""
+    seq: int  # rises with every beat; the supervisor times its changes by its own clock
     pid: int
     phase: Phase
     rows_done: int = 0
     rows_total: int = 0
     tokens_done: int = 0
-    tokens_total: int = 0
-    """Of all its texts, without padding; 0 = unknown."""
-    padded_tokens: int = 0
-    """Of the batches that are done; 0 = unknown."""
-    batch_rows: int = 0
-    """Of the batch under way."""
-    batch_tokens: int = 0
-    """Padded tokens of the batch under way; 0 = unknown."""
-    freed: bool = False
-    """The device is free for the next worker, though this one has not ended."""
+    tokens_total: int = 0  # of all its texts, without padding; 0 = unknown
+    padded_tokens: int = 0  # of the batches that are done; 0 = unknown
+    batch_rows: int = 0  # of the batch under way
+    batch_tokens: int = 0  # padded tokens of the batch under way; 0 = unknown
+    freed: bool = False  # the device is free for the next worker, though this one has not ended
     opening_s: float = 0.0
     """From `go` to the first batch: CUDA context, copy of the weights, a plug-in's factory; 0 = not there yet."""
 
@@ -153,20 +122,13 @@ class Loaded:
     Each attempt's result repeats it, so it is short: no list of weights, no message in full length.
     """
 
-    modules: tuple[str, ...]
-    """Class of each module, in order."""
-    pooling: str
-    """mean, cls, lasttoken, …; empty if no module pools."""
-    causal: bool | None
-    """Whether a token sees only those before it; None = unknown."""
-    prompt: str | None
-    """Text that stands before every text, the model's default prompt included."""
-    padding_side: str
-    """left or right; empty if there is no tokenizer."""
-    probe_ids: tuple[int, ...]
-    """Token ids of one fixed text: two tokenizers that differ mostly show it here."""
-    notes: tuple[str, ...]
-    """What the libraries warned of, and what else a person should know."""
+    modules: tuple[str, ...]  # class of each module, in order
+    pooling: str  # mean, cls, lasttoken, …; empty if no module pools
+    causal: bool | None  # whether a token sees only those before it; None = unknown
+    prompt: str | None  # text that stands before every text, the model's default prompt included
+    padding_side: str  # left or right; empty if there is no tokenizer
+    probe_ids: tuple[int, ...]  # token ids of one fixed text: two tokenizers that differ mostly show it here
+    notes: tuple[str, ...]  # what the libraries warned of, and what else a person should know
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +136,12 @@ class Facts:
     """What the worker found out about the model, for the manifest."""
 
     dimension: int
-    dtype: str = ""
-    """Of the weights as loaded; empty for a plug-in that does not say."""
+    dtype: str = ""  # of the weights as loaded; empty for a plug-in that does not say
     max_length: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     linear: str = ""
     """What computes the linear layers of a plain text model on a CPU: "torch", or "onednn" with packed weights."""
-    loaded: Loaded | None = None
-    """None for a plug-in."""
+    loaded: Loaded | None = None  # none for a plug-in
     counts_cut: bool = False
     """Whether it counts the tokens of texts that it cuts: not so for a plug-in, or without a tokenizer in Rust."""
 
@@ -195,13 +155,11 @@ class Result:
     chunk: int
     start: int
     stop: int
-    digest: str
-    """xxh3-128 of embeddings.npy."""
+    digest: str  # xxh3-128 of embeddings.npy
     size_bytes: int
     facts: Facts
     limits: Limits
-    tokens: int = 0
-    """Tokens of the texts after truncation, special tokens included; 0 = unknown."""
+    tokens: int = 0  # tokens of the texts after truncation, special tokens included; 0 = unknown
     padded_tokens: int = 0
     phase_s: dict[str, float] = field(default_factory=dict)
     """Seconds spent in each phase; `ready` is the wait at the gate."""
@@ -211,13 +169,10 @@ class Result:
 class Cause:
     """One exception of a chain."""
 
-    name: str
-    """Qualified class name, e.g. torch.OutOfMemoryError."""
-    bases: tuple[str, ...]
-    """Qualified names of its base classes, nearest first."""
+    name: str  # qualified class name, e.g. torch.OutOfMemoryError.
+    bases: tuple[str, ...]  # qualified names of its base classes, nearest first
     message: str
-    error_code: int | None = None
-    """torch.AcceleratorError.error_code: the cudaError_t."""
+    error_code: int | None = None  # torch.AcceleratorError.error_code: the cudaError_t
     errno: int | None = None
     http_status: int | None = None
 
@@ -227,14 +182,12 @@ class Fault:
     """Why there is no result."""
 
     phase: Phase
-    chain: tuple[Cause, ...]
-    """The exception raised first, then its causes; never empty."""
+    chain: tuple[Cause, ...]  # the exception raised first, then its causes; never empty
     traceback: str
     batch_rows: int = 0
     batch_tokens: int = 0
     rows_done: int = 0
-    provoked: bool = False
-    """A drill or a test brought it about; on a CPU it may play a fault of a GPU."""
+    provoked: bool = False  # a drill or a test brought it about; on a CPU it may play a fault of a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +206,10 @@ class BatchLine:
 class ProvokedFault:
     """A fault that an integration test has asked for (`chunkvisor.testing`), and where it is to strike."""
 
-    name: str
-    """As `chunkvisor_worker.drill` has it."""
+    name: str  # as `chunkvisor_worker.drill` has it
     chunk: int
-    output: str | None = None
-    """None = any."""
-    times: int = 1
-    """In how many attempts."""
+    output: str | None = None  # none = any
+    times: int = 1  # in how many attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +217,7 @@ class ProbedGpu:
     """A GPU on which torch has computed."""
 
     name: str
-    capability: tuple[int, ...]
-    """Compute capability, (major, minor)."""
+    capability: tuple[int, ...]  # compute capability, (major, minor)
     total_bytes: int
 
 
@@ -279,12 +228,9 @@ class ProbeReport:
     phase: Phase
     """The step under way: IMPORT, FORWARD (a product on the CPU), CUDA_INIT, or DONE. With a fault, the one that
     failed."""
-    versions: dict[str, str] = field(default_factory=dict)
-    """Of the installed packages, by name."""
-    cuda: str | None = None
-    """CUDA version torch was built for; None = a build without."""
-    hip: str | None = None
-    """ROCm version torch was built for."""
+    versions: dict[str, str] = field(default_factory=dict)  # of the installed packages, by name
+    cuda: str | None = None  # CUDA version torch was built for; None = a build without
+    hip: str | None = None  # ROCm version torch was built for
     gpus: tuple[ProbedGpu, ...] = ()
     fault: Fault | None = None
 
@@ -298,10 +244,8 @@ class TemplateSpec:
     """What a template process loads; parent and template say one JSON message a datagram."""
 
     model: ModelSpec
-    device: str
-    """"cpu" or "cuda", for the workers to come; the template itself touches no device."""
-    import_path: tuple[str, ...] = ()
-    """Folders put on sys.path for a plug-in encoder."""
+    device: str  # "cpu" or "cuda", for the workers to come; the template itself touches no device
+    import_path: tuple[str, ...] = ()  # folders put on sys.path for a plug-in encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,44 +258,31 @@ class TemplateOrder:
     folder: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that the worker has and the template has not, or has with another value."""
-    removed: tuple[str, ...] = ()
-    """Variables that only the template has."""
-    reap: int | None = None
-    """The pid of an ended worker: its group is dead, its number may be given away."""
+    removed: tuple[str, ...] = ()  # variables that only the template has
+    reap: int | None = None  # the pid of an ended worker: its group is dead, its number may be given away
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateNews:
     """From the template; one of them."""
 
-    loaded_s: float | None = None
-    """How long it took to load; it forks from now on."""
-    unfit: str | None = None
-    """Why it cannot be forked from; fault.json in its folder may say more."""
-    forked: int | None = None
-    """The pid of the worker asked for; with it comes its pidfd."""
-    not_forked: str | None = None
-    """Why there is no worker."""
-    ended: int | None = None
-    """The pid of a worker that is a zombie, and stays one until it is to be reaped."""
-    returncode: int = 0
-    """Of that one, as subprocess gives it: negative for a signal."""
+    loaded_s: float | None = None  # how long it took to load; it forks from now on
+    unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
+    forked: int | None = None  # the pid of the worker asked for; with it comes its pidfd
+    not_forked: str | None = None  # why there is no worker
+    ended: int | None = None  # the pid of a worker that is a zombie, and stays one until it is to be reaped
+    returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
 
 
 @dataclass(frozen=True, slots=True)
 class LengthsTask:
     """Texts of one output, whose lengths in tokens are asked for before any run."""
 
-    texts: str
-    """File of the texts in UTF-8, one after the other."""
-    offsets: str
-    """File of uint64, little-endian, one more than there are texts: where each begins, and the end."""
-    count: int
-    """Texts in the files."""
-    chunk_size: int
-    """Texts in a chunk; batches never reach beyond one."""
-    every: int
-    """Of how many chunks one is looked at, beginning with the first; 1 = all."""
+    texts: str  # file of the texts in UTF-8, one after the other
+    offsets: str  # file of uint64, little-endian, one more than there are texts: where each begins, and the end
+    count: int  # texts in the files
+    chunk_size: int  # texts in a chunk; batches never reach beyond one
+    every: int  # of how many chunks one is looked at, beginning with the first; 1 = all
     encode: EncodeSpec
     limits: Limits
 
@@ -360,8 +291,7 @@ class LengthsTask:
 class LengthsRequest:
     """Texts of several outputs, for one model."""
 
-    model: ModelSpec
-    """Without `path`, the tokenizer's files are looked up in the hub, and nothing else of the model."""
+    model: ModelSpec  # without `path`, the tokenizer's files are looked up in the hub, and nothing else of the model
     tasks: tuple[LengthsTask, ...]
 
 
@@ -369,16 +299,11 @@ class LengthsRequest:
 class LengthsReport:
     """Of one task."""
 
-    lengths: str
-    """File of an int32 array of shape (texts looked at,): tokens before any cut, special ones included."""
-    max_length: int | None
-    """Tokens the model reads of a text, None if it has no limit."""
-    estimated: bool
-    """Tokens could not be counted, and were estimated from bytes, as the encoder will do."""
-    tokens: int
-    """Of the texts looked at, as cut by `max_length`."""
-    padded_tokens: int
-    """Tokens of their batches, padding included."""
+    lengths: str  # file of an int32 array of shape (texts looked at,): tokens before any cut, special ones included
+    max_length: int | None  # tokens the model reads of a text, None if it has no limit
+    estimated: bool  # tokens could not be counted, and were estimated from bytes, as the encoder will do
+    tokens: int  # of the texts looked at, as cut by `max_length`
+    padded_tokens: int  # tokens of their batches, padding included
     batches: int
 
 
@@ -386,6 +311,5 @@ class LengthsReport:
 class LengthsAnswer:
     """The reports, in the order of the tasks."""
 
-    path: str
-    """Folder of the model, or of as much of it as is here."""
+    path: str  # folder of the model, or of as much of it as is here
     reports: tuple[LengthsReport, ...]

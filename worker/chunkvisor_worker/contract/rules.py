@@ -32,39 +32,27 @@ ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)
 class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""
 
-    classes: tuple[str, ...] = ()
-    """Qualified class names, of the exception or of a base class; empty = any."""
+    classes: tuple[str, ...] = ()  # qualified class names, of the exception or of a base class; empty = any
     numbers: tuple[int, ...] = ()
     """cudaError_t, errno or HTTP status. They decide over the pattern: texts differ between releases."""
-    pattern: str | None = None
-    """Searched in the head of the message."""
+    pattern: str | None = None  # searched in the head of the message
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A fault that we know."""
 
-    name: str
-    """Stable identifier; users search the handbook for it."""
+    name: str  # stable identifier; users search the handbook for it
     outcome: Outcome
-    cause: str
-    """What happened, in a sentence or two for the person."""
-    remedy: str
-    """What to do, likewise."""
-    signs: tuple[Sign, ...] = ()
-    """Any of them suffices."""
-    phases: tuple[Phase, ...] = ()
-    """The rule holds in these only; empty = any."""
-    log: str | None = None
-    """Searched in the end of the log of a worker that left no record, `^` and `$` line by line."""
-    returncodes: tuple[int, ...] = ()
-    """Of a worker that left no record, as `Popen.returncode`: -n is death by signal n."""
-    exit_code: int | None = None
-    """With which `chunkvisor` ends if this stops the run; None = the outcome alone decides."""
-    smaller_batch_helps: bool = False
-    """The same work can succeed in smaller batches."""
-    row_can_cause: bool = False
-    """A row of the input can be the cause: taking the chunk apart makes sense."""
+    cause: str  # what happened, in a sentence or two for the person
+    remedy: str  # what to do, likewise
+    signs: tuple[Sign, ...] = ()  # any of them suffices
+    phases: tuple[Phase, ...] = ()  # the rule holds in these only; empty = any
+    log: str | None = None  # searched in the end of the log of a worker that left no record, `^` and `$` line by line
+    returncodes: tuple[int, ...] = ()  # of a worker that left no record, as `Popen.returncode`: -n is death by signal n
+    exit_code: int | None = None  # with which `chunkvisor` ends if this stops the run; None = the outcome alone decides
+    smaller_batch_helps: bool = False  # the same work can succeed in smaller batches
+    row_can_cause: bool = False  # a row of the input can be the cause: taking the chunk apart makes sense
     if_ended: str = ""
     """What to do if it has ended the run, where there is more to say than of every fault with its outcome."""
 
@@ -87,11 +75,6 @@ def runtime_error(pattern: str, *codes: int) -> Sign:
 def os_error(*errnos: int, pattern: str | None = None) -> Sign:
     """Make the sign of an error of the system."""
     return Sign(("builtins.OSError",), errnos, pattern)
-
-
-def of_hub(*names: str) -> Sign:
-    """Make the sign of classes of huggingface_hub."""
-    return Sign(tuple(f"huggingface_hub.errors.{name}" for name in names))
 
 
 def _family(outcome: Outcome, **usual: Any) -> Callable[..., Rule]:
@@ -279,8 +262,7 @@ _DRIVER = (
         "no-nvidia-driver",
         "There is no NVIDIA driver here, or the container was started without one.",
         "Install the driver, or start the container with `docker run --gpus all`, until `nvidia-smi` works.",
-        runtime_error(r"Found no NVIDIA driver on your system"),
-        error(r"couldn't communicate with the NVIDIA driver"),
+        error(r"Found no NVIDIA driver on your system|couldn't communicate with the NVIDIA driver"),
     ),
     setup(
         "driver-too-old",
@@ -311,18 +293,6 @@ _DRIVER = (
         runtime_error(r"system not yet initialized", 802),
         exit_code=MACHINE,
     ),
-    gpu_busy(
-        "mps-failed",
-        "The MPS server of this GPU refuses clients, cannot be reached, or ended this process, mostly because a "
-        "neighbor on the GPU crashed.",
-        "Start or restart it (`nvidia-cuda-mps-control -d`), or unset CUDA_MPS_PIPE_DIRECTORY to do without it.",
-        runtime_error(
-            r"Error 80[5-9]: |MPS client failed to connect|between the MPS server and the MPS client failed"
-            r"|MPS server is not ready|hardware resources required to (?:create MPS client|support device connections)"
-            r"|the MPS client has been terminated by the server",
-            *(805, 806, 807, 808, 809, 810),
-        ),
-    ),
     setup(
         "driver-library-mismatch",
         "The CUDA library that was loaded does not fit the NVIDIA driver: the driver was updated under a running "
@@ -340,13 +310,6 @@ _DRIVER = (
         "The installed torch is a build without CUDA.",
         "Install a CUDA build of torch, or set `device: cpu`.",
         error(r"Torch not compiled with CUDA enabled", "builtins.AssertionError"),
-    ),
-    crashed(
-        # A forked worker found CUDA initialized before the fork; a fresh interpreter never does.
-        "cuda-before-fork",
-        "The worker was forked from a process that had touched CUDA, which no fork survives.",
-        "Set workers.start to fresh; if the model or a plug-in touches CUDA while loading, make it wait.",
-        runtime_error(r"Cannot re-initialize CUDA in forked subprocess"),
     ),
     setup(
         "gpu-not-supported-by-torch",
@@ -407,6 +370,7 @@ _NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
 _THREADS = (
     r"can't start new thread|Thread creation failed|ThreadPoolBuildError|global thread pool has not been initialized"
 )
+_FILES = r"Too many open files|os error 24\b"
 _HOST = (
     disk_full(
         "disk-full",
@@ -432,21 +396,15 @@ _HOST = (
     ),
     host_oom(
         # Before memory: the Rust panic of a failed thread pool quotes EAGAIN's text as well.
-        "thread-limit",
-        "The machine or the container allows no more threads or processes.",
-        "Raise the limit (`docker run --pids-limit`, `ulimit -u`, TasksMax= of systemd), or set "
-        'OMP_NUM_THREADS: "4" and TOKENIZERS_PARALLELISM: "false" under `env:`.',
+        "process-limits",
+        "The machine or the container allows no more threads, processes or open files.",
+        "Raise the limit (`ulimit -n 65536`; `docker run --pids-limit`, `ulimit -u` or TasksMax= of systemd for "
+        'threads), or set OMP_NUM_THREADS: "4" and TOKENIZERS_PARALLELISM: "false" under `env:`.',
         runtime_error(r"can't start new thread"),
         error(_THREADS, "pyo3_runtime.PanicException"),
-        log=_THREADS,
-    ),
-    host_oom(
-        "file-limit",
-        "The process may open no more files.",
-        "Raise the limit (`ulimit -n 65536`, LimitNOFILE= of systemd).",
         os_error(errno.EMFILE, errno.ENFILE),
-        error(r"Too many open files|os error 24\b"),
-        log=r"Too many open files",
+        error(_FILES),
+        log=rf"{_THREADS}|Too many open files",
     ),
     host_oom(
         "host-out-of-memory",
@@ -467,6 +425,7 @@ _HOST = (
     ),
 )
 
+_HUBS = "huggingface_hub.errors"
 # transformers turns all of the hub's faults into one OSError, "We couldn't connect to ..."; the truth is further down
 # the chain.
 _HUB = (
@@ -474,28 +433,29 @@ _HUB = (
         "model-not-cached",
         "The model is not, or not completely, in the local cache, and the hub may not be asked (offline mode).",
         "Run once with the network allowed, or copy the model here and give model.name its folder.",
-        of_hub("OfflineModeIsEnabled", "IncompleteSnapshotError"),
-        error(r"outgoing traffic has been disabled", "huggingface_hub.errors.LocalEntryNotFoundError"),
+        of_class(f"{_HUBS}.OfflineModeIsEnabled", f"{_HUBS}.IncompleteSnapshotError"),
+        error(r"outgoing traffic has been disabled", f"{_HUBS}.LocalEntryNotFoundError"),
     ),
     hub(
         "hub-busy",
         "The server of the model hub is overloaded or down, or limits our rate.",
         "Set HF_TOKEN for a higher limit, or give model.name a local folder.",
         Sign(numbers=(408, 429, 500, 502, 503, 504)),
-        error(r"\b429 Too Many Requests|Server error '5\d\d", "huggingface_hub.errors.HfHubHTTPError"),
+        error(r"\b429 Too Many Requests|Server error '5\d\d", f"{_HUBS}.HfHubHTTPError"),
     ),
     misconfigured(
         "hub-access-denied",
         "The hub refused access: the model is gated, disabled or private, or the token is wrong.",
         "Accept the license on the model's page, and set HF_TOKEN to a valid token of that account.",
-        of_hub("GatedRepoError", "LocalTokenNotFoundError", "DisabledRepoError"),
-        Sign(("huggingface_hub.errors.HfHubHTTPError",), (401, 403)),
+        of_class(*(f"{_HUBS}.{name}Error" for name in ("GatedRepo", "LocalTokenNotFound", "DisabledRepo"))),
+        Sign((f"{_HUBS}.HfHubHTTPError",), (401, 403)),
     ),
     misconfigured(
         "model-not-found",
         "model.name is not a folder here, and the hub has no such model or revision, or hides it since it is private.",
         "Check model.name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for a private model.",
-        of_hub("RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError", "HFValidationError"),
+        of_class(*(f"{_HUBS}.{name}NotFoundError" for name in ("Repository", "Revision", "RemoteEntry"))),
+        of_class(f"{_HUBS}.HFValidationError"),
         error(r"^Repo id must ", "builtins.OSError"),
     ),
     hub(
@@ -504,7 +464,7 @@ _HUB = (
         "Check the network, the proxy and HF_ENDPOINT, or give model.name a local folder.",
         of_class("httpx.TransportError", "httpx2.TransportError"),
         of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
-        error(r"An error happened while trying to locate", "huggingface_hub.errors.LocalEntryNotFoundError"),
+        error(r"An error happened while trying to locate", f"{_HUBS}.LocalEntryNotFoundError"),
     ),
     hub(
         # Not in the later phases: there a broken pipe is a ConnectionError too.
@@ -574,9 +534,8 @@ _MODEL = (
         "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF has an option that torch does not take.",
         "Correct it under `env:` or in the shell; commas part the options, and Booleans are True and False.",
         error(
-            r"Unrecognized key .{1,300} in .{0,40}allocator config|CachingAllocator option "
-            r"|Unknown allocator backend|^Expected 'True' or 'False' at index|is invalid, set it in [(\[]0\.0, 1\.0"
-            r"|^For roundups, the divisions has to be|c10/core/AllocatorConfig\.h",
+            r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator backend|c10/core/AllocatorConfig\.h"
+            r"|^Expected 'True' or 'False' at index|is invalid, set it in [(\[]0\.0, 1\.0|^For roundups, the divisions",
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
     ),
@@ -591,12 +550,6 @@ _MODEL = (
             *("builtins.ImportError", "builtins.OSError"),
         ),
         log=_CUDNN,
-    ),
-    misconfigured(
-        "permission-denied",
-        "The worker may not read or write a file that it needs.",
-        "Give the user the right to the path in the message; all workers run as the user of the run.",
-        of_class("builtins.PermissionError"),
     ),
 )
 
@@ -639,15 +592,6 @@ _INPUT = (
             r"^The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
             r"|^The expanded size of the tensor \(\d+\) must match the existing size"
         ),
-    ),
-    crashed(
-        # A Rust panic is a BaseException, not an Exception.
-        "tokenizer-panic",
-        "A library written in Rust, mostly the tokenizer, stopped at a bug of its own.",
-        "Update tokenizers.",
-        of_class("pyo3_runtime.PanicException"),
-        log=r"^thread '.{0,80}' panicked at ",
-        row_can_cause=True,
     ),
 )
 

@@ -53,10 +53,8 @@ class Diagnosis:
     """What a fault is."""
 
     rule: Rule
-    headline: str
-    """One plain line: the exception by which the rule was found, or the line of the log."""
-    cause: Cause | None = None
-    """That exception; None if there is only a log or a return code."""
+    headline: str  # one plain line: the exception by which the rule was found, or the line of the log
+    cause: Cause | None = None  # that exception; None if there is only a log or a return code
 
 
 def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
@@ -159,16 +157,13 @@ _CONTEXT_BYTES = 512 << 20
 class OomFigures:
     """What the GPU's memory was at the time; figures of GiB are rounded to 0.01 of one."""
 
-    wanted_bytes: int
-    """Of the one allocation that failed; more may have been to come."""
+    wanted_bytes: int  # of the one allocation that failed; more may have been to come
     total_bytes: int
     free_bytes: int
     process_bytes: int | None
     """All that this process holds, as NVML says; None if it does not (no NVML, another PID namespace)."""
-    reserved_bytes: int
-    """What torch's allocator holds in this process."""
-    others_named: bool = False
-    """Whether NVML names other processes next to this one."""
+    reserved_bytes: int  # what torch's allocator holds in this process
+    others_named: bool = False  # whether NVML names other processes next to this one
 
     @property
     def ours_bytes(self) -> int:
