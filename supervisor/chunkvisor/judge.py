@@ -3,27 +3,18 @@
 import signal
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import Self
 
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import RecoveryConfig
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.rules import BEFORE_WORK, CONFIG, DISK, NO_ROOM, ON_TEXTS, RULES
 from chunkvisor_worker.contract.taxonomy import Diagnosis, OomFigures, diagnose, diagnose_log, read_oom
 
-BACKOFF_S, BACKOFF_MAX_S = 0.5, 60.0
-"""Pause before the second try; it doubles with each further one, up to the second number."""
-
+BACKOFF_S, BACKOFF_MAX_S = 0.5, 60.0  # pause before the second try; it doubles with each further one, up to the other
+STATUS_LOST = 1 << 16  # return code of a worker whose exit status is not known; no process can have it
+NODE_LOST = STATUS_LOST + 1  # return code of a worker whose machine, or the way to it, was lost
+NEARLY_FULL_BYTES = 16 << 20  # with less free space, a SIGBUS means that a mapped write met a full disk
 ONE_ROW = Limits(rows=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What the config allows."""
-
-    attempts: int = 3  # tries of a chunk for one cause
-    min_batch_size: int = 1
-    wait_timeout_s: float = 600
 
 
 class Company(Enum):
@@ -50,27 +41,6 @@ def pause_s(waited_s: float, limit_s: float) -> float:
 
 _WORKING = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
 
-_GAP_S = 1.0
-"""Longer than any pause of the loop is late on a machine that is only busy."""
-
-
-def gap(meant_s: float, took_s: float) -> float:
-    """Say how long the loop stood still, by a pause that was to be so long and took so long; 0 = it was only late."""
-    return took_s - meant_s if took_s - meant_s > _GAP_S else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Limits of the config, in seconds."""
-
-    startup_s: float = 600  # until the first batch begins, the wait at the gate not counted
-    stall_s: float = 300  # without progress after that
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """That of the config."""
-        return cls(config.recovery.startup_timeout, config.recovery.stall_timeout)
-
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
@@ -90,22 +60,18 @@ class Pulse:
         """The pulse when the gate opens after `waited_s` at it: start-up time goes on where it stopped."""
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
 
-    def forgive(self, gap_s: float) -> "Pulse":
-        """The pulse after a time in which the machine or its container stood still."""
-        return replace(self, started_s=self.started_s + gap_s, changed_s=self.changed_s + gap_s)
-
     @property
     def phase(self) -> Phase:
         """The phase last heard of."""
         return self.beat.phase if self.beat else Phase.START
 
-    def overdue(self, now_s: float, patience: Patience) -> str:
+    def overdue(self, now_s: float, recovery: RecoveryConfig) -> str:
         """Why the worker, which does not wait at the gate, is to be ended; empty while there is no reason."""
         silent_s, age_s = now_s - self.changed_s, now_s - self.started_s
         if self.phase in _WORKING:
-            too_long = silent_s > patience.stall_s
+            too_long = silent_s > recovery.stall_timeout
             return f"no progress for {silent_s:.0f} s in phase {self.phase} (stall_timeout)" if too_long else ""
-        if age_s > patience.startup_s:
+        if age_s > recovery.startup_timeout:
             return f"no batch begun {age_s:.0f} s after its start (phase {self.phase}, startup_timeout)"
         return ""
 
@@ -114,13 +80,8 @@ class Pulse:
 
 _CAUSES = {rule.name: rule.cause.rstrip(".") for rule in RULES}
 
-_ON_THE_DEVICE = frozenset(
-    {
-        *(Outcome.GPU_OOM, Outcome.GPU_BUSY, Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT),
-        *(Outcome.CRASHED, Outcome.HUNG, Outcome.HOST_OOM, Outcome.SETUP, Outcome.INTERRUPTED),
-    }
-)
-"""Outcomes that can leave something behind on a GPU, or come from it, if the worker had one."""
+# Outcomes that leave nothing behind on a GPU, and do not come from it.
+_NOT_OF_GPU = (Outcome.COMMITTED, Outcome.BAD_INPUT, Outcome.BAD_OUTPUT, Outcome.DISK_FULL, Outcome.HUB, Outcome.LOST)
 
 
 def without_cause(reason: str, rule: str) -> str:
@@ -177,7 +138,7 @@ class Verdict:
     @property
     def can_touch_gpu(self) -> bool:
         """Whether a worker that had a GPU may have left something behind on it, or failed by it."""
-        return self.outcome in _ON_THE_DEVICE and not self.asked_for
+        return self.outcome not in _NOT_OF_GPU and not self.asked_for
 
     @property
     def blameless(self) -> bool:
@@ -191,13 +152,6 @@ class EndedBy(StrEnum):
     ITSELF = "itself"
     STOP = "stop"  # the run was asked to stop
     HANG = "hang"  # it made no progress
-
-
-STATUS_LOST = 1 << 16
-"""Return code of a worker whose exit status is not known, its parent having died first; no process can have it."""
-
-NODE_LOST = STATUS_LOST + 1
-"""Return code of a worker whose machine, or the way to it, was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,16 +174,13 @@ class Evidence:
     on_cpu: bool = False  # the worker was given no GPU
 
 
-_LEAVES_A_RECORD = frozenset({Outcome.SETUP, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT, Outcome.HUB})
-"""Outcomes that end a run or hold it up, and never keep a worker from writing its record; a full disk may."""
+# Outcomes that end a run or hold it up, and never keep a worker from writing its record; a full disk may.
+_LEAVES_A_RECORD = (Outcome.SETUP, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT, Outcome.HUB)
 
 _OTHER_DIMENSION = (
     "One model gives vectors of one dimension: correct the encoder. If the chunks that are done are the wrong ones, "
     "begin anew with --from-scratch."
 )
-
-NEARLY_FULL_BYTES = 16 << 20
-"""With less free space than this, a SIGBUS means that a mapped write met a full disk."""
 
 
 def judge(evidence: Evidence) -> Verdict:

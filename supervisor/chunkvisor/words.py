@@ -168,14 +168,6 @@ def advice_on_row(outcome: str, rule: str) -> str:
     return _OF_RULES.get(rule) or (ENTRIES[outcome].do if outcome in ENTRIES else "")
 
 
-@dataclass(frozen=True, slots=True)
-class BadRows:
-    """What the config says of texts that cannot be encoded."""
-
-    fail: bool = False  # end the run at the first one
-    limit: int = 100  # more of them, all outputs together, end the run
-
-
 def end_in_words(
     why: str,
     code: ExitCode,
@@ -235,14 +227,14 @@ def end_in_words(
     return Halt(code, what, why=because, remedy=remedy, see=see)
 
 
-def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | None, bad_rows: BadRows) -> Halt:
-    """End a run by a text that fails alone, from `place`; it is the `count`th."""
-    if bad_rows.fail:
+def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | None, most: int | None) -> Halt:
+    """End a run by a text that fails alone, from `place`; it is the `count`th, of `most` (None = one is too many)."""
+    if most is None:
         what = f"halted at {output}: a row cannot be encoded: {place}"
         remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to go on without its vector."
     else:
         what = f"halted at {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
-        what += f"{bad_rows.limit:,}; the search for more ended with {place}"
+        what += f"{most:,}; the search for more ended with {place}"
         remedy = (
             "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. If it "
             "is the texts, correct them, or raise recovery.max_bad_rows."

@@ -68,7 +68,6 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     """A worker that cannot finish its chunk in time leaves after a batch under way: no text is encoded twice."""
     place, process = begun(tmp_path / "place", recovery__grace="25s")
     process.terminate()
-    # While its call lasts the forecast gets worse, until the rest of the chunk does not fit any more.
     wait_for(lambda: told(place, "worker_leaving"))
     release(place)
     said = end_of(process)
@@ -83,20 +82,6 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     assert place.status()["state"] == "stopped"
     check_resume(place, lost=set())
     assert len(place.calls()) == 10
-
-
-def test_a_chunk_that_can_end_within_the_grace_does(tmp_path: Path) -> None:
-    """Nothing is cut short that fits: the chunk under way is committed whole, and nothing new is begun."""
-    place, process = begun(tmp_path / "place", recovery__grace="600s", chunk__size=160)
-    process.terminate()
-    wait_for(lambda: told(place, "draining"))
-    release(place)
-    said = end_of(process)
-
-    assert process.returncode == 143, said
-    assert len(told(place, "chunk_committed")) == 1
-    assert not told(place, "batches_kept", "worker_leaving")
-    check_resume(place, lost=set())
 
 
 def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) -> None:

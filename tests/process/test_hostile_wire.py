@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.heart.policy import History, decide
-from chunkvisor.judge import Budget, EndedBy, judge
+from chunkvisor.judge import EndedBy, judge
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look
 from chunkvisor_worker.contract.exits import PARENT_PID, Outcome, WorkerExit
@@ -140,7 +141,7 @@ def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: 
         limits=Limits(2),
     )
     verdict = judge(evidence)
-    decide(verdict, History(), Budget(3, 1, 1))
+    decide(verdict, History(), RecoveryConfig(wait_timeout=1))
     if verdict.outcome is Outcome.COMMITTED:
         inspect(files.vectors)
         right_rows(files.vectors, list(range(6)))

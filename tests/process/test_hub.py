@@ -12,7 +12,7 @@ import pytest
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.judge import Budget, Verdict
+from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.messages import ONLY_ASK
 from harness import Workplace, wait_for
 from late import needs
@@ -24,7 +24,7 @@ FILES = {
     "pytorch_model.bin": b"the same weights",
     "onnx/model.onnx": b"graph",
 }
-BUDGET = Budget(3, 1, 60.0)
+WAIT_S = 60.0
 
 pytestmark = needs("huggingface_hub")
 
@@ -105,7 +105,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def resolve(folder: Path, waits: list[str], *, anew: bool = False, **model: Any) -> ModelSource:
     """The model, resolved in a workdir; no wait is waited for."""
     config, cache, scratch = ModelConfig(**{"name": "some/model"} | model), folder / "model.json", folder / "fetch"
-    return resolve_hub(config, cache, scratch, BUDGET, lambda _s, _w, why: waits.append(why), anew=anew)
+    return resolve_hub(config, cache, scratch, WAIT_S, lambda _s, _w, why: waits.append(why), anew=anew)
 
 
 def names(source: ModelSource) -> set[str]:

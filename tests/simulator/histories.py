@@ -59,44 +59,17 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "grace: who can be done in time goes on, who cannot leaves, and what it has encoded is kept",
+        "grace: who computes leaves after its batch, who writes is let write, who waits is ended",
         {"per_device": 2, "standby": 1},
         """
         join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16, start 3 on 0: 16..24
         ready 1                | go 1: 32
         ready 2                | go 2: 32
-        left 1 12              |
-        left 2 40              |
+        freed 1                |
         drain 25               | leave 2, end 3
         stopped 3              |
         leaves-with 2 5        | keep 2
-        wait 12                |
         ok 1                   | keep 1
-        """,
-    ),
-    (
-        "grace: who turns out slower than forecast leaves as soon as that shows",
-        {"chunks": 1},
-        """
-        join 0                 | start 1 on 0: 0..8
-        ready 1                | go 1: 32
-        left 1 15              |
-        drain 25               |
-        wait 10                |
-        left 1 11              | leave 1
-        leaves-with 1 4        | keep 1
-        """,
-    ),
-    (
-        "grace: a first batch is waited for until half of the time is over",
-        {"chunks": 1},
-        """
-        join 0                 | start 1 on 0: 0..8
-        ready 1                | go 1: 32
-        drain 25               |
-        wait 12                |
-        wait 1                 | leave 1
-        leaves-with 1 8        | keep 1, join 0
         """,
     ),
     (
@@ -105,37 +78,11 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """
         join 0                 | start 1 on 0: 1/0..8, join 0
         ready 1                | go 1: 32
-        left 1 100             |
-        drain 25               | leave 1
+        drain 600              | leave 1
+        drain 25               |
         wait 19                |
         wait 1                 | end 1
         leaves-with 1 3        | keep 1
-        """,
-    ),
-    (
-        "grace: who writes already is let write, and nothing is kept of who has encoded nothing",
-        {"chunks": 2, "per_device": 2},
-        """
-        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
-        ready 1                | go 1: 32
-        ready 2                | go 2: 32
-        freed 1                |
-        left 2 60              |
-        drain 25               | leave 2
-        stopped 2              |
-        ok 1                   | keep 1
-        """,
-    ),
-    (
-        "grace: a second cause brings the end nearer, not further",
-        {"chunks": 1},
-        """
-        join 0                 | start 1 on 0: 0..8
-        ready 1                | go 1: 32
-        left 1 100             |
-        drain 600              |
-        drain 25               | leave 1
-        stopped 1              |
         """,
     ),
     (
@@ -144,7 +91,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """
         join 0                 | start 1 on 0: 0..8
         ready 1                | go 1: 32
-        left 1 100             |
         stop                   | end 1
         drain 25               |
         stopped 1              |
@@ -860,6 +806,16 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
+        "a GPU that is broken when it joins is looked at again before a worker gets it: the others go on",
+        {"chunks": 2},
+        """
+        join 0 look broken     | start 1 on 0: 0..8
+        join 1                 | start 2 on 1: 8..16
+        ready 1                | look 0
+        looked 0 broken        | drop 0 69, end 1
+        """,
+    ),
+    (
         "a suspected GPU is broken: 69",
         {"chunks": 3, "standby": 1},
         """
@@ -882,14 +838,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 4                |
         crashed 1 8x10         | look 0
         ok 3                   | go 4: 32, keep 3
-        """,
-    ),
-    (
-        "a GPU that is broken when it joins is not worked on",
-        {"chunks": 2},
-        """
-        join 0                 | start 1 on 0: 0..8
-        join 1 look broken     | drop 1 69
         """,
     ),
     (
@@ -1267,22 +1215,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         wait 4                 |
         ready 4                | go 4: 32
         ok 4                   | keep 4, start 5 on 1: 16..24
-        """,
-    ),
-    (
-        "a GPU is broken when it joins, before the others have",
-        {"chunks": 2},
-        """
-        join 0 look broken &   | drop 0 69
-        join 1                 | start 1 on 1: 0..8
-        """,
-    ),
-    (
-        "the last GPU is broken when it joins: 69",
-        {"chunks": 2},
-        """
-        join 0 look broken &   | drop 0 69
-        join 1 look broken     | drop 1 69, halt 69
         """,
     ),
     (

@@ -82,11 +82,6 @@ class Process:
     result: Verdict | None = None
     """What it leaves if nobody ends it before it has written everything."""
 
-    def left_s(self, now_s: float) -> float | None:
-        """Seconds until its last batch is done, by the batches that are done; None before the first is."""
-        done = sum(at_s <= now_s for at_s in self.batch_ends_s)
-        return (self.batch_ends_s[done - 1] - self.gone_s) / done * (len(self.batches) - done) if done else None
-
 
 @dataclass(slots=True, eq=False)
 class Device:
@@ -220,7 +215,7 @@ class _Run:
         self.began_s = life.now_s
         self.watchdog.begin()
         hands, outputs = cast("Any", self), cast("Any", self.outputs)
-        self.scheduler = Scheduler(outputs, life.world.settings, self.disk.lessons.get, hands, lambda: life.now_s)
+        self.scheduler = Scheduler(outputs, life.world.config, self.disk.lessons.get, hands, lambda: life.now_s)
 
     # --- what the scheduler asks: see Loop
 
@@ -231,11 +226,6 @@ class _Run:
     def has_room(self, device: int) -> bool:
         """See Loop."""
         return True
-
-    def left_s(self, worker: int) -> float | None:
-        """See Loop: as a rate so far would tell it, rightly or not."""
-        process = self.processes.get(worker)
-        return process.left_s(self.life.now_s) if process is not None else None
 
     # --- the loop
 
@@ -438,7 +428,7 @@ class _Run:
         coming = any(act == self._node_returns for _, _, act, _, _ in self.events)
         if not coming and self.last_halt is not None:
             raise _Ended(self.last_halt, self.last_halt)
-        if now_s - self.without_s >= self.world.settings.budget.wait_timeout_s:
+        if now_s - self.without_s >= self.world.config.recovery.wait_timeout:
             raise _Ended(ExitCode.TRY_AGAIN)
 
     # --- workers
@@ -634,7 +624,7 @@ class _Run:
             process.result = verdict(Failure.STOPPED)
         self._at(0.3, self._failed, process)
 
-    def leave(self, worker: int, _why: str) -> None:
+    def leave(self, worker: int) -> None:
         """See Loop: it ends after the batch under way, unless it fails or is done before."""
         process = self.processes.get(worker)
         if process is None or process.ending:
@@ -759,7 +749,7 @@ class _Run:
             return
         if within(self.world.disk_full, now_s):
             since_s = self.join_since.setdefault(number, now_s)
-            if now_s - since_s >= self.world.settings.budget.wait_timeout_s:
+            if now_s - since_s >= self.world.config.recovery.wait_timeout:
                 raise _Ended(ExitCode.DISK, "no space to join")
             self.join_due[number] = now_s + 5
         elif self.life.mishap("damaged chunk") or (output.parts and self.life.mishap("damaged part")):

@@ -14,15 +14,14 @@ from typing import Any, cast
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.heart import policy
 from chunkvisor.heart.memory import Lesson
-from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler, Settings
+from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler
 from chunkvisor.heart.work import Work
-from chunkvisor.judge import Budget, Company, Verdict
-from chunkvisor.words import BadRows
+from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 
 from .disk import Output
-from .verdicts import Failure, verdict
+from .verdicts import Failure, asked, verdict
 
 FULL = Verdict(Outcome.DISK_FULL, "no space")
 
@@ -53,24 +52,17 @@ class Play:
         templates: bool = False,
         **given: Any,
     ) -> None:
-        """With `templates`, workers are forked from one where their work lets them be, and it is said which are not.
-
-        `given` are per_device, standby, max_bad_rows, fail, and what the budget has.
-        """
+        """With `templates`, workers are forked from one if their work lets them be, and it is said which are not."""
         self._templates = templates
         bounds = [(first, first + size) for first in range(0, chunks * size, size)]
         self.outputs = [Output(f"out{number}", Limits(rows), bounds) for number in range(outputs)]
         for chunk in range(done):
             self.outputs[0].keep(chunk, range(*bounds[chunk]))
-        budget = Budget(given.get("attempts", 3), given.get("min_batch", 1), given.get("wait_timeout", 60))
-        bad_rows = BadRows(fail=given.get("fail", False), limit=given.get("max_bad_rows", 100))
-        settings = Settings(given.get("per_device", 1), given.get("standby", 0), budget, bad_rows)
         self.now_s = 0.0
         self.disk_full = self.host_oom = self.halted = self.stopping = False
         self.limits: dict[int, Limits] = {}
         self.canaries: dict[int, int | None] = {}
         self.began_s: dict[int, float] = {}
-        self.left: dict[int, float] = {}
         self.joined = set[int]()
         """Outputs that are joined, or are being so."""
         self.devices: dict[str, list[int]] = {}
@@ -78,7 +70,7 @@ class Play:
         self._longest = LONGEST
         self._said: list[str] = []
         hands, progress = cast("Any", self), cast("Any", self.outputs)
-        self.scheduler = Scheduler(progress, settings, lambda _: None, hands, lambda: self.now_s)
+        self.scheduler = Scheduler(progress, asked(**given), lambda _: None, hands, lambda: self.now_s)
 
     def line(self, line: str) -> list[str]:
         """What is said to the line, in words."""
@@ -142,8 +134,6 @@ class Play:
                 return [lambda: scheduler.lost(int(output), int(chunk))]
             case "drain", seconds:
                 return [lambda: scheduler.stop(self.now_s + float(seconds[0]) if seconds else None)]
-            case "left", [worker, seconds]:
-                self.left[int(worker)] = self.now_s + float(seconds)
             case "stop", []:
                 self.stopping = True
                 return [lambda: scheduler.stop(-math.inf)]
@@ -200,10 +190,6 @@ class Play:
         """See Loop."""
         return True
 
-    def left_s(self, worker: int) -> float | None:
-        """See Loop: as a line `left WORKER SECONDS` said, less the time since."""
-        return self.left[worker] - self.now_s if worker in self.left else None
-
     def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:
         """See Loop."""
         mark = " fresh" if self._templates and work.fresh else ""
@@ -229,7 +215,7 @@ class Play:
         """See Loop."""
         self._said.append(f"end {worker}")
 
-    def leave(self, worker: int, _why: str) -> None:
+    def leave(self, worker: int) -> None:
         """See Loop."""
         self._said.append(f"leave {worker}")
 

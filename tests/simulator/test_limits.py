@@ -48,9 +48,9 @@ LIMITS = {
     ),
     "recovery.grace": Limit(
         _s(DEFAULTS.grace),
-        ("grace: who can be done in time", "grace: who turns out slower", "grace: a batch that does not end"),
+        ("grace: who computes leaves", "grace: a batch that does not end"),
     ),
-    "run --stop-after": Limit("none", ("grace: a second cause",)),
+    "run --stop-after": Limit("none", ("grace: a batch",)),
     "recovery.attempts": Limit(
         str(DEFAULTS.attempts), ("a chunk that cannot be begun is set aside", "E2: a GPU on which no worker starts")
     ),

@@ -4,9 +4,10 @@ import functools
 from dataclasses import replace
 from enum import Enum
 
+from chunkvisor.config.choices import OnBadRow
+from chunkvisor.config.model import Config, RecoveryConfig, WorkersConfig
 from chunkvisor.heart.policy import History, Split, decide
 from chunkvisor.judge import NODE_LOST, EndedBy, Evidence, Verdict, judge
-from chunkvisor.judge import Budget as _Budget
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
 
@@ -64,6 +65,27 @@ _RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
 ONE_ROW = Limits(1)
 
 
+def asked(
+    *,
+    per_device: int = 1,
+    standby: int = 0,
+    attempts: int = 3,
+    min_batch: int = 1,
+    wait_timeout: float = 60,
+    max_bad_rows: int = 100,
+    fail: bool = False,
+) -> Config:
+    """A config, as far as the scheduler reads it."""
+    recovery = RecoveryConfig(
+        attempts=attempts,
+        min_batch_size=min_batch,
+        wait_timeout=wait_timeout,
+        max_bad_rows=max_bad_rows,
+        on_bad_row=OnBadRow.FAIL if fail else OnBadRow.QUARANTINE,
+    )
+    return Config.model_construct(recovery=recovery, workers=WorkersConfig(per_device=per_device, standby=standby))
+
+
 @functools.cache
 def _judged(failure: Failure, phase: Phase) -> Verdict:
     if failure is Failure.NONE:
@@ -103,4 +125,4 @@ def verdict(
 def is_taken_apart(failure: Failure) -> bool:
     """Whether the policy looks for the text that makes a worker fail so, however often it comes."""
     judged = verdict(failure)
-    return isinstance(decide(judged, History(texts=8, tries=2, part=True), _Budget()), Split)
+    return isinstance(decide(judged, History(texts=8, tries=2, part=True), RecoveryConfig()), Split)

@@ -4,6 +4,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from chunkvisor.config.choices import OnBadRow
 from chunkvisor.devices.health import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.scheduler import Ending
@@ -49,7 +50,7 @@ class Watchdog:
         self._untouched: list[int] = []
         self._in_vain: dict[int, list[int]] = {}
         """[workers that failed on the device, workers that succeeded on others meanwhile], since a success on it."""
-        self._unforgiving = world.settings.budget.attempts == 1
+        self._unforgiving = world.config.recovery.attempts == 1
         """Whether the config wants a text to be lost to the first fault that it could have caused."""
         self._fails = any(gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus)
 
@@ -107,7 +108,7 @@ class Watchdog:
         computing = sum(each.gone and not each.told_freed for each in device.processes)
         if process.gone or process.ending or not process.told_ready:
             raise Broken("go is for who waits at the gate", f"worker {process.number}")
-        if computing >= self._world.settings.per_device:
+        if computing >= self._world.config.workers.per_device:
             raise Broken("no more at a device than per_device", f"{computing + 1} on device {device.number}")
         if device.left or run.draining:
             raise Broken("no go on a dropped device, or while draining", f"worker {process.number}")
@@ -158,7 +159,7 @@ class Watchdog:
             if any(each.func.__name__ == "waits" for each in said):
                 return
             rows, tokens = process.batch
-            if rows > self._world.settings.budget.min_batch_size:
+            if rows > self._world.config.recovery.min_batch_size:
                 self._known.append((process.device.gpu.kind, step, rows, tokens // rows))
 
     def keeps(self, run: "_Run", worker: int, work: Work) -> None:
@@ -184,7 +185,7 @@ class Watchdog:
             raise Broken("quarantine is for one missing text", f"{work}")
         if work.texts[0] not in self._world.poison[work.output]:
             raise Broken("no good text is quarantined", f"{work}")
-        if sum(each.bad_count for each in self._disk.outputs) >= self._world.settings.bad_rows.limit:
+        if sum(each.bad_count for each in self._disk.outputs) >= self._world.config.recovery.max_bad_rows:
             raise Broken("no more than max_bad_rows", f"{work}")
 
     def joins(self, number: int) -> None:
@@ -196,8 +197,8 @@ class Watchdog:
     def too_many(self, halt: Ending) -> None:
         """The run is to end by its bad rows."""
         bad = sum(map(len, self._world.poison))
-        rows = self._world.settings.bad_rows
-        if not bad or not (rows.fail or bad > rows.limit):
+        recovery = self._world.config.recovery
+        if not bad or not (recovery.on_bad_row is OnBadRow.FAIL or bad > recovery.max_bad_rows):
             raise Broken("bad rows end a run only where there are too many", f"{halt}")
 
     # --- liveness
@@ -241,7 +242,7 @@ class Watchdog:
     def at_the_end(self, code: ExitCode, codes: list[ExitCode], now_s: float) -> None:
         """The exit code fits what is wrong with the world."""
         world, told = self._world, Counter(codes)
-        patience_s = world.settings.budget.wait_timeout_s
+        patience_s = world.config.recovery.wait_timeout
         # A spell that begins for one reason and goes on for another counts as one: that is left to the policy.
         damaged = "damaged chunk" in world.chances or "damaged part" in world.chances
         mixed = world.hub_down or damaged or any(gpu.busy for gpu in world.gpus)

@@ -4,12 +4,10 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chunkvisor.heart.scheduler import Settings
-from chunkvisor.judge import Budget
-from chunkvisor.words import BadRows
+from chunkvisor.config.model import Config
 from chunkvisor_worker.contract.messages import Limits
 
-from .verdicts import Failure, is_taken_apart
+from .verdicts import Failure, asked, is_taken_apart
 
 NEVER = float("inf")
 
@@ -57,7 +55,7 @@ class Outage:
 class World:
     """All that is drawn before a life begins."""
 
-    settings: Settings
+    config: Config
     limits: Limits
     chunk_size: int
     lengths: list[list[int]]
@@ -146,11 +144,14 @@ def draw(seed: int, size: str) -> World:
 
 def _plain(chance: random.Random, scale: Size) -> World:
     per_device = chance.choice((1, 1, 1, 2, 3))
-    settings = Settings(
-        per_device,
-        chance.choice((0, 1, 1, 2)),
-        Budget(chance.choice((1, 2, 3, 3, 3, 5)), chance.choice((1, 1, 1, 2)), chance.choice((20.0, 60.0, 200.0))),
-        BadRows(fail=chance.random() < 0.02, limit=chance.choice((100, 100, 100, 2))),
+    config = asked(
+        per_device=per_device,
+        standby=chance.choice((0, 1, 1, 2)),
+        attempts=chance.choice((1, 2, 3, 3, 3, 5)),
+        min_batch=chance.choice((1, 1, 1, 2)),
+        wait_timeout=chance.choice((20.0, 60.0, 200.0)),
+        fail=chance.random() < 0.02,
+        max_bad_rows=chance.choice((100, 100, 100, 2)),
     )
     rows = chance.choice((1, 4, 8, 32))
     limits = Limits(rows, chance.choice((None, None, 512)))
@@ -171,7 +172,7 @@ def _plain(chance: random.Random, scale: Size) -> World:
         Gpu(f"n{number * nodes // count}" if nodes else "", kind := chance.choice(kinds), memory[kind])
         for number in range(count)
     ]
-    return World(settings, limits, chunk_size, lengths, [{} for _ in lengths], gpus, warm=chance.random() < 0.5)
+    return World(config, limits, chunk_size, lengths, [{} for _ in lengths], gpus, warm=chance.random() < 0.5)
 
 
 def _small_memory(world: World, chance: random.Random) -> None:
@@ -281,10 +282,6 @@ def without(world: World, trouble: str) -> World:
             return replace(world, gpus=[replace(gpu, tokens=10**9) for gpu in world.gpus])
         case "chances":
             return replace(world, chances={})
-        case "standby":
-            return replace(world, settings=replace(world.settings, standby=0))
-        case "per_device":
-            return replace(world, settings=replace(world.settings, per_device=1))
         case "second output":
             return replace(world, lengths=world.lengths[:1], poison=world.poison[:1])
         case "half the texts":
@@ -303,7 +300,7 @@ def without(world: World, trouble: str) -> World:
 
 TROUBLES = (
     "poison", "breakage", "neighbours", "busy", "memory", "chances", "outages", "disk_full", "host_oom", "hub_down",
-    "deaths", "stops", "standby", "per_device", "second output", "half the texts", "half the texts", "a device",
+    "deaths", "stops", "second output", "half the texts", "half the texts", "a device",
     "a device",
 )  # fmt: skip
 """What the shrinker tries to leave out."""

@@ -12,7 +12,7 @@ from chunkvisor.engine import modelsource
 from chunkvisor.engine.modelsource import resolve_hub, resolve_local, revision_at_hand, source_at_hand
 from chunkvisor.engine.ray.agent import model_path
 from chunkvisor.errors import Halt
-from chunkvisor.judge import Budget, Verdict
+from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ModelSpec
 from late import needs
@@ -92,7 +92,7 @@ def test_a_wait_for_the_hub_ends(try_s: float, limit_s: float, tmp_path: Path, m
     monkeypatch.setattr(modelsource, "fetch_model", fetch)
     monkeypatch.setattr(modelsource, "time", SimpleNamespace(monotonic=lambda: now_s))
     with pytest.raises(Halt, match="cannot be downloaded"):
-        resolve_hub(ModelConfig(name="a/b"), tmp_path / "m", tmp_path, Budget(wait_timeout_s=limit_s), pause)
+        resolve_hub(ModelConfig(name="a/b"), tmp_path / "m", tmp_path, limit_s, pause)
     assert began_s[-1] - (began_s[0] + try_s) <= limit_s
     assert 2 <= len(began_s) <= 40
 

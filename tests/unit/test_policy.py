@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import (
@@ -22,12 +23,12 @@ from chunkvisor.heart.policy import (
     Wait,
     decide,
 )
-from chunkvisor.judge import BACKOFF_MAX_S, Budget, Company, Verdict, backoff_s
+from chunkvisor.judge import BACKOFF_MAX_S, Company, Verdict, backoff_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 from chunkvisor_worker.contract.taxonomy import OomFigures
 
-BUDGET = Budget(attempts=3, min_batch_size=1, wait_timeout_s=600)
+RECOVERY = RecoveryConfig()
 GIB = 1 << 30
 
 
@@ -130,10 +131,10 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(starts=2, worked=True, failing_s=600),
         Stop(ExitCode.MACHINE, Scope.DEVICE),
     ),
-    "too large alone": (suspect(Outcome.GPU_OOM), History(texts=1, tries=1, too_large=18, **PROVEN), Quarantine()),
-    "the twentieth too large alone": (
+    "too large alone": (suspect(Outcome.GPU_OOM), History(texts=1, tries=1, too_large=3, **PROVEN), Quarantine()),
+    "three too large, and the shortest": (
         suspect(Outcome.GPU_OOM),
-        History(texts=1, tries=1, too_large=19, **PROVEN),
+        History(canary=OWN, good=True, too_large=3),
         GiveUp(),
     ),
     "host memory, alone": (suspect(Outcome.HOST_OOM), History(texts=1, tries=3, **PROVEN), Retry(32.0)),
@@ -184,12 +185,12 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
 @pytest.mark.parametrize(("verdict", "history", "step"), TABLE.values(), ids=TABLE)
 def test_step(verdict: Verdict, history: History, step: Step) -> None:
     """Each row of the policy."""
-    assert decide(verdict, history, BUDGET) == step
+    assert decide(verdict, history, RECOVERY) == step
 
 
 def test_one_attempt_blames_at_the_first_proven_look_but_for_a_hang() -> None:
     """A hang may always have been the machine's."""
-    once = Budget(attempts=1)
+    once = RecoveryConfig(attempts=1)
     assert decide(suspect(), History(texts=1, **PROVEN), once) == Quarantine()
     assert decide(suspect(Outcome.HUNG), History(texts=1, **PROVEN), once) == Retry()
 
@@ -200,7 +201,7 @@ def test_a_model_larger_than_its_gpu_by_the_figures_of_its_message() -> None:
         wanted_bytes=2 * GIB, total_bytes=8 * GIB, free_bytes=0, process_bytes=7 * GIB, reserved_bytes=0
     )
     verdict = of(Outcome.GPU_BUSY, rule="gpu-full-before-work", figures=figures)
-    assert decide(verdict, History(), BUDGET) == Stop(ExitCode.MACHINE, Scope.DEVICE, "too large")
+    assert decide(verdict, History(), RECOVERY) == Stop(ExitCode.MACHINE, Scope.DEVICE, "too large")
 
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.COMMITTED])
@@ -210,8 +211,8 @@ def test_every_failure_has_a_step(outcome: Outcome) -> None:
         verdict, proven = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
         canary = 7 if good else None
         history = History(texts=texts, tries=tries, canary=canary, proven=proven, good=proven)
-        decide(verdict, history, BUDGET)
-        step = decide(suspect(outcome, phase=phase), History(texts=1, canary=canary), BUDGET)
+        decide(verdict, history, RECOVERY)
+        step = decide(suspect(outcome, phase=phase), History(texts=1, canary=canary), RECOVERY)
         if isinstance(step, Retry) and not (step.charge or step.note) and step.lesson is None:
             assert canary is None
 

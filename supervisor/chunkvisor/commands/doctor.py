@@ -32,7 +32,7 @@ from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_ha
 from chunkvisor.engine.ray.wire import Survey, survey
 from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.judge import Patience, Verdict, describe_exit
+from chunkvisor.judge import Verdict, describe_exit
 from chunkvisor.show.status import State, read_status
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
@@ -245,7 +245,7 @@ def _samples(
     texts = (*SAMPLE, *(expected.texts if expected is not None else ()))
     for device in case.devices:
         environment = {**case.workers, _VISIBLE: device.uuid}
-        conditions = Conditions(device.kind, environment, (str(loaded.folder),), Patience.of(config))
+        conditions = Conditions(device.kind, environment, (str(loaded.folder),), config.recovery)
 
         def encoded(conditions: Conditions = conditions) -> Trial:
             return try_texts(texts, model, encode_spec(encode), conditions, Path(tempfile.mkdtemp(dir=scratch)))

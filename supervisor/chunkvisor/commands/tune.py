@@ -21,7 +21,6 @@ from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, difference_and_cosine, environment_of, try_texts
 from chunkvisor.errors import config_error
-from chunkvisor.judge import Patience
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts
 from chunkvisor.store.layout import Layout
@@ -146,7 +145,7 @@ def _measure(
     """
     config, device, workers = loaded.config, find_devices(loaded.config.device)[0], settings[_WORKERS]
     environment = environment_of(os.environ, [device], config.env, workers=workers)
-    conditions = Conditions(device.kind, environment, (str(loaded.folder),), Patience.of(config))
+    conditions = Conditions(device.kind, environment, (str(loaded.folder),), config.recovery)
     encode = config.effective_encode(next(iter(config.outputs))).model_copy(update={"batch_tokens": settings[_BATCH]})
     limits, of_dtype = resolve_limits(encode, device.kind, plugin=False), replace(model, dtype=settings[_DTYPE])
 

@@ -18,7 +18,7 @@ from typing import Self
 from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.judge import Budget, Verdict, pause_s
+from chunkvisor.judge import Verdict, pause_s
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.records import Pin, Stamp, read_pins, read_stamps, stamp_file, write_pin, write_stamps
 from chunkvisor_worker.contract.exits import Outcome
@@ -147,7 +147,7 @@ def resolve_hub(
     model: ModelConfig,
     cache: Path,
     scratch: Path,
-    budget: Budget,
+    timeout_s: float,
     pause: Callable[[float, float, str], None],
     on_wait: Callable[[], None] = lambda: None,
     *,
@@ -174,7 +174,7 @@ def resolve_hub(
             return found
         failed_s = failed_s or time.monotonic()
         waited_s = time.monotonic() - failed_s
-        if waited_s >= budget.wait_timeout_s or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
+        if waited_s >= timeout_s or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
             offline = (
                 "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy "
                 "the model to this machine, and write its folder as model.name."
@@ -188,7 +188,7 @@ def resolve_hub(
                 see=found.see,
             )
         instead = "A model folder on this machine needs no hub: give its path in place of the name"
-        pause(pause_s(waited_s, budget.wait_timeout_s), waited_s, f"{found.reason.rstrip('.')}. {instead}")
+        pause(pause_s(waited_s, timeout_s), waited_s, f"{found.reason.rstrip('.')}. {instead}")
 
 
 def fetch_model(

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.child import run_child
+from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.engine.process import oom_kills, worker_command, worker_environment
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.judge import ONE_ROW, EndedBy, Patience, Pulse, Verdict, judge
+from chunkvisor.judge import ONE_ROW, EndedBy, Pulse, Verdict, judge
 from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -137,7 +138,7 @@ class Conditions:
     device: str  # "cpu" or "cuda"
     environment: Mapping[str, str]  # as `environment_of` makes it
     import_path: tuple[str, ...] = ()  # where the module of a plug-in encoder is looked for
-    patience: Patience = field(default_factory=Patience)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)  # how long it may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def try_texts(
         on_wait()
         now_s = time.monotonic()
         pulse = pulse.seen(read_beat(files.beat), now_s)
-        if why := pulse.overdue(now_s, conditions.patience):
+        if why := pulse.overdue(now_s, conditions.recovery):
             raise TimeoutError(why)
 
     ours, theirs = socket.socketpair()  # the worker ends when this process does

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import heapq
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,36 +17,24 @@ from functools import partial
 from pathlib import Path
 
 from chunkvisor import words
+from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.choices import Start as StartKind
-from chunkvisor.devices.health import Opinion
+from chunkvisor.config.model import Config
+from chunkvisor.devices.health import Opinion, company_of, in_company
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import (
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptStarted,
-    ChunkSetAside,
-    ChunkSplit,
-    Draining,
-    Go,
-    LimitsLowered,
-    PartFailed,
-    Warned,
-    WorkerEnded,
-    WorkerLeaving,
-)
+from chunkvisor.events import event
 from chunkvisor.heart import policy
-from chunkvisor.heart.conclude import adopt_all, conclude, forget_unsure
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run, WaitTeller
-from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, GateState, Scheduler, Settings
+from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, GateState, Scheduler
 from chunkvisor.heart.slot import Slot
-from chunkvisor.heart.store import Joins, Keeper
+from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.work import Work
-from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Patience, Verdict, gap
-from chunkvisor.store.attempt import drop_bulk, last_log, write_attempt
+from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Verdict, judge
+from chunkvisor.store.attempt import Salvage, drop_bulk, gather, last_log, look, write_attempt
 from chunkvisor.store.disk import of_start, with_room
 from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.records import LessonFile
@@ -53,10 +42,9 @@ from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.contract.wire import write_message
+from chunkvisor_worker.contract.wire import read_batch_log, write_message
 
-_PAUSE_S = 0.25
-"""The loop looks around so often, even if no worker calls."""
+_PAUSE_S = 0.25  # the loop looks around so often, even if no worker calls
 
 
 class Loop:
@@ -65,26 +53,22 @@ class Loop:
     def __init__(
         self,
         outputs: Sequence[OutputRun],
-        settings: Settings,
-        patience: Patience,
+        config: Config,
         lessons: LessonFile,
         engine: Engine,
         run: Run,
     ) -> None:
         """The caller closes the engine."""
-        self._outputs, self._settings, self._patience, self._engine = outputs, settings, patience, engine
+        self._outputs, self._engine, self._workers, self._recovery = outputs, engine, config.workers, config.recovery
         self._lessons, self._signals, self._emit, self._tick = lessons, run.signals, run.emit, run.tick
         self._stations = Stations(self._seen, run.emit)
-        self._store = Keeper(outputs, run.emit)
-        self._joins = Joins(outputs, self._store, run.signals, settings.budget.wait_timeout_s, run.emit)
-        self._waits = WaitTeller(run.emit, settings.budget.wait_timeout_s)
-        self._scheduler = Scheduler(outputs, settings, lessons.get, self, time.monotonic)
+        self._store = Keeper(outputs, run, config.recovery.wait_timeout)
+        self._waits = WaitTeller(run.emit, config.recovery.wait_timeout)
+        self._scheduler = Scheduler(outputs, config, lessons.get, self, time.monotonic)
         self._given_up: list[words.GivenUp] = []
         self._slots: dict[int, Slot] = {}  # running workers, by number
         self._ended: dict[int, Slot] = {}  # those that have ended in this turn
         self._news: list[partial[None]] = []  # what has become of devices since the last turn
-        self._looked_s = time.monotonic()  # when a worker was looked at last
-        self._round_s = -math.inf  # when all of them were
         self._drains: tuple[str, float | None] | None = None  # (why, until when) the run ends, as reported last
         self._joins_until_s = math.inf
 
@@ -94,26 +78,26 @@ class Loop:
         Raises Halt if every further worker would fail; OSError. Whatever happens, no worker is left behind.
         """
         try:
-            adopt_all(self._outputs, self._store)
+            self._store.adopt()
             if self._pending():
-                places = self._settings.per_device + self._settings.standby
-                self._engine.open(self._stations, self._pending, places)
-            self._turn(frozenset())
+                self._engine.open(self._stations, self._pending, self._workers.per_device + self._workers.standby)
+            self._turn()
             while not self._over():
-                self._turn(self._sleep())
+                self._sleep()
+                self._turn()
         finally:
             self._end_all()
             for output in self._outputs:
                 with contextlib.suppress(OSError):
-                    forget_unsure(output)
-            self._joins.close()
+                    output.forget_unsure()
+            self._store.close()
         return self._given_up
 
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
 
     def _over(self) -> bool:
-        joining = self._joins.working or (self._joins.waiting and not self._signals.draining)
+        joining = self._store.joining or (self._store.may_join and not self._signals.draining)
         return self._scheduler.finished and not joining
 
     def _seen(self, station: Station, opinion: Opinion | None, gone: bool) -> None:
@@ -122,8 +106,7 @@ class Loop:
 
     # --- turns
 
-    def _turn(self, stirred: frozenset[int]) -> None:
-        """Attend to workers of which there is news (`stirred` are descriptors), now and then to all of them."""
+    def _turn(self) -> None:
         self._heed_signals()
         self._engine.attend()
         self._stations.attend(self._pids)
@@ -131,18 +114,11 @@ class Loop:
         for happened in news:
             happened()
             self._obey()
-        now_s = time.monotonic()
-        self._forgive(now_s)
-        if all_of_them := now_s - self._round_s >= _PAUSE_S:
-            self._round_s = now_s
         for slot in list(self._slots.values()):
-            if all_of_them or slot.stirs(stirred):
-                now_s = time.monotonic()
-                self._forgive(now_s)
-                self._attend(slot, now_s)
-        if now_s >= self._joins_until_s or self._signals.stopping:
-            self._joins.stop()
-        for output, chunk in self._joins.attend():
+            self._attend(slot, time.monotonic())
+        if time.monotonic() >= self._joins_until_s or self._signals.stopping:
+            self._store.stop()
+        for output, chunk in self._store.attend():
             self._scheduler.lost(output, chunk)
         self._tick()
         self._scheduler.tick()
@@ -160,28 +136,16 @@ class Loop:
             if signals.until_s is not None:
                 left_s = max(0.0, signals.until_s - time.monotonic())
                 self._joins_until_s = signals.until_s - min(RESERVE * left_s, RESERVE_S)
-                how = f"finishing what can be done within {human_time(left_s)}, and saving the rest as it is"
-            self._emit(Draining(signals.why, how))
+                how = f"saving within {human_time(left_s)} what they have done"
+            self._emit(event.Draining(signals.why, how))
             self._scheduler.stop(signals.until_s)
         if signals.stopping:
             self._scheduler.stop(-math.inf)
         self._obey()
 
-    def _sleep(self) -> frozenset[int]:
+    def _sleep(self) -> None:
         watched = (fd for slot in self._slots.values() for fd in slot.worker.watched())
-        began_s = time.monotonic()
-        stirred = self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
-        if gap_s := gap(_PAUSE_S, time.monotonic() - began_s):
-            # A container that was frozen, a machine that was asleep.
-            why = "the machine was suspended, or its container was frozen"
-            self._emit(Warned(f"the run stood still for {gap_s:.0f} s: {why}"))
-        return stirred
-
-    def _forgive(self, now_s: float) -> None:
-        """Charge no worker with time in which the loop did not look: it may have stood still as well."""
-        gap_s, self._looked_s = gap(_PAUSE_S, now_s - self._looked_s), now_s
-        for slot in self._slots.values() if gap_s else ():
-            slot.pulse = slot.pulse.forgive(gap_s)
+        self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
 
     def _obey(self) -> None:
         """Do what the scheduler says, to the end."""
@@ -216,7 +180,7 @@ class Loop:
         if (gate := slot.heard(now_s)) is not None:
             self._scheduler.called(slot.number, freed=gate is GateState.PASSED)
             self._obey()
-        slot.attend(now_s, self._patience)
+        slot.attend(now_s, self._recovery)
         if slot.stuck(now_s):
             raise Halt(
                 ExitCode.MACHINE,
@@ -230,7 +194,7 @@ class Loop:
         """Judge a worker that has ended."""
         del self._slots[slot.number]
         self._ended[slot.number] = slot
-        self._emit(WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
+        self._emit(event.WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
         # The end of a warm worker that never had the device is its template's doing, not a text's.
         unused = slot.worker.warm and not slot.had_device and slot.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
@@ -240,8 +204,8 @@ class Loop:
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.
             slot.ended_by, slot.ended_why = EndedBy.ITSELF, f"{slot.station} was lost"
-        elif returncode == WorkerExit.ORPHANED and slot.leave_why and slot.ended_by is EndedBy.ITSELF:
-            slot.ended_by, slot.ended_why = EndedBy.STOP, slot.leave_why
+        elif returncode == WorkerExit.ORPHANED and slot.leaving and slot.ended_by is EndedBy.ITSELF:
+            slot.ended_by = EndedBy.STOP
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._scheduler.called(slot.number, freed=True)
@@ -249,7 +213,7 @@ class Loop:
         self._answer_calls()  # all of its vectors are read now
         others = (each for each in self._slots.values() if each.gate is GateState.OPEN and each.station is slot.station)
         siblings = frozenset(each.worker.pid for each in others)
-        ended = conclude(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
+        ended = _judged(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
         slot.verdict = ended.verdict
         if slot.had_device:
             slot.station.worker_ended()
@@ -280,11 +244,6 @@ class Loop:
     def has_room(self, device: int) -> bool:
         """Say whether its machine has memory for one worker more."""
         return self._engine.has_room(self._stations[device], [slot.worker for slot in self._slots.values()])
-
-    def left_s(self, worker: int) -> float | None:
-        """Say in how many seconds the worker has its last vector; None = it has done no batch yet."""
-        slot = self._slots.get(worker)
-        return slot.left_s(time.monotonic()) if slot is not None else None
 
     # --- what the scheduler wants done. Raises Halt; OSError
 
@@ -323,27 +282,27 @@ class Loop:
         slot = Slot(worker, work, station, files, spec, process, limits)
         self._slots[worker] = slot
         kind = StartKind.WARM if process.warm else StartKind.FRESH
-        self._emit(AttemptStarted(*slot.names, process.pid, station.number, str(kind)))
+        self._emit(event.AttemptStarted(*slot.names, process.pid, station.number, str(kind)))
 
     def go(self, worker: int, limits: Limits) -> None:
         """Let the worker have its device."""
         slot = self._slots[worker]
         slot.go(limits)
         self._store.first_go_s = self._store.first_go_s or slot.go_s
-        self._emit(Go(*slot.names, limits.rows, limits.tokens, limits.padding, limits.measured))
+        self._emit(event.Go(*slot.names, limits.rows, limits.tokens, limits.padding, limits.measured))
 
     def end(self, worker: int, why: str) -> None:
         """End the worker."""
         if worker in self._slots:
             self._slots[worker].end(EndedBy.STOP, why, time.monotonic())
 
-    def leave(self, worker: int, why: str) -> None:
+    def leave(self, worker: int) -> None:
         """Ask the worker to end after the batch under way."""
         if worker in self._slots:
             slot = self._slots[worker]
-            slot.leave_why = why
+            slot.leaving = True
             slot.worker.leave()
-            self._emit(WorkerLeaving(*slot.names))
+            self._emit(event.WorkerLeaving(*slot.names))
 
     def look(self, device: int) -> None:
         """Look at the device; the scheduler hears what that shows."""
@@ -385,7 +344,7 @@ class Loop:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
         output, chunk, attempt = slot.names if slot is not None else (self._outputs[work.output].name, work.chunk, 0)
-        kind = AttemptInterrupted if verdict.asked_for else PartFailed if work.part else AttemptFailed
+        kind = event.AttemptInterrupted if verdict.asked_for else event.PartFailed if work.part else event.AttemptFailed
         failed = kind(
             output,
             chunk,
@@ -398,12 +357,12 @@ class Loop:
             phase=str(verdict.phase or ""),
             log=str(last_log(files) or ""),
             then=what_follows(step, verdict) if step is not None else "",
-            rows=self._store.which_rows(work, under_way),
+            rows=self._outputs[work.output].which_rows(under_way),
         )
         self._emit(failed)
         if isinstance(step, policy.GiveUp):
             self._given_up.append(words.GivenUp(output, chunk, verdict, files))
-            self._emit(ChunkSetAside(output, chunk, verdict.reason))
+            self._emit(event.ChunkSetAside(output, chunk, verdict.reason))
         # Who held the memory all through the wait stays: the next batch does not wait for them again.
         in_vain = verdict.outcome is Outcome.GPU_OOM and not isinstance(step, policy.Wait)
         if in_vain and verdict.figures is not None and slot is not None:
@@ -414,8 +373,8 @@ class Loop:
         output = self._outputs[work.output]
         left = sorted(text for piece in pieces for text in piece.texts)
         alone = {policy.How.BAD: left, policy.How.SUSPECTS: list(pieces[0].texts)}.get(how, [])
-        rows = self._store.which_rows(work, alone or left)
-        self._emit(ChunkSplit(output.name, work.chunk, len(left), len(pieces), rows))
+        rows = output.which_rows(alone or left)
+        self._emit(event.ChunkSplit(output.name, work.chunk, len(left), len(pieces), rows))
 
     def waits(self, device: int | None, delay_s: float, waited_s: float, verdict: Verdict) -> None:
         """Tell that the run waits, for one device or (None) for all."""
@@ -427,7 +386,7 @@ class Loop:
             self._lessons.save(kind, *lesson)
         # With one kind of GPU, its name would only be noise.
         several = len({station.device.model for station in self._stations.alive}) > 1
-        self._emit(LimitsLowered(lesson.rows, lesson.tokens, f" on {kind}" if several else ""))
+        self._emit(event.LimitsLowered(lesson.rows, lesson.tokens, f" on {kind}" if several else ""))
 
     def drop(self, ending: Ending) -> None:
         """Do without a device or a machine."""
@@ -454,8 +413,9 @@ class Loop:
         assert verdict is not None, ending
         if ending.why == "bad rows" and work is not None:
             count = output.rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
-            log, (_, where) = last_log(self._files_of(ending.worker, work)), self._store.place_of(work)
-            return words.too_bad(output.name, where, count, verdict, log, self._settings.bad_rows)
+            most = None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
+            log, (_, where) = last_log(self._files_of(ending.worker, work)), output.place_of(work.texts[0])
+            return words.too_bad(output.name, where, count, verdict, log, most)
         device = str(self._stations[ending.place]) if isinstance(ending.place, int) else "this machine"
         at = output.name, work.chunk if work is not None else 0, output.texts
         halt = words.end_in_words(
@@ -470,6 +430,47 @@ class Loop:
         if worker in self._ended:
             return self._ended[worker].files
         return AttemptFiles(self._outputs[work.output].ledger.layout.attempts_of(work.chunk))
+
+
+def _judged(slot: Slot, returncode: int, output: OutputRun, siblings: frozenset[int], emit: event.Emit) -> AttemptEnded:
+    """Say what became of the attempt, and what it has left; `siblings` are our other workers on its device, by pid."""
+    facts, is_blank = output.ledger.facts, output.blank_test(slot.spec)
+    evidence = gather(
+        slot.files,
+        slot.spec,
+        facts,
+        is_blank,
+        returncode=returncode,
+        ended_by=slot.ended_by,
+        ended_why=slot.ended_why,
+        oom_kills=slot.worker.oom_kills(),
+        limits=slot.limits,
+    )
+    verdict = judge(evidence)
+    if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
+        emit(event.LateCrash(output.name, slot.work.chunk, returncode))
+    left = Salvage()
+    # With a result, what is wrong is known; if its form is wrong, no batch of it can be believed.
+    if verdict.outcome not in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
+        left = look(slot.files, slot.spec, facts, is_blank)
+    if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
+        temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
+        verdict = replace(verdict, reason=with_room(verdict.reason, output.ledger.layout.workdir, temporary))
+    company = company_of(verdict.figures, slot.station.view, siblings)
+    canary = read_batch_log(slot.files.batches).canary
+    # A canary of another dimension than the vectors before shows a model that is not the one that made them.
+    passed = canary is not None and (facts is None or facts.dimension == canary.dimension)
+    some_good = 0 < len(verdict.bad_rows) < len(slot.work.texts)
+    return AttemptEnded(
+        slot.number,
+        in_company(verdict, company, siblings),
+        company,
+        # A first try from a template proves little: the next one, in a new interpreter, tells more.
+        began_s=slot.started_s if slot.work.fresh or not slot.worker.warm else None,
+        done=frozenset(slot.spec.start + row for row in left.done),
+        under_way=frozenset(slot.spec.start + row for row in left.under_way),
+        proven=bool(left.done) or some_good or passed,
+    )
 
 
 def _shortest(canary: int, work: Work, output: OutputRun) -> int:

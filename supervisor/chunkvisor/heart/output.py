@@ -10,6 +10,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
+from chunkvisor.units import which_rows
 from chunkvisor_worker.contract.messages import Limits, Spec
 
 _LOOKED_AT = 4096
@@ -83,6 +84,15 @@ class OutputRun:
         if self.model is not None:
             self.model.check()
 
+    def forget_unsure(self) -> None:
+        """Have the next run adopt nothing if the model's folder has changed: put back, it would pass as unchanged."""
+        try:
+            self.check_model()
+        except Halt:
+            for _, files in list(self.ledger.attempt_folders()):
+                files.result.unlink(missing_ok=True)
+                files.batches.unlink(missing_ok=True)
+
     def bounds(self, chunk: int) -> tuple[int, int]:
         """Give the first text of the chunk, and one past its last."""
         return self.ledger.plan.bounds(chunk)
@@ -141,6 +151,22 @@ class OutputRun:
                     yield words
         except DamagedError as error:
             raise texts_damaged(error) from error
+
+    def place_of(self, text: int) -> tuple[int, str]:
+        """Name the first row of the text, and its place in the source."""
+        row = int(self.table.first_row(text, text + 1)[0])
+        return row, self.table.place_of(row)
+
+    def which_rows(self, texts: Sequence[int]) -> str:
+        """Name the first rows of these texts; empty if that cannot be read."""
+        if not texts:
+            return ""
+        start, stop = min(texts), max(texts) + 1
+        try:
+            first = self.table.first_row(start, stop)
+        except (DamagedError, OSError):  # the next worker's texts are read from the same table, and its halt says so
+            return ""
+        return which_rows(sorted(int(first[text - start]) for text in texts))
 
     def blank_test(self, spec: Spec) -> Callable[[int], bool]:
         """Give a function that says of the i-th text of an attempt whether it has nothing but white space."""

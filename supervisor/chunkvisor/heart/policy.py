@@ -8,34 +8,28 @@ could do it, so it is the texts that follow. If not even the canary did, it is t
 from dataclasses import dataclass
 from enum import Enum
 
+from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.memory import Lesson
-from chunkvisor.judge import BACKOFF_S, Budget, Company, Verdict, backoff_s, pause_s
+from chunkvisor.judge import BACKOFF_S, Company, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.rules import LOAD
 
-LOOKS = 2
-"""A fault that a text can cause is taken for its doing when it comes back."""
+LOOKS = 2  # a fault that a text can cause is taken for its doing when it comes back
+MEMORY_PAUSE = 64  # so many times longer is the pause before a text alone is tried again that lacked host memory
+OWN = -1  # in the place of a canary: the shortest of the work's own texts; one less = the second shortest, and so on
 
-LIMITS = {"canary": 2, "first": 3, "given up": 3, "fruitless": 20, "lost": 10, "too large": 20}
+LIMITS = {"canary": 2, "first": 3, "given up": 3, "fruitless": 20, "lost": 10, "too large": 3}
 """How often in a row: canaries that fail at a place (known good ones; while none is known, the shortest), chunks given
 up, attempts that repeat what failed, machines lost under one work, texts of one chunk that do not fit into the GPU's
-memory even alone while no other does. `recovery.attempts` bounds the rest."""
+memory even alone: then its shortest has to show that any does. `recovery.attempts` bounds the rest."""
 
-MEMORY_PAUSE = 64
-"""So many times longer is the pause before a text is tried alone again that ran out of the host's memory."""
-
-OWN = -1
-"""In the place of a canary: the shortest of the work's own texts; one less = the second shortest, and so on."""
-
-STARTS = frozenset(
-    {
-        *(Outcome.SETUP, Outcome.DEVICE_FAULT, Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HUNG),
-        *(Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT),
-    }
+# What, before the first batch, is a start that failed: no text can be the cause.
+_STARTS = (
+    *(Outcome.SETUP, Outcome.DEVICE_FAULT, Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HUNG),
+    *(Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT),
 )
-"""What, before the first batch, is a start that failed: no text can be the cause."""
 
 
 class Scope(Enum):
@@ -128,11 +122,11 @@ class History:
     too_large: int = 0  # texts of the chunk without the GPU's memory, and no other text of it that has
 
 
-def decide(verdict: Verdict, history: History, budget: Budget) -> Step:
+def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Choose the next step; every verdict but COMMITTED has one."""
-    if verdict.before_first_batch and verdict.outcome in STARTS:
-        return _start_again(verdict, history, budget)
-    step = _answer(verdict, history, budget)
+    if verdict.before_first_batch and verdict.outcome in _STARTS:
+        return _start_again(verdict, history, recovery)
+    step = _answer(verdict, history, recovery)
     if isinstance(step, GiveUp) and history.given_up + 1 >= LIMITS["given up"]:
         return Stop(ExitCode.MACHINE if verdict.outcome is Outcome.GPU_OOM else ExitCode.TRY_AGAIN)
     if fruitless(step, verdict, history.texts) and history.fruitless + 1 >= LIMITS["fruitless"]:
@@ -166,37 +160,39 @@ def code_of_nothing(verdict: Verdict) -> ExitCode:
     return ExitCode.TRY_AGAIN if others else ExitCode.MACHINE
 
 
-def _answer(verdict: Verdict, history: History, budget: Budget) -> Step:
+def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     tries = history.tries + 1
     match verdict.outcome:
         case Outcome.GPU_BUSY | Outcome.HUB | Outcome.DISK_FULL:
-            return _wait(verdict, history, budget)
+            return _wait(verdict, history, recovery)
         case Outcome.HARDWARE_FAULT:
             return _stop(verdict, ExitCode(verdict.exit_code or ExitCode.MACHINE))
-        case Outcome.SETUP if not history.worked or tries >= budget.attempts:
+        case Outcome.SETUP if not history.worked or tries >= recovery.attempts:
             return _stop(verdict, ExitCode(verdict.exit_code or ExitCode.CONFIG))
         case Outcome.LOST:  # `tries` counts for this outcome alone: no try for another cause is spent
             return Retry() if tries < LIMITS["lost"] else GiveUp()
         case Outcome.INTERRUPTED if verdict.asked_for:
             return Retry(charge=False)
-        case Outcome.GPU_OOM | Outcome.HOST_OOM if (answer := _shrink(verdict, history, budget)) is not None:
+        case Outcome.GPU_OOM | Outcome.HOST_OOM if (answer := _shrink(verdict, history, recovery)) is not None:
             return answer
     if verdict.row_can_cause:
-        return _blame(verdict, history, budget)
-    if tries < budget.attempts:
+        return _blame(verdict, history, recovery)
+    if tries < recovery.attempts:
         return Retry(backoff_s(tries))
     # A fault that names the run's exit code is not the chunk's.
     return Stop(ExitCode(verdict.exit_code)) if verdict.exit_code else GiveUp()
 
 
-def _blame(verdict: Verdict, history: History, budget: Budget) -> Step:
+def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer a fault that a text can cause: it is the place's doing, or the texts'."""
     tries, refused = history.tries + 1, verdict.outcome is Outcome.BAD_INPUT
     proven = history.proven or refused
     # A hang may always have been the machine's, even if the config wants one try.
-    looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, budget.attempts)
+    looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, recovery.attempts)
     certain = refused or (bool(verdict.bad_rows) and proven)
     if not proven and history.canary is not None:
+        if verdict.outcome is Outcome.GPU_OOM and history.canary <= OWN and history.too_large >= LIMITS["too large"]:
+            return GiveUp()  # of this chunk not even the shortest fits
         # One of its own that was begun with before any was known to be good may be bad as well: three of them tell.
         most = LIMITS["canary" if history.good and history.canary > OWN else "first"]
         if history.canaries + 1 < most:
@@ -208,7 +204,7 @@ def _blame(verdict: Verdict, history: History, budget: Budget) -> Step:
         code = ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else code
         return Stop(ExitCode(verdict.exit_code or code), Scope.DEVICE, "canary")
     if history.texts == 1:
-        return _blame_one(verdict, history, budget, proven=proven, seen=certain or tries >= looks)
+        return _blame_one(verdict, history, recovery, proven=proven, seen=certain or tries >= looks)
     if 0 < len(verdict.bad_rows) < history.texts:
         return Split(How.BAD)
     if certain or history.part or tries >= looks:
@@ -218,25 +214,22 @@ def _blame(verdict: Verdict, history: History, budget: Budget) -> Step:
     return Retry(backoff_s(tries))
 
 
-def _blame_one(verdict: Verdict, history: History, budget: Budget, *, proven: bool, seen: bool) -> Step:
+def _blame_one(verdict: Verdict, history: History, recovery: RecoveryConfig, *, proven: bool, seen: bool) -> Step:
     if verdict.outcome is Outcome.HOST_OOM:
         # The machine runs out of memory for many reasons that pass: it gets more tries, and time between them.
-        given_up = proven and history.tries + 1 >= budget.attempts + LOOKS
+        given_up = proven and history.tries + 1 >= recovery.attempts + LOOKS
         return Quarantine() if given_up else Retry(MEMORY_PAUSE * BACKOFF_S, charge=proven)
-    if not (proven and seen):
-        # Without a proof nothing is known of the text; the next try begins with a canary, which is counted.
-        return Retry(charge=proven)
-    too_large = verdict.outcome is Outcome.GPU_OOM and history.too_large + 1 >= LIMITS["too large"]
-    return GiveUp() if too_large else Quarantine()
+    # Without a proof nothing is known of the text; the next try begins with a canary, which is counted.
+    return Quarantine() if proven and seen else Retry(charge=proven)
 
 
-def _start_again(verdict: Verdict, history: History, budget: Budget) -> Step:
+def _start_again(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer a fault before the first batch: no text can be the cause."""
     starts = history.starts + 1
     # What has worked in this run is not set up wrongly: something passing happened to it.
     wrong = verdict.outcome is Outcome.SETUP and not history.worked
-    passing = history.worked and history.failing_s < budget.wait_timeout_s
-    if passing or (starts < budget.attempts and not wrong):
+    passing = history.worked and history.failing_s < recovery.wait_timeout
+    if passing or (starts < recovery.attempts and not wrong):
         return Retry(backoff_s(starts), charge=False, note="start")
     # What fails while the model or the plug-in is loaded is theirs.
     of_load = verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT) and verdict.phase in LOAD
@@ -253,17 +246,17 @@ def _stop(verdict: Verdict, code: ExitCode, why: str = "halted") -> Stop:
     return Stop(code, Scope.DEVICE if device else Scope.RUN, why)
 
 
-def _shrink(verdict: Verdict, history: History, budget: Budget) -> Step | None:
+def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step | None:
     """Make batches smaller, or wait for the memory that others hold; None if neither helps."""
     smaller = None
     if verdict.smaller_batch_helps and verdict.phase is not Phase.TOKENIZE:  # while texts are tokenized no batch began
-        smaller = _half(verdict, budget.min_batch_size)
-    if verdict.outcome is Outcome.GPU_OOM and history.waited_s < budget.wait_timeout_s:
+        smaller = _half(verdict, recovery.min_batch_size)
+    if verdict.outcome is Outcome.GPU_OOM and history.waited_s < recovery.wait_timeout:
         # As many rows as the failed batch had were done before it: longer ones, since those come first.
         fitted_before = verdict.rows_done >= verdict.batch_rows > 0
         may_be_others = history.company is Company.BLIND and (smaller is None or fitted_before)
         if history.company is Company.CAME or may_be_others:
-            return Wait(pause_s(max(history.spell_s, history.waited_s), budget.wait_timeout_s))
+            return Wait(pause_s(max(history.spell_s, history.waited_s), recovery.wait_timeout))
     return Retry(charge=False, lesson=smaller) if smaller is not None else None
 
 
@@ -281,12 +274,12 @@ def _half(verdict: Verdict, min_rows: int) -> Lesson | None:
     return Lesson(max(min_rows, min(rows, limits.rows) // 2), limits.tokens and max(1, limits.tokens // 2))
 
 
-def _wait(verdict: Verdict, history: History, budget: Budget) -> Step:
+def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     larger = verdict.figures is not None and verdict.figures.larger_than_gpu
     alone = history.company is Company.ALONE or (larger and history.company is not Company.OURS)
     if verdict.weights_did_not_fit and alone:
         return _stop(verdict, ExitCode.MACHINE, "too large")
-    if history.waited_s >= budget.wait_timeout_s:
+    if history.waited_s >= recovery.wait_timeout:
         default = ExitCode.DISK if verdict.outcome is Outcome.DISK_FULL else ExitCode.TRY_AGAIN
         return _stop(verdict, ExitCode(verdict.exit_code or default))
-    return Wait(pause_s(max(history.spell_s, history.waited_s), budget.wait_timeout_s))
+    return Wait(pause_s(max(history.spell_s, history.waited_s), recovery.wait_timeout))

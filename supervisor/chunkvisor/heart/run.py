@@ -30,8 +30,8 @@ class Signals:
         """`stop_after_s` counts from now. None: nothing has to be over at any time. Not `drains`: the first stops."""
         self.first: signal.Signals | None = None
         self.count = 0
-        self._patience = 2 if drains else 1
         self.stop_after_s = stop_after_s
+        self._patience = 2 if drains else 1
         self._first_s = 0.0
         self._grace_s = grace_s
         self._over_s = self._drain_s = float("inf")
@@ -67,15 +67,13 @@ class Signals:
         with contextlib.suppress(OSError):  # full: it is awake; closed: it is over
             os.write(self._writer, b"\0")
 
-    def sleep(self, seconds: float, watched: list[int]) -> frozenset[int]:
-        """Sleep until a signal comes, watched descriptors are readable, or the time is over; returns those that are."""
+    def sleep(self, seconds: float, watched: list[int]) -> None:
+        """Sleep until a signal comes, watched descriptors are readable, or the time is over."""
         poll = select.poll()
         for fd in (self._reader, *watched):
             poll.register(fd, select.POLLIN)
-        stirred = frozenset(fd for fd, _ in poll.poll(max(0.0, seconds) * 1000))
-        if self._reader in stirred:
+        if any(fd == self._reader for fd, _ in poll.poll(max(0.0, seconds) * 1000)):
             os.read(self._reader, 1024)
-        return stirred
 
     @contextlib.contextmanager
     def listen(self) -> Iterator["Signals"]:
@@ -83,28 +81,18 @@ class Signals:
 
         SIGHUP, which a closed terminal sends, is ignored: a run must outlive the ssh session that started it.
         """
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, self._reader)
+            stack.callback(os.close, self._writer)
             if threading.current_thread() is threading.main_thread():
-                with self._caught():
-                    yield self
-            else:
-                yield self
-        finally:
-            os.close(self._reader)
-            os.close(self._writer)
-
-    @contextlib.contextmanager
-    def _caught(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        # A handler of our own and not SIG_IGN, which the workers would inherit.
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda _number, _frame: None)
-        wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    stack.callback(signal.signal, number, signal.signal(number, self._note))
+                # A handler of our own and not SIG_IGN, which the workers would inherit.
+                before = signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+                stack.callback(signal.signal, signal.SIGHUP, before)
+                wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+                stack.callback(signal.set_wakeup_fd, wakeup)
+            yield self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         # The handler only notes: anything else could run in the middle of a write.
@@ -117,8 +105,7 @@ def stopped(signals: Signals) -> Halt:
     """The end of a run that was asked to stop, by a signal or because its time is over."""
     remedy = f"run the same command again to go on from here{KEPT}"
     if signals.first is None:
-        assert signals.stop_after_s is not None
-        after = human_time(signals.stop_after_s)
+        after = human_time(signals.stop_after_s or 0.0)
         return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
     return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
@@ -132,14 +119,8 @@ class Run:
     run_id: str
     signals: Signals
     emit: Emit
-    tick: Callable[[], None]
-    """To be called several times a second, however long something takes."""
-    texts_per_s_before: float | None = None
-    """Of the last run in this workdir, or of a trial."""
-
-
-_EVERY_S = 60.0
-"""A wait is reported about so often, however often it is tried meanwhile."""
+    tick: Callable[[], None]  # to be called several times a second, however long something takes
+    texts_per_s_before: float | None = None  # of the last run in this workdir, or of a trial
 
 
 class WaitTeller:
@@ -148,13 +129,12 @@ class WaitTeller:
     def __init__(self, emit: Emit, limit_s: float) -> None:
         """`limit_s` is how long the run waits at most."""
         self._emit, self._limit_s = emit, limit_s
-        self._told_s: dict[int | None, float] = {}
-        """How long the wait had lasted when it was last reported, by device; None = of all."""
+        self._told_s: dict[int | None, float] = {}  # by device (None = all), how long it had lasted when last reported
 
     def tell(self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None) -> None:
         """Report that the next try comes after `delay_s`, and the wait has lasted `waited_s` so far; 0 = it begins."""
         told_s = self._told_s.get(device)
-        again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + _EVERY_S
+        again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + 60
         if not again:
             self._told_s[device] = waited_s
         self._emit(Waiting(delay_s, reason, outcome, round(waited_s, 1), self._limit_s, again))

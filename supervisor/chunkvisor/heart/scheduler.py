@@ -10,14 +10,15 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec
 
+from chunkvisor.config.choices import OnBadRow
+from chunkvisor.config.model import Config
 from chunkvisor.devices.health import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
 from chunkvisor.heart.memory import Memory, cause_of, start_of
 from chunkvisor.heart.policy import OWN, How, Scope
 from chunkvisor.heart.work import Backlog, DevicePlace, Work
-from chunkvisor.judge import Budget, Company, Verdict
-from chunkvisor.words import BadRows
+from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 
@@ -25,23 +26,10 @@ if TYPE_CHECKING:
     from chunkvisor.heart.loop import Loop
     from chunkvisor.heart.output import OutputRun
 
-LOOK_PAUSE_S = 2.0
-"""Between two looks at a device that is not fit."""
-
-RESERVE, RESERVE_S = 0.2, 10.0
-"""Of the time until a run has to end, kept for what follows the last worker; at most so much."""
+LOOK_PAUSE_S = 2.0  # between two looks at a device that is not fit
+RESERVE, RESERVE_S = 0.2, 10.0  # of the time until a run has to end, kept for what follows the last worker; at most
 
 _P = ParamSpec("_P")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the scheduler needs of the config."""
-
-    per_device: int = 1
-    standby: int = 1
-    budget: Budget = field(default_factory=Budget)
-    bad_rows: BadRows = field(default_factory=BadRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +107,14 @@ class Scheduler:
     def __init__(
         self,
         outputs: "Sequence[OutputRun]",
-        settings: Settings,
+        config: Config,
         recall: Callable[[str], tuple[int, int | None] | None],
         hands: "Loop",
         clock: Callable[[], float],
     ) -> None:
         """`recall` has what earlier runs learnt of each kind of device."""
-        self._outputs, self._settings, self._hands, self._clock = outputs, settings, hands, clock
+        self._outputs, self._hands, self._clock = outputs, hands, clock
+        self._workers, self._recovery = config.workers, config.recovery
         self._memory = Memory(recall)
         self._backlog = Backlog(outputs)
         self.devices: dict[int, DeviceState] = {}
@@ -133,9 +122,8 @@ class Scheduler:
         self.paused_until_s = 0.0
         self._started = 0
         self._said: list[partial[None]] = []
-        self._unfit: Ending | None = None  # why the last device that could not be used when it joined was so
         self._draining = False
-        self._last_s = self._halfway_s = math.inf
+        self._last_s = math.inf  # when the workers have to be gone
 
     @property
     def finished(self) -> bool:
@@ -163,15 +151,12 @@ class Scheduler:
         if self._draining:
             self._drain(now_s)
             return
-        if self._unfit is not None and not alive:
-            self._say(self._hands.halt, self._unfit)
-            return
         working = [each for each in alive if now_s >= max(each.paused_until_s, self.paused_until_s)]
         for device in working:
             self._open_gates(device, now_s)
-        per_device = self._settings.per_device
+        per_device = self._workers.per_device
         # Each time that memory of the machine ran out, one worker less is prepared ahead.
-        places = per_device + max(0, self._settings.standby - self._memory.host_ooms)
+        places = per_device + max(0, self._workers.standby - self._memory.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
                 if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(device.place.device):
@@ -187,7 +172,9 @@ class Scheduler:
     def _start(self, work: Work, device: DeviceState) -> None:
         canary = None
         if device.doubt or work.doubt:
-            canary = self._outputs[work.output].known_good()
+            chunk = work.output, work.chunk
+            own = len(work.texts) > 1 and self._memory.count("too large", chunk) >= policy.LIMITS["too large"]
+            canary = None if own else self._outputs[work.output].known_good()
             if canary is None:  # each time another of its own: the shortest may be bad itself
                 canary = OWN - self._memory.count("canary", device.place.device)
         # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
@@ -213,7 +200,7 @@ class Scheduler:
         if self._draining or device.gone or now_s < max(device.paused_until_s, self.paused_until_s):
             return
         waiting = [each for each in device.workers if each.ready and each.gate is GateState.SHUT and not each.ending]
-        for worker in waiting[: max(0, self._settings.per_device - device.at(GateState.OPEN))]:
+        for worker in waiting[: max(0, self._workers.per_device - device.at(GateState.OPEN))]:
             # Something failed on it that can come from the device: nothing runs there before nvidia-smi has been asked.
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
@@ -238,11 +225,8 @@ class Scheduler:
         elif device is None and not gone:
             self.devices[number] = device = DeviceState(DevicePlace(number, node), kind, opinion is not None)
             if opinion is not None and opinion.health is Health.BROKEN:
-                ending = Ending(ExitCode.MACHINE, "broken", verdict=_judged(opinion), place=number)
-                # Others may be about to join: whether this was the last shows in the next turn.
-                self._unfit = self._unfit if node else ending
-                self._say(self._hands.drop, ending)
-                self._leave(device)
+                # Others may be about to join: it is looked at again before a worker gets it.
+                device.suspected_s = self._clock()
 
     def _looked(self, device: DeviceState, opinion: Opinion, since_s: float) -> None:
         now_s = self._clock()
@@ -251,7 +235,7 @@ class Scheduler:
             self._do_without(device, Ending(ExitCode.MACHINE, "broken", verdict=_judged(opinion)), Scope.DEVICE)
         elif opinion.health is Health.BUSY:
             waited_s = now_s - max(since_s, self._memory.success_s)
-            if waited_s > self._settings.budget.wait_timeout_s:
+            if waited_s > self._recovery.wait_timeout:
                 ending = Ending(ExitCode.TRY_AGAIN, "busy", verdict=_judged(opinion), waited_s=waited_s)
                 self._do_without(device, ending, Scope.DEVICE)
         else:
@@ -334,7 +318,7 @@ class Scheduler:
     def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None) -> None:
         """Carry out what follows of an attempt that failed, or (no worker) of what could not be stored."""
         memory, device, now_s = self._memory, worker.device if worker is not None else None, self._clock()
-        step = policy.decide(verdict, self._history(work, end, verdict, worker), self._settings.budget)
+        step = policy.decide(verdict, self._history(work, end, verdict, worker), self._recovery)
         suspects = tuple(text for text in work.texts if text in end.under_way)
         self._say(self._hands.failed, end.worker, work, verdict, step, suspects)
         # Remembered for the whole run: whoever prepares workers ahead takes the memory that was short.
@@ -392,7 +376,7 @@ class Scheduler:
             canaries = memory.count("canary", place.device, worker.go_s)
         waited_s, spell_s = memory.waited_s(verdict.outcome, cause_of(verdict, place), now_s)
         # Every device may fail as often as a chunk is tried, without a success in between.
-        fruitless = memory.count("fruitless") - self._settings.budget.attempts * max(0, len(self.alive) - 1)
+        fruitless = memory.count("fruitless") - self._recovery.attempts * max(0, len(self.alive) - 1)
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
             fruitless = 0  # that one has given its device back: it is about to bring vectors
         return policy.History(
@@ -463,9 +447,8 @@ class Scheduler:
         self._say(self._hands.taken_apart, work, pieces, how)
 
     def _quarantine(self, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
-        limit = self._settings.bad_rows
         count = self._outputs[work.output].rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
-        if limit.fail or count > limit.limit:
+        if self._recovery.on_bad_row is OnBadRow.FAIL or count > self._recovery.max_bad_rows:
             self._say(self._hands.halt, Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict))
             return
         if verdict.outcome is Outcome.GPU_OOM:
@@ -490,23 +473,20 @@ class Scheduler:
 
     def stop(self, until_s: float | None) -> None:
         """Start nothing new; be done by then (None = as long as it takes, -inf = at once)."""
-        self._draining, now_s = True, self._clock()
+        self._draining = True
         if until_s is not None:
-            left_s = max(0.0, until_s - now_s)
+            left_s = max(0.0, until_s - self._clock())
             self._last_s = until_s - min(RESERVE * left_s, RESERVE_S)
-            self._halfway_s = now_s + left_s / 2
-        self._drain(now_s)
+        self._drain(self._clock())
 
     def _drain(self, now_s: float) -> None:
-        """Have those leave who cannot be done in time, and end who is still there when it is over."""
+        """Have those leave who compute, if the time is limited, and end who is still there when it is over."""
         for worker in self.workers.values():
             if worker.gate is GateState.SHUT or now_s >= self._last_s:
                 self._end(worker, "the run has to end")
-            elif worker.gate is GateState.OPEN and not (worker.leaving or worker.ending):
-                left_s = self._hands.left_s(worker.number)
-                if now_s >= self._halfway_s if left_s is None else now_s + left_s > self._last_s:
-                    worker.leaving = True
-                    self._say(self._hands.leave, worker.number, "it cannot be done before the run has to end")
+            elif worker.gate is GateState.OPEN and self._last_s < math.inf and not (worker.leaving or worker.ending):
+                worker.leaving = True
+                self._say(self._hands.leave, worker.number)
 
     def _end(self, worker: WorkerState, why: str) -> None:
         if not worker.ending:

@@ -6,26 +6,25 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import trim_log
 from chunkvisor.heart.scheduler import GateState
 from chunkvisor.heart.work import Work
-from chunkvisor.judge import EndedBy, Patience, Pulse, Verdict
+from chunkvisor.judge import EndedBy, Pulse, Verdict
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Phase, Spec
 from chunkvisor_worker.contract.wire import read_beat
 
-GRACE_S = 5.0
-"""Between one signal and the next, stronger one."""
+GRACE_S = 5.0  # between one signal and the next, stronger one
+_LOOK_S = 0.25  # between two looks at the beat of a worker that does not call for it
 
 _LADDER = {
     EndedBy.STOP: (signal.SIGTERM, signal.SIGKILL),
     # SIGABRT first: faulthandler writes the Python stack of a hung worker to its log.
     EndedBy.HANG: (signal.SIGABRT, signal.SIGKILL),
 }
-
-_LOOK_S = 0.25
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Slot:
     gate: GateState = GateState.SHUT
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
-    leave_why: str = ""  # why it was asked to end after the batch under way; empty if it was not
+    leaving: bool = False  # it was asked to end after the batch under way
     go_s: float = 0.0
     freed_s: float | None = None  # when it needed the device no longer
     verdict: Verdict | None = None  # what became of it, once it has ended
@@ -67,11 +66,6 @@ class Slot:
     def had_device(self) -> bool:
         """Whether it ever had its `go`."""
         return self.gate is not GateState.SHUT
-
-    def stirs(self, readable: frozenset[int]) -> bool:
-        """Whether there may be news of it, if these descriptors are readable; of one on a node, the engine hears."""
-        watched = self.worker.watched()
-        return not watched or not readable.isdisjoint(watched)
 
     def heard(self, now_s: float) -> GateState | None:
         """Say, once each, that it waits at the gate (SHUT), or that it has given its device back (PASSED)."""
@@ -114,19 +108,9 @@ class Slot:
         self.limits, self.gate = limits, GateState.OPEN
         self.worker.go(limits)
 
-    def left_s(self, now_s: float) -> float | None:
-        """Say in how many seconds it has its last vector, at the rate so far; None = it has done no batch yet."""
-        beat = self.pulse.beat
-        if beat is None or not beat.rows_done:
-            return None
-        # Tokens tell more than texts: batches come longest first, so that rows would speed up towards the end.
-        in_tokens = beat.tokens_total and beat.tokens_done
-        done, total = (beat.tokens_done, beat.tokens_total) if in_tokens else (beat.rows_done, beat.rows_total)
-        return (now_s - self.go_s - beat.opening_s) * max(0, total - done) / done
-
-    def attend(self, now_s: float, patience: Patience) -> None:
+    def attend(self, now_s: float, recovery: RecoveryConfig) -> None:
         """End it if it has made no progress for too long; take the next step of an end that has begun."""
-        if self.ended_by is EndedBy.ITSELF and not self._ready and (why := self.pulse.overdue(now_s, patience)):
+        if self.ended_by is EndedBy.ITSELF and not self._ready and (why := self.pulse.overdue(now_s, recovery)):
             self.end(EndedBy.HANG, why, now_s)
         self._next_signal(now_s)
 
@@ -135,7 +119,7 @@ class Slot:
         if self.ended_by is EndedBy.ITSELF:
             self.ended_by, self.ended_why = by, why
             # One that was asked to leave, and has not, has had its politeness.
-            self._signals = [signal.SIGKILL] if self.leave_why else list(_LADDER[by])
+            self._signals = [signal.SIGKILL] if self.leaving else list(_LADDER[by])
             self._next_signal_s = now_s
         self._next_signal(now_s)
 

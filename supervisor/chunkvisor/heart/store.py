@@ -1,8 +1,8 @@
 """Takes over what workers leave: whole chunks, parts of chunks, verdicts on single texts; and joins complete outputs.
 
-It judges nothing: what comes here is verified, or is to be noted because the scheduler says so. A chunk is committed as
-soon as each of its texts has a vector or a verdict. Joins work in a thread that only reads a ledger; the scheduler has
-no part in them, and hears of chunks that turn out damaged.
+It judges nothing of this run: what comes here is verified, or is to be noted because the scheduler says so. A chunk is
+committed as soon as each of its texts has a vector or a verdict. Outputs are joined in a thread that only reads a
+ledger; the scheduler has no part in it, and hears of chunks that turn out damaged.
 """
 
 import contextlib
@@ -15,46 +15,42 @@ from typing import Any
 
 from chunkvisor.assemble.forms import Numbers
 from chunkvisor.assemble.join import ChunkDamagedError
-from chunkvisor.events.event import (
-    Alarmed,
-    Assembling,
-    BatchesKept,
-    ChunkCommitted,
-    Emit,
-    OutputComplete,
-    PartCommitted,
-    Quarantined,
-    Warned,
-)
+from chunkvisor.events import event
 from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.run import Signals
+from chunkvisor.heart.run import Run
 from chunkvisor.heart.work import Work
-from chunkvisor.judge import Verdict
-from chunkvisor.store.attempt import take_cut
+from chunkvisor.judge import Verdict, judge
+from chunkvisor.store.attempt import gather, look, take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
-from chunkvisor.store.records import DamagedError
-from chunkvisor.units import human_bytes, which_rows
+from chunkvisor.units import human_bytes
 from chunkvisor.words import damaged_again
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Facts, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message
 
-MAX_DAMAGED = 3
-"""More damaged chunks of one output are not an accident."""
-
-PAUSE_S = 5.0
-"""Before a join that met a full disk is tried again."""
+MAX_DAMAGED = 3  # more damaged chunks of one output are not an accident
+PAUSE_S = 5.0  # before a join that met a full disk is tried again
 
 
 class Keeper:
-    """What is done of all outputs, on its way to the disk."""
+    """What is done of all outputs, on its way to the disk and to the final files."""
 
-    def __init__(self, outputs: Sequence[OutputRun], emit: Emit) -> None:
-        self._outputs, self._emit = outputs, emit
+    def __init__(self, outputs: Sequence[OutputRun], run: Run, wait_timeout_s: float) -> None:
+        self._outputs, self._emit, self._signals = outputs, run.emit, run.signals
+        self._wait_timeout_s = wait_timeout_s
         self.first_go_s: float | None = None  # when the first gate was opened: rates count from then
         self._said = set[str]()  # warnings: each is reported once
+        # One join at a time: two would share the disk, and both would take longer.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
+        self._join: tuple[int, Future[dict[str, Any]]] | None = None
+        self._damaged: Counter[int] = Counter()
+        self._waits_since_s: dict[int, float] = {}
+        self._again_s = 0.0  # when a join that met a full disk is tried again
+        self._stopped = False
+
+    # --- what workers leave
 
     def keep(self, work: Work, spec: Spec, files: AttemptFiles, failed: Verdict | None) -> Verdict | None:
         """Take over verified vectors of these texts, as a chunk or as a part of one; returns what the disk refused.
@@ -75,9 +71,8 @@ class Keeper:
                 raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
             self._warn(output, facts)
             # Before the vectors: once these are committed, no one asks again how many tokens were cut.
-            take_cut(
-                ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct, files.cut, spec.start, spec.stop
-            )
+            cut = ledger.layout.cut_texts(ledger.fingerprint)
+            take_cut(cut, ledger.plan.distinct, files.cut, spec.start, spec.stop)
             if whole and result is not None:
                 ledger.commit(work.chunk, files.vectors, result.digest, facts)
             else:
@@ -99,10 +94,10 @@ class Keeper:
             beat, texts = read_beat(files.beat), len(work.texts)
             share = min(1.0, texts / beat.rows_done) if beat is not None and beat.rows_done else 0.0
             tokens, padded = (round(beat.tokens_done * share), round(beat.padded_tokens * share)) if beat else (0, 0)
-            self._emit(BatchesKept(output.name, work.chunk, texts, tokens, padded))
+            self._emit(event.BatchesKept(output.name, work.chunk, texts, tokens, padded))
         elif result is not None and complete:
-            counts = {"texts": len(work.texts), "tokens": result.tokens, "padded_tokens": result.padded_tokens}
-            self._emit(PartCommitted(output.name, work.chunk, spec.start, spec.stop, **counts, phase_s=result.phase_s))
+            counts = len(work.texts), result.tokens, result.padded_tokens, result.phase_s
+            self._emit(event.PartCommitted(output.name, work.chunk, spec.start, spec.stop, *counts))
         return None
 
     def _warn(self, output: OutputRun, facts: Facts) -> None:
@@ -114,7 +109,7 @@ class Keeper:
         for text in told:
             if text not in self._said:
                 self._said.add(text)
-                self._emit(Warned(text))
+                self._emit(event.Warned(text))
 
     def quarantine(self, work: Work, verdict: Verdict) -> Verdict | None:
         """Note a text that fails alone; returns and raises as `keep`."""
@@ -123,16 +118,26 @@ class Keeper:
             output.ledger.parts(work.chunk).add_bad(BadText(text, verdict.outcome, verdict.reason))
         except OSError as error:
             return self._not_stored(work, error)
-        row, place = self.place_of(work)
-        rows = output.rows_of(text)
-        self._emit(Quarantined(output.name, row, place, verdict.outcome, verdict.reason, work.chunk, rows))
+        row, place = output.place_of(text)
+        what = verdict.outcome, verdict.reason, work.chunk, output.rows_of(text)
+        self._emit(event.Quarantined(output.name, row, place, *what))
         return None
+
+    def _not_stored(self, work: Work, error: OSError) -> Verdict:
+        if error.errno not in DISK_ERRNOS:
+            raise error
+        output = self._outputs[work.output]
+        if error.errno == errno.EIO:
+            chunk = f"{output.name} chunk {work.chunk}"
+            self._emit(event.Alarmed(f"{chunk}: the disk reported an error, and the chunk is stored again: {error}"))
+        reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
+        return Verdict(Outcome.DISK_FULL, reason)
 
     def compose(self, number: int, chunk: int) -> bool:
         """Commit a chunk from its parts if each of its texts has a vector or a verdict; False if a part is damaged.
 
-        While no vector is known, neither is the dimension; and a full disk is tried again: the joins do both later.
-        Raises OSError as `keep`.
+        While no vector is known, neither is the dimension; and a full disk is tried again: before a join. Raises
+        OSError as `keep`.
         """
         output = self._outputs[number]
         ledger = output.ledger
@@ -144,7 +149,7 @@ class Keeper:
             ledger.commit(chunk, composed, digest, ledger.facts)
         except OSError as error:
             if parts.missing():
-                self._emit(Warned(f"{output.name} chunk {chunk} is damaged and will be computed again: {error}"))
+                self._emit(event.Warned(f"{output.name} chunk {chunk} is damaged and will be computed again: {error}"))
                 return False
             if error.errno not in DISK_ERRNOS:
                 raise
@@ -152,43 +157,11 @@ class Keeper:
         self._committed(output, chunk, None)
         return True
 
-    def place_of(self, work: Work) -> tuple[int, str]:
-        """Name the first row of the first text, and its place in the source."""
-        table, text = self._outputs[work.output].table, work.texts[0]
-        row = int(table.first_row(text, text + 1)[0])
-        return row, table.place_of(row)
-
-    def which_rows(self, work: Work, texts: Sequence[int]) -> str:
-        """Name the first rows of these texts; empty if that cannot be read."""
-        if not texts:
-            return ""
-        start, stop = min(texts), max(texts) + 1
-        try:
-            first = self._outputs[work.output].table.first_row(start, stop)
-        except (DamagedError, OSError):  # the next worker's texts are read from the same table, and its halt says so
-            return ""
-        return which_rows(sorted(int(first[text - start]) for text in texts))
-
-    def with_need(self, why: str) -> str:
-        """Say why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
-        needs = [need for output in self._outputs if output.left and (need := _still_needed(output)) is not None]
-        return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
-
-    def _not_stored(self, work: Work, error: OSError) -> Verdict:
-        if error.errno not in DISK_ERRNOS:
-            raise error
-        output = self._outputs[work.output]
-        if error.errno == errno.EIO:
-            chunk = f"{output.name} chunk {work.chunk}"
-            self._emit(Alarmed(f"{chunk}: the disk reported an error, and the chunk is stored again: {error}"))
-        reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
-        return Verdict(Outcome.DISK_FULL, reason)
-
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
         # The first chunk tells the dimension, and with it what the rest will need: better refused now than at night.
         output.committed_here += 1
         if output.committed_here == 1 and output.left:
-            check_space(output)
+            _check_space(output)
         ledger, before = output.ledger, output.saved_before.pop(chunk, 0)
         texts = ledger.plan.size(chunk)
         output.texts_here += texts - before
@@ -198,7 +171,7 @@ class Keeper:
             rate = sum(each.texts_here for each in self._outputs) / max(1e-6, time.monotonic() - self.first_go_s)
         # Of all outputs, because they share the devices.
         left = sum(each.ledger.plan.distinct - each.ledger.texts_done for each in self._outputs)
-        committed = ChunkCommitted(
+        committed = event.ChunkCommitted(
             output.name,
             chunk,
             texts,
@@ -215,29 +188,58 @@ class Keeper:
         )
         self._emit(committed)
 
+    def with_need(self, why: str) -> str:
+        """Say why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
+        needs = [need for output in self._outputs if output.left and (need := _still_needed(output)) is not None]
+        return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
 
-class Joins:
-    """Outputs on their way to a final file, one at a time: two joins would share the disk, and both take longer."""
+    # --- what an earlier run left
 
-    def __init__(
-        self, outputs: Sequence[OutputRun], store: Keeper, signals: Signals, wait_timeout_s: float, emit: Emit
-    ) -> None:
-        self._outputs, self._store, self._signals, self._emit = outputs, store, signals, emit
-        self._wait_timeout_s = wait_timeout_s
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
-        self._under_way: tuple[int, Future[dict[str, Any]]] | None = None
-        self._damaged: Counter[int] = Counter()
-        self._waits_since_s: dict[int, float] = {}
-        self._again_s = 0.0  # when a join that met a full disk is tried again
-        self._stopped = False
+    def adopt(self) -> None:
+        """Keep what is good of the attempts that an earlier run left unjudged, and remove the rest.
+
+        Raises Halt, OSError.
+        """
+        for number, output in enumerate(self._outputs):
+            _check_space(output)
+            for chunk, files in list(output.ledger.attempt_folders()):
+                # What was judged is for a person to read.
+                if not files.verdict.exists() and not self._adopted(Work(number, chunk, ()), output, files):
+                    remove_folder(files.folder)
+            output.ledger.taken_apart()  # folders of chunks that are committed are removed
+            output.saved_before = output.ledger.saved()
+
+    def _adopted(self, work: Work, output: OutputRun, files: AttemptFiles) -> bool:
+        """Take over what is good of the attempt; True if that was all of it."""
+        ledger, spec = output.ledger, read_message(Spec, files.spec)
+        wanted = ledger.fingerprint, output.name, work.chunk
+        if spec is None or (spec.fingerprint, spec.output, spec.chunk) != wanted or work.chunk >= ledger.plan.count:
+            return False
+        texts = sorted(set(range(spec.start, spec.stop)).difference(spec.start + row for row in spec.skip))
+        if not set(output.missing(work.chunk)).issuperset(texts):
+            return False
+        # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
+        if output.model is not None and not output.model.settled_since(files.spec.stat().st_mtime_ns):
+            return False
+        is_blank = output.blank_test(spec)
+        verdict = judge(gather(files, spec, ledger.facts, is_blank, returncode=None, limits=spec.limits))
+        complete = verdict.outcome is Outcome.COMMITTED
+        if not complete:
+            texts = [spec.start + row for row in look(files, spec, ledger.facts, is_blank).done]
+        if texts:
+            self.keep(work.of(texts), spec, files, None if complete else verdict)
+            self.compose(work.output, work.chunk)
+        return complete
+
+    # --- joins
 
     @property
-    def working(self) -> bool:
+    def joining(self) -> bool:
         """Whether an output is being joined."""
-        return self._under_way is not None
+        return self._join is not None
 
     @property
-    def waiting(self) -> bool:
+    def may_join(self) -> bool:
         """Whether an output can be joined as soon as there is space, or another output is joined."""
         return not self._stopped and any(map(self._is_ready, range(len(self._outputs))))
 
@@ -248,31 +250,30 @@ class Joins:
         after the other; OSError for what has nothing to do with the disk.
         """
         lost: list[tuple[int, int]] = []
-        if self._under_way is not None and self._under_way[1].done():  # its done-callback has woken the loop
-            number, future = self._under_way
-            self._under_way = None
+        if self._join is not None and self._join[1].done():  # its done-callback has woken the loop
+            (number, future), self._join = self._join, None
             lost += self._joined(number, future)
         for number, output in enumerate(self._outputs):
-            if self._stopped or self._under_way is not None or time.monotonic() < self._again_s:
+            if self._stopped or self._join is not None or time.monotonic() < self._again_s:
                 break
             if not self._is_ready(number):
                 continue
             # Chunks that were found bad throughout before the dimension was known, or for which there was no space.
             chunks = [chunk for chunk in range(output.ledger.plan.count) if not output.ledger.committed(chunk)]
-            if damaged := [chunk for chunk in chunks if not self._store.compose(number, chunk)]:
-                lost += [each for chunk in damaged for each in self._lost(number, chunk)]
+            if damaged := [chunk for chunk in chunks if not self.compose(number, chunk)]:
+                lost += [self._lost(number, chunk) for chunk in damaged]
             elif output.left:
                 text = "a chunk could not be put together from its parts: no space left on device"
                 self._wait(number, OSError(errno.ENOSPC, text))
             else:
-                self._emit(Assembling(output.name, output.ledger.plan.count))
+                self._emit(event.Assembling(output.name, output.ledger.plan.count))
                 future = self._pool.submit(output.finish, self._still_wanted)
-                self._under_way = number, future
+                self._join = number, future
                 future.add_done_callback(lambda _: self._signals.wake())
         return lost
 
     def stop(self) -> None:
-        """Give up what is under way; the next run begins a half-made file anew."""
+        """Join nothing more; the next run begins a half-made file anew."""
         self._stopped = True
 
     def close(self) -> None:
@@ -282,7 +283,7 @@ class Joins:
 
     def _is_ready(self, number: int) -> bool:
         output = self._outputs[number]
-        under_way = self._under_way is not None and self._under_way[0] == number
+        under_way = self._join is not None and self._join[0] == number
         if output.joined or under_way or (output.left and output.ledger.facts is None):
             return False
         return output.next_pending(0) is None and all(each.joined for each in output.awaited)
@@ -290,12 +291,13 @@ class Joins:
     def _joined(self, number: int, future: Future[dict[str, Any]]) -> list[tuple[int, int]]:
         output = self._outputs[number]
         try:
-            self._emit(OutputComplete(output.name, **future.result()))
+            self._emit(event.OutputComplete(output.name, **future.result()))
             output.joined = True
         except ChunkDamagedError as error:
-            self._emit(Warned(f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}"))
+            words = f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}"
+            self._emit(event.Warned(words))
             output.ledger.discard(error.chunk)
-            return self._lost(number, error.chunk)
+            return [self._lost(number, error.chunk)]
         except InterruptedError:
             self._stopped = True
         except OSError as error:
@@ -304,19 +306,19 @@ class Joins:
             self._wait(number, error)
         return []
 
-    def _lost(self, number: int, chunk: int) -> list[tuple[int, int]]:
+    def _lost(self, number: int, chunk: int) -> tuple[int, int]:
         # One damaged chunk is bit rot; chunk after chunk is a disk or memory that cannot be trusted.
         self._damaged[number] += 1
         if self._damaged[number] > MAX_DAMAGED:
             raise damaged_again(self._outputs[number].name, chunk)
-        return [(number, chunk)]
+        return number, chunk
 
     def _wait(self, number: int, error: OSError) -> None:
         output, now_s = self._outputs[number], time.monotonic()
-        self._emit(Warned(f"{output.name}: waiting for disk space: {error}"))
+        self._emit(event.Warned(f"{output.name}: waiting for disk space: {error}"))
         if now_s - self._waits_since_s.setdefault(number, now_s) >= self._wait_timeout_s:
             halt = disk_halt(error, output.ledger.layout.workdir)
-            halt.why = self._store.with_need(halt.why)
+            halt.why = self.with_need(halt.why)
             raise halt
         self._again_s = now_s + PAUSE_S
 
@@ -325,7 +327,7 @@ class Joins:
             raise InterruptedError("stopped while joining chunks")
 
 
-def check_space(output: OutputRun) -> None:
+def _check_space(output: OutputRun) -> None:
     """Raise Halt (74) if the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
     if (need := _still_needed(output)) is not None:
         workdir = output.ledger.layout.workdir

@@ -21,7 +21,7 @@ from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_loca
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Alarmed, Doing, Resolving, RunStarted, Warned
 from chunkvisor.heart.run import Run, WaitTeller, stopped
-from chunkvisor.judge import Budget, pause_s
+from chunkvisor.judge import pause_s
 from chunkvisor.store.disk import refusal
 from chunkvisor.store.layout import workdir_gone
 from chunkvisor.units import counted
@@ -60,7 +60,7 @@ class Means:
         self._request, self._run = request, run
         self._config = config = request.loaded.config
         self.on_ray = config.engine.kind is EngineKind.RAY
-        self.budget = Budget(config.recovery.attempts, config.recovery.min_batch_size, config.recovery.wait_timeout)
+        self._timeout_s = config.recovery.wait_timeout
         self._ahead: LocalEngine | None = None
         """An engine that was begun before it was wanted, so that the model loads meanwhile."""
         if self.on_ray:
@@ -111,7 +111,7 @@ class Means:
 
         Raises Halt (74) after `recovery.wait_timeout`, and what else `do` raises.
         """
-        timeout_s, began_s = self.budget.wait_timeout_s, None
+        timeout_s, began_s = self._timeout_s, None
         teller = WaitTeller(self._run.emit, timeout_s)
         while True:
             try:
@@ -166,7 +166,7 @@ class Means:
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
         self._run.emit(Resolving(model.name))
-        teller = WaitTeller(self._run.emit, self.budget.wait_timeout_s)
+        teller = WaitTeller(self._run.emit, self._timeout_s)
 
         def wait(seconds: float, waited_s: float, why: str) -> None:
             teller.tell(seconds, waited_s, why, Outcome.HUB)
@@ -174,7 +174,7 @@ class Means:
 
         # From scratch the hub is asked for its newest commit; otherwise the one that the first run has pinned counts.
         anew = self._request.from_scratch
-        found = resolve_hub(model, layout.model, layout.fetch, self.budget, wait, self.on_wait, anew=anew)
+        found = resolve_hub(model, layout.model, layout.fetch, self._timeout_s, wait, self.on_wait, anew=anew)
         refuse_wrong_model(self._config, found.path)
         return found
 

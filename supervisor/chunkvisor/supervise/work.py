@@ -8,7 +8,6 @@ from pathlib import Path
 
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import combine, read_done_manifest, read_finished
-from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import encode_spec, model_spec
 from chunkvisor.devices.dtypes import less_memory, unfit_dtype
 from chunkvisor.devices.gpu import weakest
@@ -20,13 +19,11 @@ from chunkvisor.events.event import Note, Warned, WorkPlanned
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run, stopped
-from chunkvisor.heart.scheduler import Settings
-from chunkvisor.judge import Patience
 from chunkvisor.store.records import LessonFile
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.units import counted
-from chunkvisor.words import BadRows, gave_up, with_bad_rows
+from chunkvisor.words import gave_up, with_bad_rows
 from chunkvisor_worker.contract.exits import Outcome
 
 
@@ -83,7 +80,7 @@ def _expect(expected: Expected, request: Request, run: Run, means: Means, source
     config, device = request.loaded.config, means.devices[0]
     model = model_spec(config.model, source.path, source.revision)
     environment = environment_of(os.environ, [device], config.env)
-    conditions = Conditions(device.kind, environment, (str(request.loaded.folder),), Patience.of(config))
+    conditions = Conditions(device.kind, environment, (str(request.loaded.folder),), config.recovery)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
         encode = encode_spec(config.encode)
         trial = try_texts(expected.texts, model, encode, conditions, Path(folder), means.on_wait)
@@ -102,16 +99,10 @@ def _expect(expected: Expected, request: Request, run: Run, means: Means, source
 
 def _encode(request: Request, run: Run, means: Means, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
     config = request.loaded.config
-    settings = Settings(
-        per_device=config.workers.per_device,
-        standby=config.workers.standby,
-        budget=means.budget,
-        bad_rows=BadRows(config.recovery.on_bad_row is OnBadRow.FAIL, config.recovery.max_bad_rows),
-    )
     model = config.model
     lessons = LessonFile(run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
     with closing(means.take_engine(source, outputs)) as engine:
-        given_up = Loop(outputs, settings, Patience.of(config), lessons, engine, run).run()
+        given_up = Loop(outputs, config, lessons, engine, run).run()
     if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
         raise stopped(run.signals)
     if given_up:
