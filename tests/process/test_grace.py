@@ -77,7 +77,7 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     done = len(place.calls())
     # To a worker on a node of a cluster the word takes a while.
     assert done >= 5 if ON_RAY else done == 5
-    assert f"kept {32 * done} texts that the interrupted attempt had finished" in said
+    assert f"kept {32 * done} texts that the attempt had finished" in said
     assert not told(place, "attempt_failed")
     assert place.status()["state"] == "stopped"
     check_resume(place, lost=set())
