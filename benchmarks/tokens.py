@@ -15,6 +15,7 @@ def computed(workdir: Path) -> str:
     for each in events:
         if each["event"] == "worker_ended" and each["run"] == events[-1]["run"]:
             times.add(WorkerEnded(**{field.name: each[field.name] for field in fields(WorkerEnded)}))
-    if not times.tokens_per_s or times.padding_share is None:
+    if not times.tokens or not times.busy_s or not times.padded_tokens:
         return "tokens are not known"
-    return f"{times.tokens_per_s:,.0f} tokens/s and {100 * times.padding_share:.1f} % of padding"
+    padding = 100 * (1 - times.tokens / times.padded_tokens)
+    return f"{times.tokens / times.busy_s:,.0f} tokens/s and {padding:.1f} % of padding"

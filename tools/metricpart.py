@@ -6,5 +6,4 @@ from md import code, table
 
 def metrics() -> str:
     """Name with its label, and meaning, of each metric."""
-    rows = (line.partition(": ") for line in METRICS.splitlines())
-    return table(("metric", "meaning"), [(code(f"chunkvisor_{head}"), meaning) for head, _, meaning in rows])
+    return table(("metric", "meaning"), [(code(f"chunkvisor_{head}"), said) for head, (said, _) in METRICS.items()])

@@ -11,7 +11,7 @@ import pytest
 
 from chunkvisor.show.status import SCHEMA, Follower
 from chunkvisor.store.layout import Layout, hold
-from harness import kill, local_engine_only, wait_for
+from harness import kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t3"]
@@ -162,25 +162,3 @@ def test_a_step_of_the_clock(tmp_path: Path) -> None:
         assert follower.alive
     follower.look()
     assert not follower.alive
-
-
-@local_engine_only
-def test_rows_done_never_goes_back(tmp_path: Path) -> None:
-    """Whenever the run is killed: what was told as done is still done after the kill, and while the next one begins."""
-    texts = [f"t{number}" for number in range(60)]
-    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size=20, encode__batch_size=2)
-    told = [0]
-
-    def look() -> int:
-        told.append(status_here(place)["outputs"].get("out", {}).get("rows_done", 0))
-        assert told == sorted(told)
-        return told[-1]
-
-    for text, rows in (("t19", 16), ("t50", 48)):  # each in a call that begins after so many rows
-        place.lay(text, "wait")
-        process = place.start("run", str(place.config_path))
-        wait_for(lambda: place.calls() and place.has_struck(text) and look() >= rows)  # noqa: B023 - in this round
-        kill(process)
-        look()
-    assert place.run_here().returncode == 0
-    assert look() == 60

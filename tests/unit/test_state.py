@@ -91,7 +91,7 @@ def test_progress_counts_what_workers_have_done() -> None:
     assert now.tokens_per_s == pytest.approx(700 / 20)
     assert now.eta_s == pytest.approx(40 / (35 / 20))
     assert now.elapsed_s == 30
-    assert [each.words for each in now.workers] == ["GPU 0: a chunk 2, computing, 10 of 25 texts"]
+    assert now.workers == ("GPU 0: a chunk 2, computing, 10 of 25 texts",)
 
 
 @pytest.mark.parametrize(

@@ -9,33 +9,34 @@ from rich.console import Console, Group
 
 from chunkvisor.assemble.badrows import BadReason
 from chunkvisor.events.event import Halted, Weight
-from chunkvisor.events.state import AttemptKey, Progress, RunState
-from chunkvisor.show.snapshot import Snapshot, WorkerView
+from chunkvisor.events.state import Progress, RunState
+from chunkvisor.show.snapshot import Snapshot
 from chunkvisor.show.status import OutputStatus, State, Status, status_screen
 from chunkvisor.show.terminal import view
 from chunkvisor.units import human_moment
-from chunkvisor_worker.contract.messages import Phase
 
 T0 = 1_800_000_000.0
-WORKER = WorkerView(AttemptKey("a", 4, 1), "CPU", Phase.FORWARD, True, 100, 7)
+AT = "CPU: a chunk 4, computing, 7 of 100 texts"
 WORKING = Snapshot(
-    RunState(), doing="computing", elapsed_s=754, health="all is well", workers=(WORKER,), rows_per_s=12, eta_s=680
+    RunState(),
+    doing="computing",
+    elapsed_s=754,
+    health="all is well",
+    workers=("CPU: a chunk 4, computing, 7 of 100 texts",),
+    rows_per_s=12,
+    eta_s=680,
 )
 
 
 def snapshot(workers: int = 1, outputs: int = 1) -> Snapshot:
-    """A run in full swing; every second worker is prepared ahead."""
+    """A run in full swing."""
     progress = Progress(17_666, 17_666, 18, 9, texts_done=9_362)
-    phases = (Phase.FORWARD, Phase.MODEL_LOAD)
     return replace(
         WORKING,
         health="2 attempts failed and are tried again; nothing is lost",
         weight=Weight.CARE,
         outputs={f"out{number}": progress for number in range(outputs)},
-        workers=tuple(
-            WorkerView(AttemptKey("titles", n, 1), f"GPU {n // 2}", phases[n % 2], not n % 2, 1000, 510)
-            for n in range(workers)
-        ),
+        workers=tuple(f"GPU {number}: titles chunk {number}, loading the model" for number in range(workers)),
         tokens_per_s=1203.4,
     )
 
@@ -56,8 +57,8 @@ def test_80_columns() -> None:
         "9,362 of 17,666 rows, 9 of 18 chunks, 12 rows/s, 1,203 tokens/s, about 11 min",
         "left",
         "note: 2 attempts failed and are tried again; nothing is lost",
-        "GPU 0: titles chunk 0, computing, 510 of 1,000 texts",
-        "GPU 0: titles chunk 1, loading the model",
+        "GPU 0: titles chunk 0, loading the model",
+        "GPU 1: titles chunk 1, loading the model",
     ]
     assert sum("17,666 rows" in line and "out" in line for line in lines_of(snapshot(1, 3))) == 3
 

@@ -24,7 +24,7 @@ from chunkvisor.assemble.manifest import (
 )
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
-from chunkvisor.show.status import OutputStatus, read_output
+from chunkvisor.show.status import OutputStatus, read_status
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
@@ -70,9 +70,7 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
 
 def how_far(workdir: Path) -> dict[str, OutputStatus]:
     """Return how far each output is, by name; nothing if the folder is not a workdir."""
-    layout = Layout(workdir)
-    folders = sorted(layout.outputs.glob("*/")) if is_workdir(layout) else []
-    return {path.name: read_output(layout.output(path.name)) for path in folders}
+    return read_status(workdir).outputs if is_workdir(Layout(workdir)) else {}
 
 
 def is_final(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """What the events of a journal add up to: the one value that all views are made from, through `show.snapshot`."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from chunkvisor.events import event as of
@@ -25,7 +25,7 @@ class Progress:
     """How far an output is."""
 
     rows: int = 0
-    distinct: int = 0  # texts; 0 if an earlier run has completed it
+    distinct: int = 0  # texts
     chunks: int = 0
     chunks_done: int = 0
     texts_done: int = 0  # in these chunks, or reused
@@ -79,22 +79,11 @@ class DeviceTimes:
     """Between one worker's end and the moment when the next one gets the device: what isolation costs."""
     startup_s: float = 0.0
     """Imports, loading and tokenizing of all workers; what of it is not in `idle_s` was hidden behind others' work."""
-    texts_per_s: float | None = None
-    """While busy."""
-    tokens_per_s: float | None = None
-    """While busy, without padding."""
-    padding_share: float | None = None
-    """Of the tokens that were computed."""
 
     def add(self, ended: of.WorkerEnded) -> None:
         """Take in the end of a worker."""
         for name in ("texts", "tokens", "padded_tokens", "busy_s", "idle_s", "startup_s"):
             setattr(self, name, round(getattr(self, name) + getattr(ended, name), 4))
-        if self.padded_tokens:
-            self.padding_share = round(1 - self.tokens / self.padded_tokens, 4)
-        if self.busy_s:
-            self.texts_per_s = round(self.texts / self.busy_s, 3)
-            self.tokens_per_s = round(self.tokens / self.busy_s, 3) if self.tokens else None
 
 
 @dataclass(slots=True)
@@ -106,6 +95,7 @@ class RunState:
     wanted: tuple[str, ...] = ()  # outputs of the config
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
     texts_per_s: float | None = None  # by the last commit
+    outputs: dict[str, Progress] = field(default_factory=dict)  # until this run tells of them, as the one before did
 
     workdir: str = ""  # as the run sees it; empty until it has reported it
     command: str = ""
@@ -118,7 +108,6 @@ class RunState:
     ending: of.Halted | None = None  # one that has ended well has a code and no words
     attempts: Counter[str] = field(default_factory=Counter)  # that have ended, by outcome
     eta_s: float | None = None
-    outputs: dict[str, Progress] = field(default_factory=dict)
     workers: dict[AttemptKey, ActiveWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # names by number
     on_cluster: bool = False  # its devices come with the nodes of a cluster
@@ -142,7 +131,8 @@ class RunState:
         """Take in an event of time `t`, seconds since the epoch."""
         if isinstance(event, of.Invoked):  # forget the run before, but for what stands until this one begins to work
             before = self.attempts_before + self.attempts
-            self.__init__(before, self.wanted, self.device_times, self.texts_per_s)  # type: ignore[misc]  # a fresh one
+            outputs = {n: replace(each, texts_here=0, tokens_here=0, quarantined=0) for n, each in self.outputs.items()}
+            self.__init__(before, self.wanted, self.device_times, self.texts_per_s, outputs)  # type: ignore[misc]  # anew
             self.began_s, self.workdir, self.command = t, event.workdir, event.command
         self.told_s = t
         stage = event.stage.format_map(vars(event))
@@ -165,6 +155,7 @@ class RunState:
                 self.device_times, self.texts_per_s, self.eta_s = {}, None, None
                 self.on_cluster = event.engine == "ray"
                 self.devices = {} if self.on_cluster else _labels_of(event.device)
+                self.outputs = {name: each for name, each in self.outputs.items() if name in event.outputs}
             case of.NodeJoined():
                 self.devices |= _labels_of(event.device, f"{event.node} ", event.first)
             case of.NodeLost():
@@ -185,7 +176,7 @@ class RunState:
             case of.OutputOpened():
                 for name in ("rows", "distinct", "chunks", "chunks_done", "texts_done", "texts_saved"):
                     setattr(output, name, getattr(event, name))
-                output.without = event.quarantined
+                output.without, output.complete = event.quarantined, False
             case of.OutputAlreadyComplete():  # or complete now
                 output.rows, output.complete = event.rows, True
             case of.Quarantined():  # nothing more is done about the text, so it counts as done

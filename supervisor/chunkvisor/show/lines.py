@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("chunkvisor")
 _LEVELS = {Weight.NEWS: logging.INFO, Weight.CARE: logging.WARNING, Weight.LOSS: logging.ERROR}
-_WAITING_S = 60.0
-"""Between heartbeats of a run that waits: once a minute its wait is reported anyway."""
 
 
 class Observer:
@@ -79,9 +77,9 @@ class Observers(Observer):
             getattr(observer, method)(*arguments)
 
 
-def heartbeat_s(elapsed_s: float) -> float:
+def heartbeat_s(elapsed_s: float, *, waiting: bool = False) -> float:
     """Return the seconds until the next heartbeat: three a minute at first, one in ten minutes in the end."""
-    return min(600.0, max(20.0, 0.1 * elapsed_s))
+    return min(600.0, max(60.0 if waiting else 20.0, 0.1 * elapsed_s))  # a wait is reported anyway
 
 
 class Console(Observer):
@@ -111,11 +109,10 @@ class Console(Observer):
     def tick(self) -> None:
         """Say how far it is, now and then: the longer it lasts, the more rarely."""
         now_s = time.monotonic()
-        pause_s = max(heartbeat_s(now_s - self._began_s), _WAITING_S * bool(self._state.waits_for))
-        if now_s - self._said_s >= pause_s:
+        if now_s - self._said_s >= heartbeat_s(now_s - self._began_s, waiting=bool(self._state.waits_for)):
             self._said_s = now_s
-            if self._state.ending is None and (snapshot := look_at(self._state)) is not None:
-                self.say(snapshot.line)
+            if self._state.ending is None and self._state.workdir:
+                self.say(look_at(self._state).line)
 
     def say(self, text: str) -> None:
         if self._least is Weight.NEWS:
@@ -200,15 +197,10 @@ def can_draw(stream: TextIO) -> bool:
     return is_terminal(stream) and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; others, such as nbclient, import ipykernel, too."""
-    kernel = sys.modules.get("ipykernel.kernelapp")
-    return kernel is not None and bool(kernel.IPKernelApp.initialized())
-
-
 def is_watched() -> bool:
     """Whether a person looks on: at a terminal, or in a notebook."""
-    return in_notebook() or is_terminal(sys.stderr)
+    kernel = sys.modules.get("ipykernel.kernelapp")  # which nbclient imports, too
+    return is_terminal(sys.stderr) or (kernel is not None and bool(kernel.IPKernelApp.initialized()))
 
 
 def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool) -> Iterator[str]:

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -14,7 +14,7 @@ from typing import Any
 
 from chunkvisor.errors import ExitCode
 from chunkvisor.events import event as of
-from chunkvisor.events.event import COMPUTING, Event
+from chunkvisor.events.event import COMPUTING, Event, plain
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Observer
 from chunkvisor.show.snapshot import Snapshot, snapshot_of
@@ -28,31 +28,49 @@ END_S, HURRIED_S = 10.0, 3.0
 """How long the end of a run may take longer for its notices; after SIGTERM, which has something stronger behind it."""
 STALL_LEAST_S, STALL_TIMES = 1800.0, 10
 """A run stalls if no chunk was committed for so long, and for so many times the usual."""
-_STATUS_S = 5.0
-"""Between two words of progress to systemd, at least."""
+STATUS_S = 5.0
+"""Between two words to systemd, at most."""
+Value = float | dict[str, float]
 
-METRICS = """\
-running: 1 while the run lives, 0 once it has ended; a killed run leaves 1.
-written_timestamp_seconds: When this file was written, in seconds since the epoch.
-exit_code: Exit code of the last run that ended here; -1 while one is running.
-rows{output}: Rows of the output.
-rows_done{output}: Rows whose text is encoded; estimated from distinct texts until the output is complete.
-chunks{output}: Chunks of the output.
-chunks_done{output}: Chunks of the output that are committed.
-quarantined_rows{output}: Texts that this run has put into quarantine.
-rows_per_second: Rows a second, over the last chunks.
-eta_seconds: Time until all outputs are complete, at that rate; 0 if it is not known.
-texts_total{output}: Distinct texts that this run has committed.
-tokens_total{output}: Tokens of the texts that this run has committed, without padding.
-attempts_total{outcome}: Attempts of this run that have ended, by outcome.
-device_busy_seconds_total{device}: Time that the device has computed.
-device_idle_seconds_total{device}: Time, from its first worker to its last, in which the device has not computed.
-"""
-"""Name, label and meaning of each metric; those whose name ends in `_total` are counters, the others gauges."""
+
+def _by_output(name: str) -> Callable[[Snapshot], Value]:
+    return lambda now: {output: getattr(each, name) for output, each in now.outputs.items()}
+
+
+def _by_device(name: str) -> Callable[[Snapshot], Value]:
+    return lambda now: {number: getattr(each, name) for number, each in now.state.device_times.items()}
+
+
+METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
+    "exit_code": (
+        "Exit code of the last run that ended here; -1 while one is running.",
+        lambda now: now.state.ending.code if now.state.ending is not None else -1,
+    ),
+    "written_timestamp_seconds": ("When this file was written, in seconds since the epoch.", lambda _: time.time()),
+    "rows{output}": ("Rows of the output.", _by_output("rows")),
+    "rows_done{output}": (
+        "Rows whose text is encoded; estimated from distinct texts until the output is complete.",
+        _by_output("rows_done"),
+    ),
+    "chunks{output}": ("Chunks of the output.", _by_output("chunks")),
+    "chunks_done{output}": ("Chunks of the output that are committed.", _by_output("chunks_done")),
+    "quarantined_rows{output}": ("Rows without a vector.", _by_output("without")),
+    "rows_per_second": ("Rows a second, over the last chunks.", lambda now: now.rows_per_s or 0.0),
+    "eta_seconds": ("Time until all outputs are complete; 0 if it is not known.", lambda now: now.eta_s or 0.0),
+    "texts_total{output}": ("Distinct texts that this run has committed.", _by_output("texts_here")),
+    "tokens_total{output}": ("Their tokens, without padding.", _by_output("tokens_here")),
+    "attempts_total{outcome}": (
+        "Attempts of this run that have ended, by outcome.",
+        lambda now: dict(now.state.attempts),
+    ),
+    "device_busy_seconds_total{device}": ("Time that the device has computed.", _by_device("busy_s")),
+    "device_idle_seconds_total{device}": ("Time between one worker and the next.", _by_device("idle_s")),
+}
+"""Meaning and value by name with its label; those whose name ends in `_total` are counters, the others gauges."""
 
 
 class Metrics(Observer):
-    """Keeps a file of figures up to date, for the textfile collector of node_exporter."""
+    """Keeps a file of figures up to date, in the text format of Prometheus, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,46 +82,22 @@ class Metrics(Observer):
     def tick(self) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + INTERVAL_S
-            self._write(running=True)
+            self.close()
 
     def close(self) -> None:
-        self._write(running=False)
-
-    def _write(self, *, running: bool) -> None:
-        # Readable by others, unlike the state: node_exporter is another user.
-        text = _metrics(snapshot_of(self._state, time.time()), running=running)
-        with contextlib.suppress(OSError):
-            write_atomic(self._path, text.encode(), durable=False)
-
-
-def _metrics(now: Snapshot, *, running: bool) -> str:
-    """Return the content of the file, in the text format of Prometheus."""
-    state, devices = now.state, now.state.device_times if now.state.started else {}
-    values: dict[str, Mapping[str, float] | float] = {
-        "running": running,
-        "written_timestamp_seconds": time.time(),
-        "exit_code": -1 if state.ending is None else state.ending.code,
-        "quarantined_rows": {name: each.quarantined for name, each in now.outputs.items()},
-        "rows_per_second": now.rows_per_s or 0.0,
-        "eta_seconds": now.eta_s or 0.0,
-        "texts_total": {name: each.texts_here for name, each in now.outputs.items()},
-        "tokens_total": {name: each.tokens_here for name, each in now.outputs.items()},
-        "attempts_total": state.attempts,
-        "device_busy_seconds_total": {name: each.busy_s for name, each in devices.items()},
-        "device_idle_seconds_total": {name: each.idle_s for name, each in devices.items()},
-    }
-    lines = []
-    for head, _, meaning in (line.partition(": ") for line in METRICS.splitlines()):
-        name, _, label = head.rstrip("}").partition("{")
-        full, value = f"chunkvisor_{name}", values.get(name)
-        if value is None:  # named as the attribute
-            value = {output: getattr(each, name) for output, each in now.outputs.items()}
-        lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}"]
-        labeled = value.items() if isinstance(value, Mapping) else [("", value)]
-        for key, number in labeled:
-            escaped = key.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-            lines.append(full + f'{{{label}="{escaped}"}}' * bool(label) + f" {float(number)}")
-    return "".join(f"{line}\n" for line in lines)
+        now, lines = snapshot_of(self._state, time.time()), list[str]()
+        for head, (meaning, value_of) in METRICS.items():
+            name, _, label = head.rstrip("}").partition("{")
+            full, value = f"chunkvisor_{name}", value_of(now)
+            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}"]
+            if not isinstance(value, dict):
+                lines.append(f"{full} {float(value)}")
+                continue
+            for key, number in value.items():
+                escaped = key.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+                lines.append(f'{full}{{{label}="{escaped}"}} {float(number)}')
+        with contextlib.suppress(OSError):  # readable by others, unlike the state: node_exporter is another user
+            write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
 
 
 def is_textfile(head: bytes) -> bool:
@@ -132,7 +126,7 @@ class Notices(Observer):
                 self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
             case of.RunEnded() if state.worked:
                 now = snapshot_of(state, time.time())
-                made = ((name, each.rows) for name, each in now.outputs.items() if each.complete and each.distinct)
+                made = ((name, each.rows) for name, each in now.outputs.items() if each.complete)
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
                 self._send("complete", "\n".join([*rows, f"after {human_time(now.elapsed_s)}"]))
             case of.Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
@@ -189,12 +183,10 @@ def service_manager(environ: MutableMapping[str, str] | None = None) -> Observer
     Takes its variables out of the environment: no child of ours is to speak, or to be watched, in our place.
     """
     environ = os.environ if environ is None else environ
-    names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-    address, watchdog_us, watched_pid = (environ.pop(name, "") for name in names)
+    address, watchdog_us, _ = (environ.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
     if not address.startswith(("/", "@")):  # none, or one over vsock, which is for virtual machines
         return Observer()
-    watched = watchdog_us.isdecimal() and watched_pid in ("", str(os.getpid()))  # see sd_watchdog_enabled(3)
-    return Systemd(address, int(watchdog_us) / 1e6 if watched else None)
+    return Systemd(address, int(watchdog_us) / 3e6 if watchdog_us.isdecimal() else STATUS_S)
 
 
 class Systemd(Observer):
@@ -203,43 +195,33 @@ class Systemd(Observer):
     It uses the thread of the loop: when the loop is stuck, the signs of life stop, as they should.
     """
 
-    def __init__(self, address: str, watchdog_s: float | None) -> None:
-        """`watchdog_s` is how long the manager puts up with silence, None for ever."""
+    def __init__(self, address: str, every_s: float) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._alive_every_s = watchdog_s / 3 if watchdog_s else float("inf")
-        self._alive_s = self._progress_s = -1e9
-        self._begun = self._ready = False
+        self._every_s, self._next_s = min(STATUS_S, every_s), 0.0
+        self._state, self._ready = RunState(), False
 
     def event(self, event: Event, state: RunState) -> None:
+        self._state = state
         # Before them, a model may be fetched for an hour. A run that finds all its work done has to be ready all the
         # same: systemd takes a service of Type=notify that ends without having been ready for a failed one.
-        self._begun |= isinstance(event, of.AttemptStarted | of.Assembling | of.RunEnded)
-        words = event.what if isinstance(event, of.Halted) else event.line
-        if isinstance(event, of.ChunkCommitted):
-            now_s = time.monotonic()
-            if event.chunks_done == event.chunks or now_s - self._progress_s >= _STATUS_S:
-                self._progress_s = now_s
-                words = snapshot_of(state, time.time()).line
-        if words:
-            self._send(f"STATUS={' '.join(words.split())}")
+        self._ready |= isinstance(event, of.AttemptStarted | of.Assembling | of.RunEnded)
+        if isinstance(event, of.Halted):
+            self._send(f"STATUS={plain(event.what)}")
         if isinstance(event, of.Draining):
             self._send("STOPPING=1")
 
     def tick(self) -> None:
-        if self._begun and not self._ready:
-            self._ready = self._send("READY=1")
-        now_s = time.monotonic()
-        if now_s - self._alive_s >= self._alive_every_s and self._send("WATCHDOG=1"):
-            self._alive_s = now_s
+        if self._state.workdir and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + self._every_s
+            line = snapshot_of(self._state, time.time()).line
+            self._send("READY=1\n" * self._ready + f"WATCHDOG=1\nSTATUS={plain(line)}")
 
     def close(self) -> None:
-        self.tick()
+        if self._ready:
+            self._send("READY=1")
 
-    def _send(self, message: str) -> bool:
-        """Send one datagram, without ever waiting for the manager; return whether it has it."""
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as link:
-                link.sendto(message.encode(errors="replace"), self._address)
-        except OSError:  # its queue is full, or it is gone
-            return False
-        return True
+    def _send(self, message: str) -> None:
+        """Send one datagram, without ever waiting for the manager: its queue may be full, or it may be gone."""
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as link:
+            link.sendto(message.encode(errors="replace"), self._address)

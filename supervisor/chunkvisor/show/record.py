@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -44,10 +43,7 @@ MOST_BYTES = 48 << 20
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that a person has put in front, not one of ours."""
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
-_OF_NOTE = re.compile(
-    r"(CUDA|NVIDIA|NCCL|HF|TRANSFORMERS|SENTENCE_TRANSFORMERS|TORCH|PYTORCH|OMP|MKL|TOKENIZERS|SLURM_JOB)_"
-    r"|(TMPDIR|LD_LIBRARY_PATH|LD_PRELOAD|CONDA_PREFIX|VIRTUAL_ENV|LANG|LC_ALL)$"
-)
+_OF_NOTE = re.compile(r"(CUDA|NVIDIA|NCCL|HF|TRANSFORMERS|TORCH|PYTORCH|OMP|MKL|TOKENIZERS|SLURM_JOB|LD|VIRTUAL)_")
 _CREDENTIALS = re.compile(r"://[^/\s@]+@")
 """Without the scheme before it: to look for the start of one at every letter of a long text takes for ever."""
 
@@ -111,17 +107,13 @@ def packages() -> dict[str, str]:
 
 def describe(config: Config, files: InvocationFiles) -> None:
     """Write down the config with every default, and what the run finds around it. Raises OSError."""
-    variables = {name: os.environ[name] for name in sorted(os.environ) if _OF_NOTE.match(name)}
     surroundings = {
         "chunkvisor": __version__,
-        "python": platform.python_version(),
-        "interpreter": sys.executable,
+        "python": f"{platform.python_version()} at {sys.executable}",
         "packages": packages(),
-        "host": socket.gethostname(),
-        "system": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
+        "host": f"{platform.node()}, {platform.platform()}, {len(os.sched_getaffinity(0))} cores",
         "memory_bytes": psutil.virtual_memory().total,
-        "variables": without_secrets(variables),
+        "variables": without_secrets({name: os.environ[name] for name in os.environ if _OF_NOTE.match(name)}),
     }
     values = yaml.safe_dump(without_secrets(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
     for path, text in ((files.environment, json.dumps(surroundings, indent=2) + "\n"), (files.config, values)):

@@ -115,7 +115,7 @@ class Story:
                 self.ended.setdefault("committed", []).append(now_s)
 
 
-Line = tuple[str, dict[int, float]]
+Line = tuple[str, Iterable[tuple[int, float]]]
 """The words for a line of a chart, and its values by step."""
 
 
@@ -128,47 +128,43 @@ def charts_of(story: Story, sensed: Iterable[tuple[float, dict[str, float]]]) ->
     def step(now_s: float) -> int:
         return min(_STEPS - 1, int(now_s / running_s * _STEPS))
 
-    encoded = Counter[int]()
+    encoded, steps = Counter[int](), range(_STEPS)
     for now_s, texts in story.texts:
-        encoded[step(now_s)] += texts
+        encoded[step(now_s) // _SMOOTH] += texts  # chunks are committed in bursts
     if total := sum(encoded.values()):
-        # Chunks are committed in bursts: each point is the mean of some steps.
-        spans = {number: range(max(0, number - _SMOOTH), min(_STEPS, number + _SMOOTH)) for number in range(_STEPS)}
-        rates = {n: sum(encoded[each] for each in span) / len(span) * _STEPS / running_s for n, span in spans.items()}
+        rates = ((number, encoded[number // _SMOOTH] / _SMOOTH * _STEPS / running_s) for number in steps)
         words = f"distinct texts a second; mean {total / running_s:,.1f}"
         yield _chart("Throughput", running_s, [(words, rates)], "{:,.4g}".format)
     if story.ended:
-        lines = list[Line]()
-        for words, times in sorted(story.ended.items()):
-            counts = Counter(map(step, times))
-            lines.append((words, dict(enumerate(accumulate(float(counts[each]) for each in range(_STEPS))))))
-        yield _chart("Attempts", running_s, lines, "{:,.0f}".format)
+        counts = {words: Counter(map(step, times)) for words, times in sorted(story.ended.items())}
+        sums = [(words, enumerate(accumulate(float(count[each]) for each in steps))) for words, count in counts.items()]
+        yield _chart("Attempts", running_s, sums, "{:,.0f}".format)
     held = dict[str, dict[int, float]]()
     for at_s, figures in sensed:
-        at = step(story.clock_s[bisect_right(story.times_s, at_s)])
         for name, size_bytes in figures.items():
-            points = held.setdefault(name, {})
-            points[at] = max(points.get(at, 0.0), size_bytes)
+            held.setdefault(name, {})[step(story.clock_s[bisect_right(story.times_s, at_s)])] = size_bytes
     if any(len(points) > 2 for points in held.values()):  # two readings make a straight line, which says nothing
-        yield _chart("Memory", running_s, sorted(held.items()), human_bytes)
+        lines = [(name, sorted(points.items())) for name, points in sorted(held.items())]
+        yield _chart("Memory", running_s, lines, human_bytes)
     if len({limit for _, limit in story.limits}) > 1:
-        points = {step(now_s): limit for now_s, limit in story.limits}
         words = "tokens in a batch, at most (texts if the encoder does not count tokens)"
-        yield _chart("Batch limit", running_s, [(words, points)], "{:,.0f}".format)
+        limits = [(step(now_s), limit) for now_s, limit in story.limits]
+        yield _chart("Batch limit", running_s, [(words, limits)], "{:,.0f}".format)
 
 
 def _chart(title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]) -> Markup:
     """Draw lines over an upright axis from 0 to the highest value; the words are HTML, so they are not stretched."""
-    top = max((value for _, points in lines for value in points.values()), default=0.0) or 1.0
+    drawn = [(words, list(points)) for words, points in lines]
+    top = max((value for _, points in drawn for _, value in points), default=0.0) or 1.0
     shapes, named = list[Markup](), list[Markup]()
-    for number, (words, points) in enumerate(lines):
+    for number, (words, points) in enumerate(drawn):
         css = f"s{number % 4 + 1}"
-        path = "L".join(f"{step + 0.5} {_HEIGHT * (1 - value / top):.1f}" for step, value in sorted(points.items()))
+        path = "L".join(f"{at + 0.5} {_HEIGHT * (1 - value / top):.1f}" for at, value in points)
         shapes.append(tag("path", class_=f"line {css}", d=f"M{path}"))
         named.append(tag("span", tag("i", class_=css), words))
     drawing = tag("svg", *shapes, viewBox=f"0 0 {_STEPS} {_HEIGHT}", preserveAspectRatio="none", role="img")
-    end = f"{human_time(running_s)} of running time"
-    ticks = [tag("span", words, class_=f"tick {css}") for css, words in (("first", "0"), ("last", end))]
+    ticks = [tag("span", "0", class_="tick first")]
+    ticks.append(tag("span", f"{human_time(running_s)} of running time", class_="tick last"))
     marks = [tag("span", label(top * at), class_="mark", style=f"bottom:{100 * at:.0f}%") for at in (0.0, 0.5, 1.0)]
     chart = tag("div", *marks, drawing, *ticks, class_="chart")
     return tag("figure", tag("figcaption", title), tag("p", *named, class_="legend soft"), chart)
@@ -212,15 +208,6 @@ def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[ob
                 yield name, row["row"], row["place"], row["outcome"], row["reason"], clean(text or "-", 120)
 
 
-def _files(layout: Layout, status: Status, invocations: Sequence[InvocationFiles]) -> Markup:
-    names = [*status.outputs, *(path.name for path in sorted(layout.all_combined.glob("*/")))]
-    rows = [("workdir", layout.workdir), *((name, layout.output(name).manifest) for name in names)]
-    rows.append(("journal", layout.events))
-    for newest in invocations[-1:]:
-        rows += [("log of the last run", newest.log), ("config", newest.config), ("versions", newest.environment)]
-    return table(("what", "where"), [(what, path) for what, path in rows if path.exists()])
-
-
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
     layout = Layout(require_workdir(workdir).workdir.absolute())  # a refusal names the folder as it was given
@@ -241,7 +228,9 @@ def render(workdir: Path, now_s: float) -> str:
     charts = list(charts_of(story, sensed)) or [tag("p", "Nothing has been encoded yet.")]
     told = (tag("li", tag("small", human_moment(at_s)), f" {words}") for at_s, words in sorted(story.lines))
     body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *told)]
-    body += [tag("h2", "Files"), _files(layout, status, invocations)]
+    paths = [layout.workdir, *(layout.output(name).manifest for name in status.outputs), layout.events]
+    paths += [path for newest in invocations[-1:] for path in (newest.log, newest.config, newest.environment)]
+    body += [tag("h2", "Files"), *(tag("p", path) for path in paths if path.exists())]
     body.append(tag("footer", f"Written {human_moment(now_s)} by chunkvisor {__version__}; times are of its machine."))
     page = string.Template((pkgutil.get_data(__package__, "report.html") or b"").decode())
     return page.substitute(title=html.escape(clean(f"{lines[0]}: {workdir.name}", 200)), body="\n".join(body))

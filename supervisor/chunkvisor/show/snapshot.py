@@ -35,26 +35,6 @@ Beats = Mapping[AttemptKey, tuple[Beat, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
-    """A worker under way."""
-
-    key: AttemptKey
-    device: str
-    phase: Phase
-    computing: bool  # it has its `go`; the others are prepared ahead
-    texts: int = 0
-    texts_done: int = 0
-    silent_s: float = 0.0  # since its last sign of progress
-
-    @property
-    def words(self) -> str:
-        """`GPU 0: titles chunk 4, computing, 7 of 100 texts`."""
-        phase = COMPUTING if self.computing and self.phase is Phase.READY else _PHASES[self.phase]  # the beat lags
-        done = f", {self.texts_done:,} of {counted(self.texts, 'text')}" if self.computing and self.texts else ""
-        return f"{self.device}: {self.key.output} chunk {self.key.chunk}, {phase}{done}"
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A run at one moment."""
 
@@ -64,7 +44,7 @@ class Snapshot:
     health: str
     weight: Weight = Weight.NEWS
     outputs: dict[str, Progress] = field(default_factory=dict)
-    workers: tuple[WorkerView, ...] = ()
+    workers: tuple[str, ...] = ()  # what each is at, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`
     # By the time from the first worker's `go` to the last row; while the run lives, of its last chunks. So the first
     # start of the workers is not in it, and what comes between chunks is.
     rows_per_s: float | None = None
@@ -138,45 +118,41 @@ def percent(share: float) -> str:
     return f"{min(int(100 * share), 100 if share >= 1 else 99)} %"
 
 
-def look_at(state: RunState, layout: Layout | None = None) -> Snapshot | None:
-    """Return what there is to see now of a live run; None until it has reported its workdir.
-
-    `layout` is the workdir as it is mounted here, if that may differ from where the run sees it.
-    """
-    if not state.workdir:
-        return None
+def look_at(state: RunState, layout: Layout | None = None, now_s: float | None = None) -> Snapshot:
+    """Return what there is to see of a run; `layout` is its workdir as it is mounted here."""
     layout, beats = layout or Layout(Path(state.workdir)), {}
     for key in state.workers:
         path = layout.output(key.output).attempt(key.chunk, key.attempt).beat
         with contextlib.suppress(OSError):
             if (beat := read_beat(path)) is not None:
                 beats[key] = beat, max(0.0, time.time() - path.stat().st_mtime)
-    return snapshot_of(state, time.time(), beats)
+    return snapshot_of(state, time.time() if now_s is None else now_s, beats)
 
 
 def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Snapshot:
     """Return what there is to see at this moment; `now_s` is ignored once the run has ended."""
     beats, live = beats or {}, state.ending is None
     now_s = max(state.told_s, now_s if live else 0.0)
-    workers = []
-    for key, worker in state.workers.items():
+    workers, under_way, tokens, longest = list[str](), dict.fromkeys(state.outputs, 0), 0, (0.0, 0)
+    for key, worker in sorted(state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)):
         beat, silent_s = beats.get(key, (Beat(0, worker.pid, Phase.START), 0.0))
         label = state.devices.get(worker.device, f"device {worker.device}")
-        done = min(beat.rows_done, beat.rows_total) if worker.computing else 0
-        workers.append(WorkerView(key, label, beat.phase, worker.computing, beat.rows_total, done, silent_s))
-    under_way = dict.fromkeys(state.outputs, 0)
-    for each in workers:
-        under_way[each.key.output] = under_way.get(each.key.output, 0) + each.texts_done
+        words = f"{label}: {key.output} chunk {key.chunk}, {_PHASES[beat.phase]}"
+        if worker.computing:  # the others are prepared ahead
+            done = min(beat.rows_done, beat.rows_total)
+            under_way[key.output] = under_way.get(key.output, 0) + done
+            tokens, longest = tokens + beat.tokens_done, max(longest, (silent_s, key.chunk))
+            words += f", {done:,} of {counted(beat.rows_total, 'text')}" if beat.rows_total else ""
+        workers.append(words)
     outputs = {name: replace(each, texts_under_way=under_way[name]) for name, each in state.outputs.items()}
-    tokens = sum(beats[each.key][0].tokens_done for each in workers if each.computing and each.key in beats)
     texts_per_s, tokens_per_s = _rates(state, now_s, sum(under_way.values()), tokens)
-    ours = [each for each in outputs.values() if each.distinct]  # no earlier run had completed them
+    ours = [each for each in outputs.values() if each.texts_here or not each.complete]
     distinct, rows = sum(each.distinct for each in ours), sum(each.rows for each in ours)
     left = distinct - sum(each.texts_done + each.texts_saved + each.texts_under_way for each in ours)
     # The longest texts come first, and their rate says little of the others; a run that stops ends before its work.
     known = live and state.chunks_here and state.doing != STOPPING and texts_per_s and left > 0
     doing, doing_s = _doing(state, beats, now_s)
-    weight, health = _health(state, workers, now_s)
+    weight, health = _health(state, now_s, *longest)
     return Snapshot(
         state,
         doing,
@@ -184,7 +160,7 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
         health,
         weight,
         outputs,
-        tuple(sorted(workers, key=lambda each: (each.device, not each.computing))) if live else (),
+        tuple(workers) if live else (),
         texts_per_s and texts_per_s * (rows / distinct if distinct else 1.0),
         tokens_per_s or None,
         left / texts_per_s if known and texts_per_s else None,
@@ -220,17 +196,15 @@ def _doing(state: RunState, beats: Beats, now_s: float) -> tuple[str, float]:
     return state.doing, now_s - state.doing_since_s
 
 
-def _health(state: RunState, workers: list[WorkerView], now_s: float) -> tuple[Weight, str]:
-    """Return the gravest matter of the moment."""
+def _health(state: RunState, now_s: float, silent_s: float, chunk: int) -> tuple[Weight, str]:
+    """Return the gravest matter of the moment; `chunk` is the one that has been silent for longest."""
     live = state.ending is None
     if live and state.waits_for:
         left_s = state.waits_until_s - now_s
         doing = f"waiting, next try in {human_time(left_s)}" if left_s > 0 else "trying again"
         return Weight.CARE, f"{doing}: {state.waits_for}"
-    silent = max((each for each in workers if each.computing), key=lambda each: each.silent_s, default=None)
-    if live and silent is not None and silent.silent_s > _SILENCE_S:
-        for_long = human_time(silent.silent_s)
-        words = f"no progress in chunk {silent.key.chunk} for {for_long}; if that lasts, a new worker tries it"
+    if live and silent_s > _SILENCE_S:
+        words = f"no progress in chunk {chunk} for {human_time(silent_s)}; if that lasts, a new worker tries it"
         return Weight.CARE, words
     lost = []
     if without := state.total("without"):

@@ -3,11 +3,11 @@
 It writes nothing, and takes no lock for longer than a look.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from glob import escape, iglob
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,11 @@ from chunkvisor.assemble.badrows import BadReason, count_of, reasons_in_words, r
 from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
-from chunkvisor.events.state import DeviceTimes
-from chunkvisor.show.snapshot import Snapshot, figure, look_at, percent, rows_in_words, snapshot_of
-from chunkvisor.store.identity import Plan, read_fixed, read_staged
+from chunkvisor.events.state import DeviceTimes, Progress
+from chunkvisor.show.snapshot import Snapshot, figure, look_at, percent, rows_in_words
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
-from chunkvisor.store.ledger import Parts, committed_chunks, read_reuse, work_with
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
-from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Spec
-from chunkvisor_worker.contract.wire import read_batch_log, read_message
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
@@ -84,7 +79,7 @@ class OutputStatus:
     def far(self) -> str:
         """`about 3 of 6 rows, 1 of 2 chunks`."""
         if not self.rows:
-            return "its source has not been read yet"
+            return "nothing is known of it yet"
         about = not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
         chunks = f", {self.chunks_done:,} of {counted(self.chunks, 'chunk')}" if self.chunks else ""
         return rows_in_words(self.rows_done, self.rows, about=about) + chunks
@@ -147,66 +142,33 @@ class Follower:
         # A run that has said its last word is over, though its process may take a moment.
         self.alive = self.state.ending is None and (is_held(self.layout.lock) or (self.elsewhere and bool(alive)))
         # Not of the workdir that the journal names: it may be mounted elsewhere here.
-        now = look_at(self.state, self.layout) if self.alive else None
-        return now or snapshot_of(self.state, self.state.told_s)
+        return look_at(self.state, self.layout, time.time() if self.alive else self.state.told_s)
 
 
-def read_output(layout: OutputLayout) -> OutputStatus:
-    """Return how far one output is, by its records and the names of its chunks."""
-    try:
+def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
+    """Return how far one output is: by its manifest once it is complete, until then as the run has told."""
+    with contextlib.suppress(DamagedError):
         moved_to = read_moved(layout)
         moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
         manifest = read_done_manifest(layout) if moved_to is None else read_manifest(moved_to)
-        fixed, record = read_fixed(layout), read_staged(layout)
-        if fixed is None or record is None:
-            return OutputStatus()
-        rows, distinct = record.staged.rows, record.staged.distinct
-        plan, _ = work_with(read_reuse(layout), fixed, record.staged)
-    except DamagedError:
-        return OutputStatus()
-    if manifest is None:
-        texts, chunks = _texts_done(layout, plan, fixed.identity.fingerprint)
-        done = rows * (distinct - plan.distinct + texts) // max(1, distinct)
-        return OutputStatus(rows, done, plan.count, chunks, distinct_texts=distinct)
-    count = count_of(manifest)
-    return OutputStatus(
-        rows,
-        rows,
-        plan.count,
-        plan.count,
-        count,
-        not (layout.moved.exists() and layout.final.exists()),  # else `encode` was ended before it had moved the file
-        distinct,
-        reasons_of(manifest["quarantined"]),
-        file="" if moved_to is None else str(moved_to.final),
-        listed_in=str(where_listed(moved_to or layout, manifest)) if count else "",
-        truncated=(manifest.get("truncated") or {}).get("rows"),
-    )
-
-
-def _texts_done(layout: OutputLayout, plan: Plan, fingerprint: str) -> tuple[int, int]:
-    """Return the number of texts about which nothing is left to do, and that of the chunks that are committed.
-
-    Batches become parts, and parts a chunk, while this reads: what is to become of them is read after them, so that
-    nothing is missed, and the number never goes back, not even if the run is killed.
-    """
-    written: dict[int, set[int]] = {}  # texts by chunk, of attempts that are not judged yet: these are kept then
-    folders = iglob(f"{escape(str(layout.attempts))}/*/*/")  # noqa: PTH207 - Path.glob raises for what vanishes meanwhile
-    for files in (AttemptFiles(Path(folder)) for folder in folders):
-        spec = read_message(Spec, files.spec) if not files.verdict.exists() else None
-        if spec is not None and spec.fingerprint == fingerprint and spec.chunk < plan.count:
-            batches = read_batch_log(files.batches).written
-            written.setdefault(spec.chunk, set()).update(spec.start + row for rows, _ in batches for row in rows)
-    names = (path.name for path in (layout.parts.iterdir() if layout.parts.is_dir() else ()))
-    apart = {int(name) for name in names if name.isdecimal() and int(name) < plan.count}
-    done = {}
-    for chunk in apart.union(written):
-        missing = Parts(layout, chunk, *plan.bounds(chunk), fingerprint).missing()
-        left = set(missing) - written.get(chunk, set())
-        done[chunk] = plan.size(chunk) - len(left)
-    committed = committed_chunks(layout, plan)
-    texts = plan.texts_in(committed) + sum(count for chunk, count in done.items() if not committed[chunk])
-    return texts, committed.count(1)
+        if manifest is not None:
+            count = count_of(manifest)
+            return OutputStatus(
+                manifest["rows"],
+                manifest["rows"],
+                told.chunks,
+                told.chunks,
+                count,
+                not (layout.moved.exists() and layout.final.exists()),  # else `encode` has yet to move it
+                manifest["distinct_texts"],
+                reasons_of(manifest["quarantined"]),
+                file="" if moved_to is None else str(moved_to.final),
+                listed_in=str(where_listed(moved_to or layout, manifest)) if count else "",
+                truncated=(manifest.get("truncated") or {}).get("rows"),
+            )
+    # If it was complete, `retry` has made the rows without a vector pending again.
+    done, bad = (told.rows - told.without, 0) if told.complete else (told.rows_done, told.without)
+    return OutputStatus(told.rows, done, told.chunks, told.chunks_done, bad, distinct_texts=told.distinct)
 
 
 def read_status(workdir: Path) -> Status:
@@ -217,16 +179,13 @@ def read_status(workdir: Path) -> Status:
 
 def status_of(run: Follower, now: Snapshot) -> Status:
     """Return the status of what was looked at just now."""
-    outputs = {path.name: read_output(run.layout.output(path.name)) for path in sorted(run.layout.outputs.glob("*/"))}
+    names = [path.name for path in sorted(run.layout.outputs.glob("*/"))]
+    outputs = {name: _output_status(run.layout.output(name), now.outputs.get(name, Progress())) for name in names}
     told, ending, holder = run.state, run.state.ending, run.holder
     halted = ending is not None and ending.code not in _STOPPED and ending.code not in _DONE
     state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
     if not run.alive and outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
         state = State.COMPLETE
-    for name, output in outputs.items():
-        if not output.complete and (found := told.outputs.get(name)) is not None and not found.complete:
-            # A manifest lists rows without a vector only when its output is complete; the run counts them before.
-            outputs[name] = replace(output, quarantined=found.without)
     rate, distinct = now.rows_per_s, sum(output.distinct_texts for output in outputs.values())
     if not run.alive:  # as its last commit told
         rows = sum(output.rows for output in outputs.values())
@@ -268,13 +227,11 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
         lines.append(f"{name}: {', '.join(parts)}")
     if running:
         lines += [", ".join(now.rates)] * bool(now.rates)
-        lines += [each.words for each in now.workers]
+        lines += now.workers
     else:
         for name, times in ((name, each) for name, each in status.devices.items() if each.busy_s):
-            figures = [f"{figure(times.texts / times.busy_s)} texts/s"]
-            figures += [f"{figure(times.tokens / times.busy_s)} tokens/s"] * bool(times.tokens)
             idle = f"idle {100 * times.idle_s / (times.busy_s + times.idle_s):.1f} % between chunks"
-            lines.append(f"{name}: {', '.join(figures)} while computing, {idle}")
+            lines.append(f"{name}: {figure(times.texts / times.busy_s)} texts/s while computing, {idle}")
     if status.attempts:
         lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     ending = now.state.ending.code if now.state.ending is not None else None

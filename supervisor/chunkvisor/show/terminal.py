@@ -43,7 +43,7 @@ def view(now: Snapshot) -> list[Text]:
     for name, output in now.outputs.items() if len(now.outputs) > 1 else ():
         rows = counted(output.rows, "row")
         drawn.append(Text(f"{bar(output.share, 20)} {percent(output.share):>5}  {plain(name)}, {rows}", "dim"))
-    drawn += [Text(each.words, "" if each.computing else "dim") for each in now.workers]
+    drawn += map(Text, now.workers)
     for line in [*drawn[:2], *drawn[3:]]:
         line.no_wrap, line.overflow = True, "ellipsis"
     return [*drawn[:3], health, *drawn[3:]]
@@ -81,9 +81,9 @@ class Live(Observer):
             self.tick()
 
     def tick(self) -> None:
-        if time.monotonic() - self._drawn_s >= REFRESH_S and (snapshot := look_at(self._state)) is not None:
+        if time.monotonic() - self._drawn_s >= REFRESH_S and self._state.workdir:
             self._drawn_s = time.monotonic()
-            self.draw(snapshot, self._news)
+            self.draw(look_at(self._state), self._news)
             self._news.clear()
 
     def close(self) -> None:
