@@ -128,7 +128,7 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
         ("recovery.stall_timeout", (0, -1, "soon", "5x", float("inf"), "60d", True, None, "")),
         ("ingest.memory_limit", ("much", 1, True, -1, None)),
         ("env", ({"A": True}, {"A": None}, {"A": "\0"}, {"1A": "x"}, {"A=B": "x"}, {"CUDA_VISIBLE_DEVICES": "1"})),
-        ("outputs", ({}, {".a": OUTPUT}, {"a/b": OUTPUT}, {"a" * 101: OUTPUT}, {"a.json": OUTPUT})),
+        ("outputs", ({}, {".a": OUTPUT}, {"a/b": OUTPUT}, {"a" * 101: OUTPUT}, {"a.b": OUTPUT})),
         ("outputs", ({"train": OUTPUT, "Train": OUTPUT}, {"a": {**OUTPUT, "chunk": {"keep": True}}})),
         ("outputs.a.column", (None,)),
         ("outputs.a.sql", ("b",)),
@@ -318,7 +318,7 @@ def test_all_problems_at_once(folder: Path) -> None:
         ("a: 1\n---\nb: 2", ":2: not valid YAML: but found another document"),
         ("- token: s3cret: x", ":1: not valid YAML"),
         ("a: \0", r":1: the character '\x00' has no place in YAML"),
-        (b"a: 1\nb: \xff", ":2: not UTF-8 text"),
+        (b"a: 1\nb: \xff", ": not UTF-8 text"),
         ("a: !!python/object:os.system {}", ":1: not valid YAML: could not determine a constructor"),
         ("a: !!int x", ":1: not valid YAML: a value cannot be read as what its tag says"),
         ("[" * 1000, ":1: nested too deeply"),
@@ -377,7 +377,6 @@ def test_unreadable_path(folder: Path) -> None:
         ("encode.batch_tokens=", lambda config: config.encode.batch_tokens is None),
         ("model.kwargs.a.b=[1, 2]", lambda config: config.model.kwargs == {"a": {"b": [1, 2]}}),
         ("outputs.a.encode.normalize=true", lambda config: config.outputs["a"].encode.normalize),
-        ("outputs.x.y.column=other", lambda config: config.outputs["x.y"].column == "other"),
         ("outputs.new={source: n.csv, column: c}", lambda config: config.outputs["new"].column == "c"),
         ("env.A=x=y", lambda config: config.env == {"A": "x=y", "B": "9.10", "C": "007"}),
         ("env.A=1.50", lambda config: config.env == {"A": "1.50", "B": "9.10", "C": "007"}),
@@ -386,7 +385,7 @@ def test_unreadable_path(folder: Path) -> None:
 )
 def test_override(folder: Path, override: str, read: Any) -> None:
     """--set reaches every key, mends what is wrong in the file, and numbers of `env` keep their digits."""
-    text = LEAST + "  x.y: {source: b.csv, column: text}\nchunk:\nenv: {B: 9.10, C: 007}\ndevice: gpu\n"
+    text = LEAST + "chunk:\nenv: {B: 9.10, C: 007}\ndevice: gpu\n"
     loaded = load_text(b"\xef\xbb\xbf" + text.encode(), *dict.fromkeys(("device=cuda", override)))
     assert read(loaded.config)
     assert loaded.folder == folder

@@ -141,16 +141,14 @@ def _read(path: Path) -> str:
         hint = f"`chunkvisor init {shlex.quote(str(path))}` writes a config to start from"
         hint = f"did you mean {path.with_name(near[0])}?" if near else hint
         raise _wrong_config([f"{path}: there is no such file; {hint}"]) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise _wrong_config([f"{path}: cannot be read: {reason}"]) from None
+    except (OSError, ValueError) as error:  # a folder, a name that no file can have
+        raise _wrong_config([f"{path}: cannot be read: {error}"]) from None
     if len(data) > _SIZE_LIMIT_BYTES:
         raise _wrong_config([f"{path}: larger than {_SIZE_LIMIT_BYTES:,} bytes; this cannot be a config"])
     try:
         return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _wrong_config([f"{path}:{line}: not UTF-8 text; save the file in this encoding"]) from None
+    except UnicodeDecodeError:
+        raise _wrong_config([f"{path}: not UTF-8 text; save the file in this encoding"]) from None
 
 
 def _wrong_config(problems: Sequence[str]) -> Halt:
@@ -188,14 +186,8 @@ def _override(document: Document, places: dict[Key, int | str], place: str, text
         return "write it as --set KEY=VALUE, such as --set chunk.size=200"
     key = tuple(dotted.split("."))
     outputs = document.value.get("outputs")
-    if key[0] == "outputs" and isinstance(outputs, dict):
-        rest = dotted.removeprefix("outputs.")
-        # The name of an output may hold dots itself.
-        if names := [name for name in outputs if f"{rest}.".startswith(f"{name}.")]:
-            name = max(names, key=len)
-            key = ("outputs", name, *filter(None, rest.removeprefix(name).split(".")))
-        elif len(key) > 2:
-            return f"there is no output {key[1]}; {did_you_mean(key[1], outputs, 'valid here')}"
+    if key[0] == "outputs" and len(key) > 2 and isinstance(outputs, dict) and key[1] not in outputs:
+        return f"there is no output {key[1]}; {did_you_mean(key[1], outputs, 'valid here')}"
     try:
         value = parse(value_text, key).value
     except YamlError as error:

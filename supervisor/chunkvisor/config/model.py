@@ -39,40 +39,19 @@ PADDING_TOKENS = {"cpu": 64, "cuda": 2048}
 (docs/explanation/performance.md), on a GPU the ten milliseconds or so in which it waits for the kernels of a deep
 model to be launched."""
 
-_HUB_ACCESS = "a token does not belong in a config file; set HF_TOKEN in the environment of chunkvisor"
-_OF_MODEL = {
-    "dtype": "use the key model.dtype",
-    "torch_dtype": "use the key model.dtype",
-    "revision": "use the key model.revision",
-    "trust_remote_code": "use the key model.trust_remote_code",
-    "device": "use the key device",
-    "device_map": "use the key device",
-    "token": _HUB_ACCESS,
-    "use_auth_token": _HUB_ACCESS,
-}
-"""Arguments of a model's constructor that keys of the config decide."""
+_OF_MODEL = {"dtype", "torch_dtype", "revision", "trust_remote_code", "device", "device_map", "token", "use_auth_token"}
+"""Arguments of a model's constructor that keys of the config decide, or HF_TOKEN in the environment."""
 
 _OF_ENCODE = {
-    "batch_size": "use the key encode.batch_size",
-    "convert_to_numpy": "leave it out",
-    "convert_to_tensor": "leave it out",
-    "device": "use the key device",
-    "normalize_embeddings": "use the key encode.normalize",
-    "output_value": "leave it out: a run makes one vector for each text",
-    "pool": "use the key device",
-    "precision": "use the key outputs.NAME.dtype",
-    "prompt": "use the key encode.prompt",
-    "prompt_name": "use the key encode.prompt_name",
-    "sentences": "the texts are those of the source",
-    "show_progress_bar": "leave it out",
-    "truncate_dim": "use the key encode.truncate_dim",
+    *("batch_size", "convert_to_numpy", "convert_to_tensor", "device", "normalize_embeddings", "output_value", "pool"),
+    *("precision", "prompt", "prompt_name", "sentences", "show_progress_bar", "truncate_dim"),
 }
-"""Arguments of sentence-transformers' own encode that keys of the config decide."""
+"""Arguments of sentence-transformers' own encode that keys of the config decide, or that a run decides."""
 
 
-def _refuse_owned(kwargs: dict[str, Any], owned: dict[str, str]) -> dict[str, Any]:
-    if found := sorted(owned.keys() & kwargs):
-        raise refused("; ".join(f"{name} is not for here: {owned[name]}" for name in found))
+def _refuse_owned(kwargs: dict[str, Any], owned: set[str]) -> dict[str, Any]:
+    if found := sorted(owned & kwargs.keys()):
+        raise refused(f"{', '.join(found)}: not for here; use the key of the config, and HF_TOKEN for a token")
     return kwargs
 
 
@@ -129,7 +108,7 @@ class ModelConfig(Section):
     @field_validator("kwargs")
     @classmethod
     def _no_owned_kwargs(cls, kwargs: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return _refuse_owned(kwargs, _OF_MODEL if info.data.get("encoder") == SENTENCE_TRANSFORMERS else {})
+        return _refuse_owned(kwargs, _OF_MODEL if info.data.get("encoder") == SENTENCE_TRANSFORMERS else set())
 
     @field_validator("name")
     @classmethod

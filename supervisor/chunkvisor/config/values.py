@@ -170,13 +170,6 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _own_name(name: str) -> str:
-    # An output called a.npy or a.rows would share a file name with what an output called a has.
-    if taken := re.search(r"\.(npy|parquet|json|jsonl|html|rows|ranges)$", name, re.IGNORECASE):
-        raise refused(f"a name that ends in {taken[0]} is taken by the files of other outputs; choose another one")
-    return name
-
-
 def _env_name(name: str) -> str:
     if name in _OWNED_ENV:
         raise refused(_OWNED_ENV[name])
@@ -263,10 +256,7 @@ EnvValue = Annotated[
     expected("text that an environment variable can hold"),
 ]
 OutputName = Annotated[
-    StrictStr,
-    Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$"),
-    AfterValidator(_own_name),
-    expected("a name of letters, digits, _ - and . (at most 100, not starting with a dot)"),
+    StrictStr, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$"), expected("a name of letters, digits, _ and - (at most 100)")
 ]
 OutputNames = Annotated[
     tuple[StrictStr, ...],
