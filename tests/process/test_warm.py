@@ -130,7 +130,7 @@ WITHOUT_A_TEMPLATE = {
     "open_gpu": (78, "/dev/nvidiactl open"),
     "start_thread": (78, "has started threads"),
     "fail": (78, "ImportError: no such library"),
-    "hang": (69, "has not loaded within 1 s"),
+    "hang": (78, "has not loaded within 1 s"),
 }
 """What a template does -> the exit code of a run that wants one, and a part of its words."""
 

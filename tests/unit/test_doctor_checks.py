@@ -27,7 +27,6 @@ from chunkvisor.config.load import from_values
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
 from chunkvisor.engine.modelfolder import ModelFolder
-from chunkvisor.engine.ray.wire import Survey
 from chunkvisor.engine.trial import Expected, Trial
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Verdict
@@ -119,9 +118,7 @@ TOO_OLD = torch("The NVIDIA driver on your system is too old (found version 1202
 
 CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("config", FAULT, "c.yaml:3: no", lambda: well(refused={"config": config_error("c.yaml:3: no")})),
-    ("cluster", OK, "3 nodes with 96 processors and 24 GPUs", lambda: well(cluster=Survey(3, 96, 24))),
-    ("cluster", WARNING, "and 0 GPUs", lambda: well(cluster=Survey(3, 96, 0))),
-    ("cluster", FAULT, "no Ray cluster answers: refused", lambda: well(cluster=Survey(problem="refused"))),
+    ("cluster", NOTE, "the other findings are about this machine", lambda: well(on_cluster=True)),
     # the driver and nvidia-smi
     ("driver", OK, "NVIDIA driver 580.65.06, for CUDA 13.0", well),
     ("driver", FAULT, "no NVIDIA driver", lambda: well(**NO_GPU)),

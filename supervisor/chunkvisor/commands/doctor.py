@@ -29,7 +29,6 @@ from chunkvisor.engine.modelfolder import (
     read_model_folder,
 )
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
-from chunkvisor.engine.ray.wire import Survey, survey
 from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict, describe_exit
@@ -82,7 +81,7 @@ class Case:
 
     config: Config | None = None
     refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
-    cluster: Survey | None = None
+    on_cluster: bool = False
     devices: tuple[Device, ...] = ()
     own: Mapping[str, str] = field(default_factory=lambda: os.environ)
     workers: Mapping[str, str] = field(default_factory=dict)  # the environment that workers get
@@ -104,7 +103,7 @@ class Case:
     @property
     def wanted(self) -> str:
         """Return where the job computes, "cuda" or "cpu"; empty without a job for this machine."""
-        if self.config is None or (self.cluster is not None and not self.devices):
+        if self.config is None or (self.on_cluster and not self.devices):
             return ""
         return "cpu" if "cpu" in self.config.device else "cuda"
 
@@ -134,13 +133,11 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
         except Halt as halt:
             case.refused["config"] = halt
     if case.config is not None:
-        if case.config.engine.kind is EngineKind.RAY:
-            say("asking the cluster")
-            case.cluster = survey(case.config.engine.address)
+        case.on_cluster = case.config.engine.kind is EngineKind.RAY
         try:
             case.devices = gpus.find_devices(case.config.device)
         except Halt as halt:
-            if case.cluster is None:  # the workers of a cluster need no GPU here
+            if not case.on_cluster:  # the workers of a cluster need no GPU here
                 case.refused["gpu"] = halt
     case.workers = environment_of(os.environ, case.devices, case.config.env if case.config is not None else {})
     # First, because the memory of a process that has just ended is not free at once.
@@ -294,16 +291,9 @@ def _broken(case: Case, check: str, meaning: str, mend: str) -> Finding:
 
 
 def _cluster(case: Case) -> Iterator[Finding]:
-    if (cluster := case.cluster) is None:
-        return
-    if cluster.problem:
-        mend = "start it: ray start --head; or correct engine.address; or, without Ray: pip install 'chunkvisor[ray]'"
-        yield Finding("cluster", FAULT, f"no Ray cluster answers: {cluster.problem}", mend)
-        return
-    lacks = case.wanted != "cpu" and not cluster.gpus
-    has = f"{cluster.nodes} nodes with {cluster.processors} processors and {cluster.gpus} GPUs"
-    mend = "start a node with a GPU, for which a run would wait: ray start --address" * lacks
-    yield Finding("cluster", WARNING if lacks else OK, f"{has}; the other findings are about this machine", mend)
+    if case.on_cluster:
+        meaning = "the job runs on a Ray cluster, and the other findings are about this machine"
+        yield Finding("cluster", NOTE, meaning, "see what the cluster has: ray status")
 
 
 def _driver(case: Case) -> Iterator[Finding]:

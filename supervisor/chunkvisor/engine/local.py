@@ -28,7 +28,7 @@ from chunkvisor.engine.process import (
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor.judge import STATUS_LOST, describe_exit
-from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import (
     MESSAGE_LIMIT_BYTES,
@@ -74,7 +74,6 @@ class TemplateProcess:
         self.files = files = AttemptFiles(folder)
         self.ready = False
         self.failure = ""  # why it is dead, or was given up and killed; empty = it is neither
-        self.hopeless = False  # whether another one would fail for the same reason
         self.loaded_s = 0.0
         self._environment = {**environment, **_OF_TEMPLATE}
         self._startup_s, self._started_s = startup_s, time.monotonic()
@@ -118,7 +117,6 @@ class TemplateProcess:
             elif report.loaded_s is not None:
                 self.ready, self.loaded_s = True, report.loaded_s
             elif report.unfit is not None:
-                self.hopeless = True
                 self.fail(report.unfit)
             elif report.forked is not None and len(fds) == 1:
                 self._forked = (report.forked, fds.pop())
@@ -278,24 +276,17 @@ class LocalEngine:
     def _give_up(self, why: str, failed: TemplateProcess | None) -> None:
         """Go on without a template. Raises Halt if the config wants one."""
         self._template = None
-        fault = read_message(Fault, failed.files.fault) if failed is not None else None
-        found = diagnose(fault) if fault is not None else None
         if self._settings.start is not Start.WARM:
-            refused = found is not None and found.rule.name == "wrong-model"
-            self._emit(WarmGivenUp(reason="the model is refused, and the next worker says why" if refused else why))
+            self._emit(WarmGivenUp(reason=why))
             return
-        # If it died or hung, nothing says that the config is wrong.
-        hopeless = failed is not None and failed.hopeless
-        code, remedy = ExitCode.CONFIG if hopeless else ExitCode.MACHINE, "Write"
-        if found is not None and hopeless:
-            short = found.rule.outcome is Outcome.HOST_OOM
-            code = ExitCode(found.rule.exit_code or (ExitCode.MACHINE if short else ExitCode.CONFIG))
-            remedy = f"{found.rule.remedy} Or write"
+        fault = read_message(Fault, failed.files.fault) if failed is not None else None
+        rule = diagnose(fault).rule if fault is not None else None
         raise Halt(
-            code,
+            ExitCode(rule.exit_code or ExitCode.CONFIG) if rule is not None else ExitCode.CONFIG,
             "no worker can be started warm",
             why=f"of the template process: {why}",
-            remedy=f"{remedy} `workers.start: auto`, or fresh; then run the same command again.",
+            remedy=f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
+            "then run the same command again.",
             log=failed.files.log if failed is not None else None,
         )
 

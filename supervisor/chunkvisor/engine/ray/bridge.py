@@ -1,26 +1,25 @@
 """`python -m chunkvisor.engine.ray.bridge`: Ray's driver, which passes on what parent and agents say.
 
-Standard input is a socket to the parent, whose end is the bridge's end. With an address as its argument it prints what
-that cluster has, as one JSON object.
+Standard input is a socket to the parent, whose end is the bridge's end.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chunkvisor.engine.ray.agent import Agent
-from chunkvisor.engine.ray.wire import Cluster, Connect, NodeAside, NodeOrder, NodeReport, Survey
+from chunkvisor.engine.ray.wire import Cluster, Connect, NodeOrder, NodeReport
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
 from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
@@ -31,7 +30,6 @@ _CLOSE_S = 8.0
 _LOOK_S = 1.0
 # After this number of deaths an agent is not started again on the node.
 _DEATHS = 3
-_PAUSE_S = 2.0
 _WORDS = 120
 _ANSWER_S = 10.0
 
@@ -43,6 +41,8 @@ class Bridge:
         self._begin, self._reader, self._writer = begin, reader, writer
         self._wanted = "CPU" if "cpu" in begin.terms.device else "GPU"
         self._alive: dict[str, dict[str, Any]] = {}
+        self._kept: set[str] = set()  # nodes that have an agent, or are to have one
+        self._deaths = Counter[str]()
         # How far each node is, by Ray's number: the agent's start, its preparation, then orders that wait for it.
         self._starting: set[str] = set()
         self._preparing: set[str] = set()
@@ -88,9 +88,10 @@ class Bridge:
             return
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
-            known, self._alive = set(self._alive), {node["NodeID"]: node for node in nodes if node["Alive"]}
-            for number in self._alive.keys() - known:
-                if self._has_device(number):
+            self._alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
+            for number in self._alive.keys() - self._kept:
+                if self._has_device(number) and self._deaths[number] < _DEATHS:
+                    self._kept.add(number)
                     self._starting.add(number)
                     self._start(self._keep_agent(number))
             self._tell_cluster()
@@ -108,30 +109,21 @@ class Bridge:
             self._say(NodeReport(cluster=cluster))
 
     async def _keep_agent(self, number: str) -> None:
-        """Have an agent on the node while it lives, and another one if that dies alone."""
-        node, why = self._alive[number], ""
-        for _ in range(_DEATHS):
-            self._starting.add(number)
-            try:
-                await self._serve(number, node["Resources"])
-                return  # it is set aside
-            except Exception as error:  # noqa: BLE001 - the node must not be forgotten, whatever it is
-                if not isinstance(error, ray.exceptions.RayError):
-                    traceback.print_exc()
-                why = first_line(error)
-            finally:
-                self._starting.discard(number)
-                self._preparing.discard(number)
-                self._orders.pop(number, None)
-                self._agents.pop(number, None)
-            self._say(NodeReport(number, gone=why))
-            self._tell_cluster()
-            await asyncio.sleep(_PAUSE_S)
-            if number not in self._alive:
-                return
-        name = f"{node['NodeManagerHostname']} ({number[:6]})"
-        remedy = f"look into Ray's logs on {name}; memory may be short there"
-        self._say(NodeReport(number, aside=NodeAside(name, f"its agent ended {_DEATHS} times: {why}", remedy)))
+        """Have an agent on the node while it lives."""
+        try:
+            await self._serve(number, self._alive[number]["Resources"])
+            self._deaths[number] = _DEATHS  # it is set aside
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node is lost
+            self._deaths[number] += 1
+            if not isinstance(error, ray.exceptions.RayError):
+                traceback.print_exc()
+            self._say(NodeReport(number, gone=first_line(error)))
+        finally:
+            self._starting.discard(number)
+            self._preparing.discard(number)
+            self._orders.pop(number, None)
+            self._agents.pop(number, None)
+            self._kept.discard(number)
 
     # --- a node
 
@@ -219,19 +211,6 @@ def first_line(error: BaseException) -> str:
     return words if len(words) <= _WORDS else f"{words[:_WORDS]}…"
 
 
-def print_survey(address: str) -> None:
-    """Count what the cluster has."""
-    try:
-        connect(address)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-        found = Survey(problem=first_line(error))
-    else:
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        processors, gpus = (int(sum(each.get(name, 0) for each in alive)) for name in ("CPU", "GPU"))
-        found = Survey(len(alive), processors, gpus)
-    sys.stdout.write(json.dumps(asdict(found)) + "\n")
-
-
 async def serve_parent() -> None:
     """Serve the parent at standard input."""
     parent = socket.socket(fileno=os.dup(0))
@@ -240,18 +219,10 @@ async def serve_parent() -> None:
     reader, writer = await asyncio.open_connection(sock=parent, limit=_LINE_BYTES)
     if (begin := from_json(Connect, await reader.readline())) is not None:
         await Bridge(begin, reader, writer).run()
-    leave()
-
-
-def leave() -> NoReturn:
-    """End at once: Ray's own farewell may take seconds, and its cluster notices anyway."""
-    sys.stdout.flush()
     sys.stderr.flush()
+    # At once: Ray's own farewell may take seconds, and its cluster notices anyway.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print_survey(sys.argv[1])
-        leave()
     asyncio.run(serve_parent())

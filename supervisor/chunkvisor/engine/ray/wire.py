@@ -1,7 +1,5 @@
-"""What parent, bridge and agents say to each other, one JSON message a line; and a survey of a cluster."""
+"""What parent, bridge and agents say to each other, one JSON message a line."""
 
-import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 from chunkvisor.devices.gpu import Device
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
-from chunkvisor_worker.contract.wire import from_json
 
 NO_WORKER = -1
 # On which two machines must agree.
@@ -17,7 +14,6 @@ VERSION = f"chunkvisor {__version__} under Python {sys.version_info.major}.{sys.
 BRIDGE = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
 # No figures about a cluster go to Ray's makers.
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
-_SURVEY_S = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,26 +118,3 @@ class NodeReport:
     event: str = ""  # an event for the journal
     details: dict[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """A cluster as it is now."""
-
-    nodes: int = 0
-    processors: int = 0
-    gpus: int = 0
-    problem: str = ""  # why nothing is known of it
-
-
-def survey(address: str) -> Survey:
-    """Ask the cluster, in a child with a time limit, since Ray ends the process that cannot go on."""
-    environment = {**os.environ, **RAY_ENVIRONMENT}
-    try:
-        command = (*BRIDGE, address)
-        ended = subprocess.run(command, capture_output=True, timeout=_SURVEY_S, check=False, env=environment)
-    except subprocess.TimeoutExpired:
-        return Survey(problem=f"no answer within {_SURVEY_S:.0f} s")
-    last = ended.stdout.splitlines()[-1] if ended.stdout.strip() else b""
-    failed = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return from_json(Survey, last) or Survey(problem=failed or f"exit code {ended.returncode}")
