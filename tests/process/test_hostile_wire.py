@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +22,10 @@ from chunkvisor.heart.policy import History, decide
 from chunkvisor.judge import EndedBy, judge
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look
-from chunkvisor_worker.contract.exits import PARENT_PID, Outcome, WorkerExit
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Facts, GateOrder, Limits, Spec
-from chunkvisor_worker.contract.wire import from_json, read_message, to_json
+from chunkvisor_worker.contract.messages import Facts, Limits, Spec
+from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.job import run_and_exit
 from damaged import LAST, TEXTS, made_once, unfinished
 from harness import expected, local_engine_only, wait_for
@@ -68,13 +67,11 @@ def attempts(place: ScriptedWorkplace) -> list[AttemptFiles]:
     return [AttemptFiles(path.parent) for path in sorted(place.workdir.rglob("spec.json"))]
 
 
-def by_hand(folder: Path, stdin: socket.socket | None = None) -> int:
-    """The exit code of a worker, forked here, over the folder; with a socket it is under supervision."""
+def by_hand(folder: Path) -> int:
+    """The exit code of a worker, forked here, over the folder."""
     pid = os.fork()
     if pid == 0:
-        _be_worker(folder, stdin)
-    if stdin is not None:
-        stdin.close()
+        _be_worker(folder)
     try:
         ended = wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), timeout_s=60)
     except AssertionError:
@@ -86,17 +83,15 @@ def by_hand(folder: Path, stdin: socket.socket | None = None) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _be_worker(folder: Path, stdin: socket.socket | None) -> NoReturn:
+def _be_worker(folder: Path) -> NoReturn:
     try:
         os.setsid()
         log = os.open(folder / "worker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin.fileno(), 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         new_streams()
         os.closerange(3, 256)
-        if stdin is not None:
-            os.environ[PARENT_PID] = str(os.getppid())
         sys.modules.pop("scripted", None)
         run_and_exit(folder)
     finally:
@@ -163,33 +158,6 @@ def test_worker_over_folder_of_any_content(place: ScriptedWorkplace, tmp_path: P
         target.write_bytes(data.draw(another(content)) if data.draw(st.booleans()) else content)
     code = by_hand(folder)
     assert code in set(WorkerExit), (code, files.log.read_text())
-    if code == WorkerExit.DONE:
-        right_rows(files.vectors, list(range(6)))
-
-
-def mutated_go(data: st.DataObject) -> bytes:
-    """A line that opens the gate, or nearly."""
-    return data.draw(another(to_json(GateOrder(Limits(2))))).replace(b"\n", b" ") + b"\n"
-
-
-@soaked(60)
-@given(st.data())
-def test_worker_that_hears_anything(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
-    """Lines that are no `go` are passed over; whatever comes first as one, the worker does its work or says why not."""
-    folder = tmp_path / "attempt"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    files, original = AttemptFiles(folder), attempts(place)[0]
-    shutil.copy(original.spec, files.spec)
-    shutil.copy(original.texts, files.texts)
-    lines = [mutated_go(data) for _ in range(data.draw(st.integers(0, 3)))]
-    ours, theirs = socket.socketpair()
-    with ours:
-        ours.sendall(b"".join(lines)[:100_000] + b"\n" + to_json(GateOrder(Limits(3))))
-        code = by_hand(folder, theirs)
-    assert code in set(WorkerExit), (code, files.log.read_text())
-    if all(from_json(GateOrder, line) is None for line in lines):
-        assert code == WorkerExit.DONE, files.log.read_text()
     if code == WorkerExit.DONE:
         right_rows(files.vectors, list(range(6)))
 
