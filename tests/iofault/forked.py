@@ -1,27 +1,28 @@
-"""Children of a run as forks, in the place of new interpreters: hundreds of runs then take seconds.
+"""Commands and their children as forks, in the place of new interpreters: hundreds of runs then take seconds.
 
-Only the start differs. The child has the standard streams, the session, the environment and the signals that it was
-to have, and runs the same module as `python -m` would.
-
-They are forks of a zygote, which is a fork of the run before it has begun, and come out as children of the run
-(CLONE_PARENT, clone(2)). Were they forks of the run itself, it would copy each page that it writes to once more after
-each of them: three quarters of all page faults of a run.
+Only the start differs. A child has the standard streams, the session, the environment and the signals that it was
+to have, and runs the same module as `python -m` would. Children are
+forks of a zygote, which is a fork of the run before it has begun, and come out as children of the run (CLONE_PARENT,
+clone(2)). Were they forks of the run itself, it would copy each page that it writes to once more after each of them:
+three quarters of all page faults of a run.
 """
 
 import importlib.util
 import inspect
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.abc import InspectLoader
+from pathlib import Path
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -125,14 +126,9 @@ def _serve(orders: socket.socket, begun: Callable[[str], None]) -> NoReturn:
 
 
 def _be_child(order: dict[str, Any], fds: list[int], begun: Callable[[str], None]) -> NoReturn:
-    try:
+    def work() -> None:
         if order["session"]:
             os.setsid()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for stream, is_given in enumerate(order["streams"]):
             if is_given:
                 os.dup2(fds.pop(0), stream)
@@ -141,14 +137,56 @@ def _be_child(order: dict[str, Any], fds: list[int], begun: Callable[[str], None
         os.umask(order["umask"])
         os.environ.clear()
         os.environ.update(order["environment"])
-        module = order["words"][0]
-        begun(ROLES[module])
+        begun(ROLES[order["words"][0]])
         sys.argv = order["words"]
         warnings.simplefilter("ignore")
-        exec(_code_of(module), {"__name__": "__main__", "__builtins__": __builtins__})
-        os._exit(0)
+        exec(_code_of(order["words"][0]), {"__name__": "__main__", "__builtins__": __builtins__})
+
+    _end_with(work)
+
+
+def _end_with(work: Callable[[], None]) -> NoReturn:
+    """Do the work of this forked process, and end it with the exit code that an interpreter would have."""
+    code: object = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        work()
+        code = 0
     except SystemExit as end:
-        os._exit(end.code if isinstance(end.code, int) else 1)
+        code = end.code
     except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def run_command(
+    work: Callable[[], None], output: Path, begun: Callable[[str], None], limit_s: float
+) -> tuple[int, str]:
+    """Do the work of a command in a fork of this process; (its exit code, what it has printed)."""
+
+    def command() -> None:
+        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        make_zygote(begun)
+        work()
+
+    pid = os.fork()
+    if not pid:
+        _end_with(command)
+    pidfd, poll = os.pidfd_open(pid), select.poll()
+    poll.register(pidfd, select.POLLIN)
+    in_time = poll.poll(limit_s * 1000)
+    os.close(pidfd)
+    if not in_time:
+        os.kill(pid, signal.SIGABRT)  # faulthandler prints where it stands
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code, ("" if in_time else "no end in sight\n") + output.read_text(errors="replace")

@@ -1,4 +1,4 @@
-/* Fails chosen calls of libc that change or open files, in this process and whatever it starts: see README.md.
+/* Fails chosen calls of libc that change or open files, in this process and whatever it starts: see shim.py.
 
    LD_PRELOAD this library. What to fail stands in a block of memory that all processes share (block.h); its file is
    named by IOFAULT, or given to iofault_open(). A call is told by its position: role of the process, kind of call,
@@ -23,7 +23,6 @@
 
 static struct block *block;
 static char role[16] = "other";
-static void (*place_in_code)(char *, int); /* fills the room with words; the caller's own stack says where it is */
 
 #define REAL(name)                                                                                                     \
     static __typeof__(name) *real;                                                                                     \
@@ -33,9 +32,6 @@ static void (*place_in_code)(char *, int); /* fills the room with words; the cal
 
 /* Which process this is. */
 void iofault_role(const char *name) { snprintf(role, sizeof role, "%s", name); }
-
-/* What is asked in recordings for the place in the code. */
-void iofault_place(void (*asked)(char *, int)) { place_in_code = asked; }
 
 /* Use the block in this file. Returns 0 where it can be had. */
 int iofault_open(const char *path) {
@@ -90,16 +86,9 @@ static uint32_t count_of(uint64_t key) {
     return 0;
 }
 
-/* A log is written to by whatever dies or hangs, which cannot be asked. */
-static int is_log(const char *path) {
-    size_t length = strlen(path);
-    return length > 4 && !strcmp(path + length - 4, ".log");
-}
-
 static void tell(const char *kind, const char *call, const char *path, uint32_t time, int failed) {
-    char line[2 * PATH_BYTES + 128], place[PATH_BYTES] = "";
-    if (place_in_code && block->mode == RECORD && !is_log(path)) place_in_code(place, sizeof place);
-    int size = snprintf(line, sizeof line, "%s\t%s\t%s\t%u\t%s\t%d\t%s\n", role, kind, path, time, call, failed, place);
+    char line[PATH_BYTES + 128];
+    int size = snprintf(line, sizeof line, "%s\t%s\t%s\t%u\t%s\t%d\n", role, kind, path, time, call, failed);
     int fd = (int)syscall(SYS_openat, AT_FDCWD, block->log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return;
     syscall(SYS_write, fd, line, (size_t)size < sizeof line ? (size_t)size : sizeof line - 1);

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .disk import Disk, File
+from .disk import Disk
 from .recording import Kind, Recording
 
 _STORY = re.compile(r"(^|.*/)(runs|events\.jsonl|report\.html|worker\.log|ingest\.log|\.?beat\.json.*)(/.*)?")
@@ -84,34 +84,30 @@ class Crashes:
                 yield at, disk, tuple(told)
 
     def _of(self, at: int, disk: Disk, told: tuple[Mapping[str, Any], ...]) -> Iterator[Crash]:
-        everything = frozenset(disk.steps)
-        pending = list(self._pending(disk))
-        worst = {file.number: "none" for file in pending}
-        zeros = {file.number: "size" for file in pending}
-        yield _crash(at, disk, everything, {}, "nothing", told)
-        yield _crash(at, disk, frozenset(), worst, "all that was not synced", told)
-        yield _crash(at, disk, everything, worst, "all content that was not synced", told)
-        yield _crash(at, disk, everything, zeros, "all content that was not synced, but for the sizes", told)
-        yield _crash(at, disk, frozenset(), {}, "all names that were not synced", told)
+        everything, chance = frozenset(disk.steps), self._chance
+        alive = {file.number: path for path, file in disk.tree(disk.steps).items()}
+        pending = [disk.files[n] for n, path in alive.items() if disk.files[n].pending and not _STORY.fullmatch(path)]
+        worst, zeros = ({file.number: way for file in pending} for way in ("none", "size"))
+        cuts: list[tuple[frozenset[int], dict[int, str], str]] = [
+            (everything, {}, "nothing"),
+            (frozenset(), worst, "all that was not synced"),
+            (everything, worst, "all content that was not synced"),
+            (everything, zeros, "all content that was not synced, but for the sizes"),
+            (frozenset(), {}, "all names that were not synced"),
+        ]
         steps = [step for step in disk.steps.values() if not all(_STORY.fullmatch(name) for _, name, _ in step.changes)]
         numbers = [step.number for step in steps]
-        near = numbers[-4:] + self._chance.sample(numbers[:-4], min(3, len(numbers[:-4])))
-        for number in near:
-            yield _crash(at, disk, disk.without([number]), {}, _words(disk, number), told)
-            yield _crash(at, disk, disk.with_needs([number]), {}, f"all names but {_words(disk, number)}", told)
-        for file in self._chance.sample(pending, min(3, len(pending))):
+        for number in numbers[-4:] + chance.sample(numbers[:-4], min(3, len(numbers[:-4]))):
+            cuts.append((disk.without([number]), {}, _words(disk, number)))
+            cuts.append((disk.with_needs([number]), {}, f"all names but {_words(disk, number)}"))
+        for file in chance.sample(pending, min(3, len(pending))):
             for way in disk.ways_of(file)[1:]:
-                yield _crash(at, disk, everything, {file.number: way}, f"content of one file, {way}", told)
+                cuts.append((everything, {file.number: way}, f"content of one file, {way}"))
         for _ in range(2):
-            some = disk.with_needs(number for number in numbers if self._chance.random() < 0.5)
-            ways = {file.number: self._chance.choice(disk.ways_of(file)) for file in pending}
-            yield _crash(at, disk, some, ways, "some of it", told)
-
-    def _pending(self, disk: Disk) -> Iterator[File]:
-        alive = {file.number: path for path, file in disk.tree(disk.steps).items()}
-        for number, path in alive.items():
-            if disk.files[number].pending and not _STORY.fullmatch(path):
-                yield disk.files[number]
+            some = disk.with_needs(number for number in numbers if chance.random() < 0.5)
+            cuts.append((some, {file.number: chance.choice(disk.ways_of(file)) for file in pending}, "some of it"))
+        for kept, ways, what in cuts:
+            yield _crash(at, disk, kept, ways, what, told)
 
 
 def _words(disk: Disk, number: int) -> str:

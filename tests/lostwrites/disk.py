@@ -62,8 +62,6 @@ class Disk:
         self._last: dict[tuple[int, str], int] = {}
         """The newest step, durable or not, for each name."""
         self._count = 0
-        self.changed: set[int] = set()
-        """Files whose content the last call touched."""
 
     def do(self, call: Call) -> None:
         """The next call; a sync is one that makes something durable."""

@@ -1,34 +1,65 @@
 """Rebuilds folders, has a person's command run in each, and says what is wrong with what comes of it."""
 
+import gc
 import io
-import itertools
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+import chunkvisor.store.records
+import chunkvisor.supervise.session
+from chunkvisor.cli import main as chunkvisor_main
+from iofault.forked import fork_children, run_command
+from quickruns import be_quick
+
 from .crashes import Crash
-from .recording import HERE, Kind, Recording
+from .recording import Kind, Recording
 from .scenarios import BAD, Scenario, Try, with_source
 
+LIMIT_S = 60.0
+"""Of a command; on a busy machine a resume takes a second."""
 
-def scratch_folder() -> Path:
-    """A new one, in memory where that can be: thousands of folders are made and removed."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="chunkvisor-lostwrites-", dir=memory if os.access(memory, os.W_OK) else None))
+
+def be_ready() -> None:
+    """Have commands be forks of this process; in them a sync does nothing, and people are told nothing."""
+    be_quick()
+    fork_children(lambda _role: None)
+    mock.patch.object(os, "fsync", return_value=None).start()
+    mock.patch.object(chunkvisor.supervise.session, "observers_of_run", return_value=[]).start()
+    gc.collect()
+    gc.freeze()  # or every child would copy what its own collection touches
+
+
+def _command(folder: Path, words: Sequence[str], stats: Mapping[str, Sequence[int]]) -> None:
+    """What a forked process does: the command, as if `stats` were the states of files, by their inodes."""
+    state_of = chunkvisor.store.records.state_of
+
+    def as_recorded(path: Path) -> Sequence[int]:
+        found = state_of(path)
+        recorded = stats.get(str(found[-1]))
+        # A power cut leaves number and times of a file that it takes the content of.
+        return recorded if recorded is not None and recorded[0] == found[0] else found
+
+    mock.patch.object(chunkvisor.store.records, "state_of", as_recorded).start()
+    os.chdir(folder)
+    sys.argv = list(words)
+    if words[0] == "python":
+        sys.argv = sys.argv[1:]
+        exec(compile(Path(words[1]).read_text(), words[1], "exec"), {"__name__": "__main__"})
+    else:
+        chunkvisor_main()
 
 
 @dataclass(slots=True)
@@ -87,16 +118,6 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What came of one power cut."""
-
-    crash: Crash
-    problems: tuple[str, ...]
-    refused: bool = False
-    """Whether it was refused by name first."""
-
-
-@dataclass(frozen=True, slots=True)
 class End:
     """What one command has come to."""
 
@@ -108,103 +129,40 @@ class End:
     """Final files and manifests beneath the disk."""
 
 
-class Server:
-    """server.py, in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, str(HERE / "server.py")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder)
-
-    def ask(self, folder: Path, words: Iterable[str], stats: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Run a command in that folder; `code`, `stderr` and `seconds`."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        asked = {"folder": str(folder), "command": list(words), "stats": stats or {}}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(60)
-
-
 class Judge:
-    """Judges the power cuts of one recording, in so many processes."""
+    """Judges the power cuts of one recording; commands are forked from this process, which has imported everything."""
 
-    def __init__(self, scenario: Scenario, recording: Recording, at_once: int = 1) -> None:
-        self._scenario = scenario
-        self._recording = recording
-        self._scratch = scratch_folder()
+    def __init__(self, scenario: Scenario, recording: Recording, scratch: Path) -> None:
+        self._scenario, self._recording, self._scratch = scenario, recording, scratch
         self._stats = _stats(recording.folder)
-        self._at_once = at_once
-        self._servers: list[Server] = []
-        self._free: list[Server] = []
-        self._numbers = itertools.count(1)
         self._known: dict[tuple[str, tuple[Try, ...], bool], list[End]] = {}
+        self.refused = 0
+        """How many were refused by name first."""
 
-    def __enter__(self) -> "Judge":
-        self._servers = [Server(self._scratch) for _ in range(self._at_once)]
-        self._free = list(self._servers)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        for server in self._servers:
-            server.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def each(self, crashes: Iterable[Crash]) -> Iterator[Judgement]:
-        """The judgement of each, in order."""
-        with ThreadPoolExecutor(self._at_once) as pool:
-            todo = iter(crashes)
-            under_way = []
-            for crash in todo:
-                under_way.append(pool.submit(self.judge, crash))
-                if len(under_way) > 2 * self._at_once:
-                    yield under_way.pop(0).result()
-            for future in under_way:
-                yield future.result()
-
-    def judge(self, crash: Crash) -> Judgement:
-        """Rebuild the folder, resume, look."""
-        server = self._free.pop()
-        try:
-            return self._judge(crash, server)
-        finally:
-            self._free.append(server)
-
-    def _judge(self, crash: Crash, server: Server) -> Judgement:
+    def problems(self, crash: Crash) -> list[str]:
+        """Rebuild the folder, resume, and say what is wrong."""
         promises = promises_of(self._scenario, crash)
-        problems = []
         if self._scenario.keeps_a_final and promises.was_complete and not _some_final(crash):
-            problems.append("no final file is left, neither the old one nor the new")
+            return ["no final file is left, neither the old one nor the new"]
         if crash.told and not _mark_is_whole(crash):
-            problems.append("the mark does not say which format the workdir has")
-        tries = self._scenario.again(promises.command)
-        checked = next(number for number, each in enumerate(tries) if each.final)
-        ends = self._ends_of(crash, tries, server, mended=self._scenario.mended(promises.command))
-        for number, (each, end) in enumerate(zip(tries, ends, strict=False)):
-            if not problems:
-                problems = self._look(each, end, promises, first=number == checked)
-        if not problems and promises.complete and len(ends) > checked + 1:
-            problems.append(f"a final file that was told of was not there: {len(ends)} commands were needed")
-        return Judgement(crash, tuple(problems), any(end.code == 78 for end in ends))
-
-    def _ends_of(self, crash: Crash, tries: tuple[Try, ...], server: Server, *, mended: bool) -> list[End]:
-        """What the commands come to; the same folder is played once, whatever had been promised of it."""
-        key = crash.digest, tries, mended
+            return ["the mark does not say which format the workdir has"]
+        again, mended = self._scenario.again, self._scenario.mended(promises.command)
+        tries = again[min(promises.command, len(again) - 1)]
+        key = crash.digest, tries, mended  # the same folder is played once, whatever had been promised of it
         if key not in self._known:
-            self._known[key] = list(self._play(crash, tries, server, mended=mended))
-        return self._known[key]
+            self._known[key] = list(self._play(crash, tries, mended=mended))
+        ends = self._known[key]
+        self.refused += any(end.code == 78 for end in ends)
+        checked = next(number for number, each in enumerate(tries) if each.final)
+        for number, (each, end) in enumerate(zip(tries, ends, strict=False)):
+            if problems := self._look(each, end, promises, first=number == checked):
+                return problems
+        if promises.complete and len(ends) > checked + 1:
+            return [f"a final file that was told of was not there: {len(ends)} commands were needed"]
+        return []
 
-    def _play(self, crash: Crash, tries: tuple[Try, ...], server: Server, *, mended: bool) -> Iterator[End]:
-        case = self._scratch / f"{next(self._numbers):06d}"
-        source = self._recording.folder.parent / "rows.jsonl"
+    def _play(self, crash: Crash, tries: tuple[Try, ...], *, mended: bool) -> Iterator[End]:
+        case, source = self._scratch / "case", self._recording.folder.parent / "rows.jsonl"
         self._scenario.lay_out(case, source)
         for path in self._recording.folder.parent.glob("left-*"):
             (case / path.name).touch()
@@ -212,9 +170,10 @@ class Judge:
             (case / "mended").touch()
         stats = self._rebuild(crash, case / "disk")
         for each in tries:
-            answer = server.ask(case, with_source(each.words, source), stats)
-            yield End(answer["code"], answer["stderr"], _calls(case), self._finals(case))
-            if answer["code"] == 0 and each.final:
+            words = with_source(each.words, source)
+            code, stderr = run_command(partial(_command, case, words, stats), case / "stderr", lambda _: None, LIMIT_S)
+            yield End(code, stderr, _calls(case), self._finals(case))
+            if code == 0 and each.final:
                 break
             stats = {}
         shutil.rmtree(case, ignore_errors=True)

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,6 @@ class Try:
     """Whether a final file has to be there if it ends with 0 or 3."""
 
 
-Again = Callable[[int], tuple[Try, ...]]
-"""What is typed where the command of that number was under way, or the last one has ended."""
-
-
-def _run_again(_number: int) -> tuple[Try, ...]:
-    return (Try(),)
-
-
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """See the module."""
@@ -69,7 +61,8 @@ class Scenario:
     """Texts of the later source."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """By dotted keys, as `harness.write_config` has them."""
-    again: Again = _run_again
+    again: tuple[tuple[Try, ...], ...] = ((Try(),),)
+    """By number of the command that was under way, what is typed; the last holds for those after it."""
     finals: tuple[str, ...] = ("work/out.npy",)
     """The final file or its shards, beneath the disk, wherever any of these is."""
     exact: tuple[str, ...] = ()
@@ -88,18 +81,13 @@ class Scenario:
         """Distinct texts in a chunk."""
         return int(self.config.get("chunk.size", 2))
 
-    @property
-    def distinct(self) -> list[str]:
-        """The distinct texts, by number."""
-        return list(dict.fromkeys(self.texts))
-
     def texts_at(self, number: int) -> tuple[str, ...]:
         """Of the source that the command of that number reads."""
         return self.later if self.commands[number].of_later else self.texts
 
     def encoded_by(self, number: int) -> tuple[str, ...]:
         """The texts that the chunks of the command of that number are cut out of."""
-        return self.commands[number].encodes or tuple(self.distinct)
+        return self.commands[number].encodes or tuple(dict.fromkeys(self.texts))
 
     def expected(self, number: int, *, mended: bool) -> npt.NDArray[np.float32]:
         """The right vectors once that command was given again; NaN for texts that are bad."""
@@ -181,43 +169,18 @@ INT8 = (*RUN, *_options(outputs__out__dtype="int8"))
 UPDATE = (*RUN, "--update", *_options(outputs__out__source=LATER))
 
 
-def _retried(number: int) -> tuple[Try, ...]:
-    if number == 0:
-        return (Try(codes=frozenset({3})),)
-    done = Try(codes=frozenset({0, 3}))
-    return done, Try(("chunkvisor", "retry", "disk/work"), final=False), Try()
-
-
-def _anew(number: int) -> tuple[Try, ...]:
-    if number == 0:
-        return (Try(),)
-    return Try(SCRATCH, frozenset({0, 78})), Try((*SCRATCH, "--from-scratch", "--yes"))
-
-
-def _cut(number: int) -> tuple[Try, ...]:
-    return (Try(SHARDS if number == 1 else RUN),)
-
-
-def _then(words: Sequence[str]) -> Again:
-    """After a run of the config as it is."""
-    return lambda number: (Try(tuple(words) if number else RUN),)
-
-
 ENCODE = (
     *("chunkvisor", "encode", SOURCE, "--model", "test", "--encoder", "plugin:make", "--column", "text"),
     *("--device", "cpu", "--chunk-size", "2", "-o", "disk/out/deep/v.npy", "--workdir", "disk/state"),
 )
 
 
-def _same(words: Sequence[str]) -> Again:
-    return lambda _number: (Try(tuple(words)),)
-
+BOTH = frozenset({0, 3})
+THEN_UPDATE = (Try(),), (Try(UPDATE),)
 
 SCENARIOS = {
     "plain": Scenario(FEW),
-    "quarantine": Scenario(
-        MANY, (Command(code=3),), config={"chunk.size": 5}, again=lambda _: (Try(codes=frozenset({3})),)
-    ),
+    "quarantine": Scenario(MANY, (Command(code=3),), config={"chunk.size": 5}, again=((Try(codes=frozenset({3})),),)),
     "killed": Scenario(
         ("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), config={"chunk.size": 4}
     ),
@@ -225,7 +188,10 @@ SCENARIOS = {
         MANY[6:],
         (Command(code=3), Command(("chunkvisor", "retry", "disk/work"), mended=True), Command()),
         config={"chunk.size": 3},
-        again=_retried,
+        again=(
+            (Try(codes=frozenset({3})),),
+            (Try(codes=BOTH), Try(("chunkvisor", "retry", "disk/work"), final=False), Try()),
+        ),
     ),
     "out of memory": Scenario(
         ("t0", "big0", "t1", "big1", "t2", "t3"), config={"encode.batch_size": 4, "chunk.size": 3}
@@ -233,13 +199,13 @@ SCENARIOS = {
     "from scratch": Scenario(
         FEW[:4],
         (Command(), Command((*SCRATCH, "--from-scratch", "--yes"))),
-        again=_anew,
+        again=((Try(),), (Try(SCRATCH, frozenset({0, 78})), Try((*SCRATCH, "--from-scratch", "--yes")))),
         keeps_a_final=True,
     ),
     "shards": Scenario(
         FEW[:4],
         (Command(), Command(SHARDS), Command()),
-        again=_cut,
+        again=((Try(),), (Try(SHARDS),), (Try(),)),
         finals=("work/out.npy", "work/out/0000.npy"),
         keeps_a_final=True,
     ),
@@ -247,21 +213,21 @@ SCENARIOS = {
         FEW[:4],
         (Command(), Command(UPDATE, encodes=("u0", "u1", "u2"))),
         ("u0", "t1", "t0", "u1", "t0", "u2"),
-        again=_then(UPDATE),
+        again=THEN_UPDATE,
         keeps_a_final=True,
     ),
     "update before there is a final": Scenario(
         ("t0", "t1", "t2", "t3", "leave0", "t4"),
         (Command(code=-9), Command(UPDATE, encodes=("u0", "leave0"))),
         ("t3", "u0", "t0", "leave0"),
-        again=_then(UPDATE),
+        again=THEN_UPDATE,
     ),
     "update in shards": Scenario(
         FEW[:4],
         (Command(), Command(UPDATE, encodes=("u0", "u1"))),
         ("u0", "t1", "t0", "u1"),
         config={"outputs.out.shards": 2},
-        again=_then(UPDATE),
+        again=THEN_UPDATE,
         finals=("work/out/0000.npy",),
         keeps_a_final=True,
     ),
@@ -269,7 +235,7 @@ SCENARIOS = {
         FEW[:4],
         (Command(), Command(INT8)),
         config={"outputs.out.columns": ["text"]},
-        again=_then(INT8),
+        again=((Try(),), (Try(INT8),)),
         exact=("work/out.npy", "work/out.ranges.npy", "work/out.rows.parquet"),
         keeps_a_final=True,
     ),
@@ -278,17 +244,17 @@ SCENARIOS = {
         config={"outputs.out.format": "parquet", "outputs.out.columns": ["text"]},
         exact=("work/out.parquet",),
     ),
-    "warm": Scenario(FEW, config={"workers.start": "warm"}, again=_same((*RUN, *_options(workers__start="fresh")))),
+    "warm": Scenario(FEW, config={"workers.start": "warm"}, again=((Try((*RUN, *_options(workers__start="fresh"))),),)),
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), config={"chunk.keep": True}
     ),
     "one file": Scenario(
-        FEW[:4], (Command(ENCODE),), again=_same(ENCODE), finals=("out/deep/v.npy",), other_disk="out"
+        FEW[:4], (Command(ENCODE),), again=((Try(ENCODE),),), finals=("out/deep/v.npy",), other_disk="out"
     ),
     "python": Scenario(
         FEW[:4],
         (Command(("python", "call.py")),),
-        again=_same(("python", "call.py")),
+        again=((Try(("python", "call.py")),),),
         finals=("work/embeddings.npy",),
         stages_again=True,
     ),

@@ -1,7 +1,6 @@
 """Every call of a run that opens, writes, syncs, renames, links or removes fails, with each error that it can have.
 
 Each part plays about 1,500 trials; `make soak SOAK_S=3600 SOAK_ARGS="--each --only fail_every_call"` plays all.
-So does `python -m tests.iofault --scenario all --at-once 2`.
 """
 
 import subprocess
