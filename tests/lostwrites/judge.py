@@ -1,13 +1,10 @@
 """Rebuilds folders, has a person's command run in each, and says what is wrong with what comes of it."""
 
 import gc
-import io
 import json
 import os
-import re
 import shutil
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import numpy as np
 
 import chunkvisor.store.records
 import chunkvisor.supervise.session
@@ -26,7 +21,7 @@ from quickruns import be_quick
 
 from .crashes import Crash
 from .recording import Kind, Recording
-from .scenarios import BAD, Scenario, Try, with_source
+from .scenarios import BAD, Scenario, Try, finals_in, with_source
 
 LIMIT_S = 60.0
 """Of a command; on a busy machine a resume takes a second."""
@@ -125,8 +120,7 @@ class End:
     stderr: str
     calls: list[Any]
     """Of the encoder, by all commands so far."""
-    files: Mapping[str, bytes]
-    """Final files and manifests beneath the disk."""
+    finals: Mapping[str, bytes]
 
 
 class Judge:
@@ -142,7 +136,9 @@ class Judge:
     def problems(self, crash: Crash) -> list[str]:
         """Rebuild the folder, resume, and say what is wrong."""
         promises = promises_of(self._scenario, crash)
-        if self._scenario.keeps_a_final and promises.was_complete and not _some_final(crash):
+        contents = {entry.content for entry in crash.tree.values()}
+        finals = [set(each.values()) for each in self._recording.finals if each]
+        if self._scenario.keeps_a_final and promises.was_complete and not any(map(contents.issuperset, finals)):
             return ["no final file is left, neither the old one nor the new"]
         if crash.told and not _mark_is_whole(crash):
             return ["the mark does not say which format the workdir has"]
@@ -172,20 +168,11 @@ class Judge:
         for each in tries:
             words = with_source(each.words, source)
             code, stderr = run_command(partial(_command, case, words, stats), case / "stderr", lambda _: None, LIMIT_S)
-            yield End(code, stderr, _calls(case), self._finals(case))
+            yield End(code, stderr, _calls(case), finals_in(case / "disk"))
             if code == 0 and each.final:
                 break
             stats = {}
         shutil.rmtree(case, ignore_errors=True)
-
-    def _finals(self, case: Path) -> dict[str, bytes]:
-        """What a judgement reads, by its path beneath the disk."""
-        wanted = [*self._scenario.finals, *self._scenario.exact]
-        places = [case / "disk" / name for name in wanted]
-        shards = [path for place in places if place.name == "0000.npy" for path in place.parent.glob("*.npy")]
-        manifests = [place.with_suffix(".json") for place in places]
-        files = {path for path in (*places, *shards, *manifests) if path.is_file()}
-        return {str(path.relative_to(case / "disk")): path.read_bytes() for path in files}
 
     def _look(self, each: Try, end: End, promises: Promises, *, first: bool) -> list[str]:
         if "Traceback" in end.stderr or end.code not in each.codes:
@@ -193,37 +180,11 @@ class Judge:
         if end.code == 78:
             named = "chunkvisor: " in end.stderr and "do:  " in end.stderr
             return [] if named else [f"refused without a word of what to do\n{end.stderr[-3000:]}"]
-        problems = self._wrong_final(end.files, promises) if each.final else []
+        right = self._recording.finals[promises.command :]
+        problems = ["the final files are others"] if each.final and end.finals not in right else []
         if first:
             problems += self._broken(promises, end.calls, end.stderr)
         return [f"{problem}\n{end.stderr[-3000:]}" for problem in problems]
-
-    def _wrong_final(self, files: Mapping[str, bytes], promises: Promises) -> list[str]:
-        scenario = self._scenario
-        place = next((name for name in scenario.exact or scenario.finals if name in files), None)
-        if place is None:
-            return ["there is no final file"]
-        if scenario.exact and promises.command == len(scenario.commands) - 1:
-            recorded = self._recording.folder
-            differ = [name for name in scenario.exact if files.get(name) != (recorded / name).read_bytes()]
-            return [f"other than recorded: {', '.join(differ)}"] if differ else []
-        folder, _, name = place.rpartition("/")
-        shards = sorted(each for each in files if each.startswith(f"{folder}/") and each.endswith(".npy"))
-        try:
-            arrays = [_array(files[each]) for each in (shards if name == "0000.npy" else [place])]
-            rows = np.concatenate(arrays)
-        except ValueError as error:
-            return [f"the final file is none: {error}"]
-        right = self._right(json.loads(files.get(place.removesuffix(".npy") + ".json", b"{}")), promises)
-        return [] if any(np.array_equal(rows, each, equal_nan=True) for each in right) else ["vectors are wrong"]
-
-    def _right(self, manifest: Mapping[str, Any], promises: Promises) -> list[Any]:
-        scenario, mended = self._scenario, self._scenario.mended(promises.command)
-        shift = 300 if manifest.get("model", {}).get("name") == "other" else 0
-        right = [scenario.expected(promises.command, mended=mended) + np.float32(shift)]
-        if manifest.get("quarantined"):
-            right = [scenario.expected(promises.command, mended=False) + np.float32(shift)]
-        return right
 
     def _broken(self, promises: Promises, calls: Sequence[Any], stderr: str) -> list[str]:
         """Promises that were not kept by the first command after the power cut."""
@@ -291,27 +252,3 @@ def _mark_is_whole(crash: Crash) -> bool:
             except (ValueError, KeyError):
                 return False
     return True
-
-
-def _some_final(crash: Crash) -> bool:
-    """Whether anywhere on the disk, under whatever name, there is a whole array of all rows, or all of its shards."""
-    rows = Counter[str]()
-    names = re.compile(r"work/(?:\.chunkvisor/)?out(\.npy.*|/\d{4}\.npy|\.\w+/.*)")
-    for path, entry in crash.tree.items():
-        if entry.kind is Kind.CREATE and names.fullmatch(path):
-            try:
-                array = _array(entry.content)
-            except ValueError:
-                continue
-            if not (array == 0).all():
-                folder = path.rpartition("/")[0]
-                rows[folder if folder != "work" else path] += len(array)
-    return any(count >= 4 for count in rows.values())
-
-
-def _array(data: bytes) -> Any:
-    """Raises ValueError for what is none; numpy has more errors for that."""
-    try:
-        return np.load(io.BytesIO(data), allow_pickle=False)
-    except (EOFError, SyntaxError, tokenize.TokenError) as error:
-        raise ValueError(str(error)) from error

@@ -59,6 +59,8 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     """How many calls there were when each command had ended."""
+    finals: list[dict[str, bytes]] = field(default_factory=list)
+    """Contents of the final files then, by their paths."""
 
 
 def can_record() -> bool:

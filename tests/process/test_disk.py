@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.assemble.forms import HashedFile
 from chunkvisor.store.ledger import Ledger, Parts
 from harness import expected, finish, wait_for
 from scripted_workplace import ScriptedWorkplace
@@ -58,15 +57,6 @@ def test_output_that_cannot_fit(place: ScriptedWorkplace, monkeypatch: pytest.Mo
     assert len(place.calls()) == 2
 
 
-def test_commit_waits_for_the_disk(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that meets a full disk is waited for; the chunk is done again, and the run is completed."""
-    failing(1, Ledger, "commit", monkeypatch)
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert "waiting, for up to" in ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-
-
 def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past recovery.wait_timeout the run ends with 74; the chunk that was committed before is not computed again."""
     assert place.run_here().returncode == 0
@@ -105,40 +95,6 @@ def test_state_of_parts_waits_for_the_disk(
     assert vectors[others].tobytes() == right[others].tobytes()
 
 
-def test_a_killed_join_takes_no_space(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a killed join has reserved is free again before a resume counts what it needs."""
-    assert place.run_here("--set", "chunk.keep=true").returncode == 0
-    for name in ("out.npy", "out.json", ".chunkvisor/outputs/out/done.json"):
-        (place.workdir / name).unlink()
-    partial = place.hidden / "out.npy.partial"
-    partial.write_bytes(bytes(1000))
-    counted = []
-
-    def free(folder: Path) -> int:
-        counted.append(partial.exists())
-        return 1 << 40
-
-    monkeypatch.setattr("chunkvisor.heart.store.free_bytes", free)
-    assert place.run_here("--set", "chunk.keep=true").returncode == 0
-    assert counted
-    assert not any(counted)
-
-
-def test_a_join_that_meets_a_full_disk_leaves_nothing_in_the_way(
-    place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the run waits for room to join, its own half-made file takes none."""
-
-    def fail(self: HashedFile, data: Any) -> int:
-        (place.hidden / "out.npy.partial").write_bytes(bytes(1000))
-        raise full_disk()
-
-    monkeypatch.setattr(HashedFile, "write", fail)
-    ended = place.run_here()
-    assert ended.returncode == 74, ended.stderr
-    assert not (place.hidden / "out.npy.partial").exists()
-
-
 def test_failed_attempts_keep_records_only(place: ScriptedWorkplace) -> None:
     """Of failed attempts, vectors go and the texts of all but the last; logs and records stay."""
     place.lay("t1", "nan!")
@@ -168,32 +124,6 @@ def test_a_failing_disk_is_told_under_quiet(place: ScriptedWorkplace, monkeypatc
     assert "the disk reported an error" in ended.stderr
     assert "Input/output error" in ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-
-
-@pytest.mark.parametrize("freed", [True, False])
-def test_a_disk_that_is_full_while_the_source_is_read(place: ScriptedWorkplace, small_disk: Path, freed: bool) -> None:
-    """The run waits for room and goes on, or ends with 74, path and bytes; it resumes once there is room."""
-    place.write_config("scripted:make", chunk__size=4, recovery__wait_timeout=120 if freed else 1)
-    place.write_source(TEXTS)
-    (place.source).write_text(place.source.read_text() + '{"text": "t7"}\n' * 40_000)
-    ballast = fill(small_disk)
-    with open(ballast, "r+b") as file:
-        file.truncate(ballast.stat().st_size - (200 << 10))
-    process = place.start("run", str(place.config_path))
-    assert process.stderr is not None
-    waiting = next(line for line in process.stderr if "waiting, for up to" in line)
-    assert "is full or failing" in waiting
-    if freed:
-        ballast.unlink()
-    ended = finish(process)
-    assert ended.returncode == (0 if freed else 74), ended.stderr
-    if not freed:
-        assert str(small_disk) in ended.stderr
-        assert f"are free in {small_disk}" in ended.stderr
-        assert ".;" not in ended.stderr
-        ballast.unlink()
-        assert place.run_here().returncode == 0
-    assert len(place.vectors()) == 40_008
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """Running again is resuming: whatever was killed, whenever, the same command ends with the same bytes."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -100,19 +97,3 @@ def test_result_without_a_judge(tmp_path: Path) -> None:
     np.testing.assert_array_equal(killed.vectors(), expected(TEXTS))
     assert len(killed.calls()) == 1
     assert [event["event"] for event in killed.events()].count("attempt_started") == 1
-
-
-@local_engine_only
-def test_result_made_by_hand(tmp_path: Path) -> None:
-    """An attempt that a person finished by the worker's own command line is adopted like any other."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    place.lay("t0", "kill_supervisor")
-    assert place.run().returncode == -9
-    (attempt,) = (place.hidden / "outputs/out" / "attempts" / "000000").iterdir()
-    by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
-    assert subprocess.run(by_hand, env=os.environ, check=False, timeout=60).returncode == 0
-    assert len(place.calls()) == 2
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
-    assert len(place.calls()) == 2

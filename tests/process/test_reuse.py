@@ -96,23 +96,6 @@ def test_nothing_to_take_over(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert sorted(text.removeprefix("q: ") for text in encoded(place)[5:]) == ["b", "d", "e", "x", "y"]
 
 
-def test_damaged_final_is_not_taken_from(tmp_path: Path) -> None:
-    """What another workdir has is taken only if its file is as it was, and it is said where it is not."""
-    other = ScriptedWorkplace.make(tmp_path / "other", FIRST, chunk__size=2)
-    assert other.run_here().returncode == 0
-    place = ScriptedWorkplace.make(tmp_path / "place", SECOND, chunk__size=2, reuse_from=[str(other.workdir)])
-    final = other.workdir / "out.npy"
-    data = bytearray(final.read_bytes())
-    data[-5] ^= 1
-    final.write_bytes(data)
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert "no vectors are reused from" in ended.stderr
-    assert "has another digest than its manifest says" in ended.stderr
-    assert sorted(encoded(place)) == ["b", "d", "e", "x", "y"]
-    np.testing.assert_array_equal(place.vectors(), expected(SECOND))
-
-
 def test_other_workdir_is_only_read(tmp_path: Path) -> None:
     """Another workdir's vectors are taken over once and for all, and nothing of it is written."""
     other = ScriptedWorkplace.make(tmp_path / "other", FIRST, chunk__size=2)

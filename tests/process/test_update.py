@@ -15,11 +15,9 @@ from scripted_workplace import ScriptedWorkplace
 TEXTS = [f"t{number}" for number in range(12)]
 
 CHANGES: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
-    "added": (lambda texts: [*texts, "n0", "n1"], ["n0", "n1"]),
     "edited": (lambda texts: [f"{text}!" if text in ("t2", "t9") else text for text in texts], ["t2!", "t9!"]),
     "repeated": (lambda texts: [text for text in texts for _ in range(2)], []),
     "all at once": (lambda texts: ["n0", *texts[:5:-1], "t1", "n1", "t1", "n0"], ["n0", "n1"]),
-    "all other": (lambda texts: [f"{text}!" for text in texts], [f"{text}!" for text in TEXTS]),
 }
 
 
@@ -92,35 +90,6 @@ def test_other_template(finished: ScriptedWorkplace, tmp_path: Path) -> None:
     assert_final(place, TEXTS)
 
 
-def test_other_shape(finished: ScriptedWorkplace, tmp_path: Path) -> None:
-    """Another truncate_dim or normalize is refused with 78, with --update as well; nothing is touched."""
-    place = finished.copy(tmp_path / "place")
-    for key in ("encode.truncate_dim=3", "encode.normalize=true"):
-        ended = place.run_here("--update", "--set", key)
-        assert ended.returncode == 78, ended.stderr
-        assert "--update" not in ended.stderr
-    assert_final(place, TEXTS)
-
-
-@pytest.mark.parametrize("forms", [(3, 3), (3, 2), (None, 2), (2, None)])
-def test_shards(tmp_path: Path, forms: tuple[int | None, int | None]) -> None:
-    """Shards are updated like a file, also into another number of them."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=4, outputs__out__shards=forms[0])
-    assert place.run_here().returncode == 0
-    before = len(calls(place))
-    texts = ["n0", *TEXTS[2:]]
-    place.write_source(texts)
-    ended = place.run_here("--update", "--set", f"outputs.out.shards={forms[1] or 'null'}")
-    assert ended.returncode == 0, ended.stderr
-    assert calls(place)[before:] == ["n0"]
-    paths = sorted((place.workdir / "out").glob("*.npy")) if forms[1] else [place.workdir / "out.npy"]
-    assert len(paths) == (forms[1] or 1)
-    np.testing.assert_array_equal(np.concatenate([np.load(path) for path in paths]), expected(texts))
-    assert (place.workdir / "out").exists() == (forms[1] is not None)
-    assert (place.workdir / "out.npy").exists() == (forms[1] is None)
-    assert place.here("verify", str(place.workdir)).returncode == 0
-
-
 def test_rows_that_move_between_outputs(tmp_path: Path) -> None:
     """Rows that go from one output to another, both updated in one run, are not encoded again."""
     more = {"source": "more.jsonl", "column": "text"}
@@ -182,21 +151,6 @@ def test_damaged_earlier_final(finished: ScriptedWorkplace, tmp_path: Path) -> N
     assert ended.returncode == 0, ended.stderr
     assert "no vectors are reused from its earlier final file" in ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(texts))
-
-
-def test_update_of_what_was_never_finished(tmp_path: Path) -> None:
-    """Committed chunks of an unfinished output are taken over as well; nothing is to be updated the first time."""
-    place = ScriptedWorkplace.make(tmp_path, [*TEXTS, "last"], chunk__size=4)
-    place.lay("last", "crash!")
-    stops = ("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
-    assert place.run_here("--update", *stops).returncode not in (0, 3)
-    done = len(calls(place))
-    texts = ["n0", *TEXTS[::-1]]
-    place.write_source(texts)
-    ended = place.run_here("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert calls(place)[done:] == ["n0"]
-    assert_final(place, texts)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
