@@ -118,7 +118,7 @@ def run(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
 
 def sweep(mode: str, when: str, template: Path, scratch: Path, targets: list[str]) -> None:
     """See above."""
-    folder = shutil.copytree(template, scratch / "chain")
+    folder = shutil.copytree(template, scratch / "chain", symlinks=True)
     note, seen = folder / "call", set[str]()
 
     def unseen(words: str) -> bool:
@@ -132,7 +132,7 @@ def sweep(mode: str, when: str, template: Path, scratch: Path, targets: list[str
         call = note.read_text()
         seen.add(call)
         if mode == "each":
-            left = shutil.copytree(folder, scratch / f"{len(seen):03d}")
+            left = shutil.copytree(folder, scratch / f"{len(seen):03d}", symlinks=True)
             tell(left, call, run(left))
         else:
             tell(folder, call, None)
