@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.sources.table import StagedTable, TableFiles, TableRecord, TableSource, seal_table
+from chunkvisor.sources.table import StagedTable, TableFiles, TableSource, seal_table
 
 
 def first_come_first_numbered(rows: Sequence[int]) -> np.ndarray:
@@ -24,7 +24,6 @@ def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
     np.cumsum([0, *map(len, texts)]).astype("<u8").tofile(paths.offsets)
     row_text.tofile(paths.row_text)
     np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
-    rows, source = len(row_text), TableSource("/nowhere.txt", 0, len(row_text))
-    record = TableRecord(rows=rows, distinct=distinct, empty=0, signature={}, skip_blank=False, files=(source,))
-    seal_table(folder, record)
+    source = TableSource("/nowhere.txt", 0, len(row_text))
+    seal_table(folder, len(row_text), distinct, 0, {}, False, (source,))
     return StagedTable.open(folder)

@@ -24,8 +24,7 @@ from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Warned
-from chunkvisor.sources.dedupe import WhereWriter, matches
-from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.sources.table import StagedTable, TableFiles, WhereWriter, matches
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, bad_rows, npy_header, pick_rows, read_shape
 from chunkvisor.store.identity import BadText, Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished

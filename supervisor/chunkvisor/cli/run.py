@@ -147,9 +147,8 @@ def _require_text(source: str) -> None:
 
     for file in resolve([source]):
         if file.format is not SourceFormat.TXT:
-            # DuckDB, which reads parquet, stays out of this process; of a file elsewhere, all would be fetched.
-            is_text = file.format is not SourceFormat.PARQUET and not file.is_elsewhere
-            remedy = f"add --column, --template or --sql. {in_words(columns_of(file)) if is_text else ''}".rstrip()
+            has_header = file.format in (SourceFormat.CSV, SourceFormat.TSV) and not file.is_elsewhere
+            remedy = f"add --column, --template or --sql. {in_words(columns_of(file)) if has_header else ''}".rstrip()
             raise config_error(f"which column of {file.place} is to be encoded?", remedy=remedy)
 
 

@@ -35,8 +35,7 @@ from chunkvisor.engine.trial import read_expected
 from chunkvisor.reuse import of_final, of_other_workdirs
 from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
-from chunkvisor.sources.dedupe import matches
-from chunkvisor.sources.table import StagedTable, TableFiles
+from chunkvisor.sources.table import StagedTable, TableFiles, matches
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
 from chunkvisor.store.identity import Plan, arithmetic_variables, identity_of, read_facts, read_fixed

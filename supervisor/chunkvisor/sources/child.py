@@ -15,7 +15,6 @@ from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signat
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.disk import disk_halt
 from chunkvisor.store.layout import Layout, unfinished
-from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import remove_folder
 
 
@@ -45,12 +44,7 @@ def stage_table(
         raise config_error(what, remedy="Correct them, or remove the output.")
     remove_folder(folder)
     partial.rename(folder)
-    try:
-        return StagedTable.open(folder)
-    except DamagedError as error:
-        what = f"The texts that were just written to {folder} cannot be read back."
-        remedy = "Look at the kernel's log for errors of the disk (dmesg), or move the workdir to another disk."
-        raise Halt(ExitCode.DISK, what, why=str(error), remedy=remedy) from error
+    return StagedTable.open(folder)
 
 
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:

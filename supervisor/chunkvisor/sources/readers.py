@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, parse_template
+from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -107,11 +107,9 @@ def read_rows(
 
 
 def columns_of(file: SourceFile) -> list[str]:
-    """Return the columns of a text format; of JSON lines, those of the first 100. Raises as `read_rows`."""
+    """Return the columns of a format that is not JSON lines. Raises as `read_rows`."""
     if file.format is SourceFormat.TXT:
         return ["text"]
-    if file.format is SourceFormat.JSONL:
-        return list(dict.fromkeys(key for _, _, item in islice(read_objects(file), 100) for key in item))
     line, header = next(_records(file))
     if not header:
         raise input_error(file.path, "the line is blank; the header belongs here.", line=line)
@@ -190,8 +188,16 @@ def _read_jsonl(file: SourceFile, columns: Sequence[str], skip_blank: bool, limi
         raise missing_column(file.path, min(missing), item)
 
 
-def read_objects(file: SourceFile, skip_blank: bool = False) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield line number, JSON and object of each row of JSON lines. Raises Halt (78) for bad input."""
+def read_objects(
+    file: SourceFile, skip_blank: bool = False, limit: int | None = None
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield line number, JSON and object of the first `limit` rows of any text format. Raises as `read_rows`."""
+    if file.format is not SourceFormat.JSONL:
+        columns = [name for name in columns_of(file) if name]
+        for number, cells in read_rows(file, columns, skip_blank=skip_blank, limit=limit):
+            item = dict(zip(columns, cells, strict=True))
+            yield number, json.dumps(item), item
+        return
     decoder = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=Number)
     decoded = ((number, _decode(file.path, number, line).strip(" \t\r\n")) for number, line in _lines(file))
     for number, text in _without_blanks(file, decoded, skip_blank):
@@ -216,8 +222,7 @@ def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[Path, i
 
     That takes path and line as well, and raises Halt (78) for a value that is not text.
     """
-    is_template = request.template is not None
-    parts = parse_template(request.template) if request.template is not None else [("", request.column), ("", None)]
+    is_template, parts = request.template is not None, request.parts
     columns = tuple(dict.fromkeys(column for _, column in parts if column is not None))
     pieces = [(literal, columns.index(column)) for literal, column in parts if column is not None]
     rest, _ = parts[-1]

@@ -40,9 +40,9 @@ class IngestRequest:
     """Of the child, about."""
 
     @property
-    def has_rows_table(self) -> bool:
-        """Return whether something is to be known of each row besides its text."""
-        return self.where is not None or bool(self.columns)
+    def parts(self) -> list[tuple[str, str | None]]:
+        """The text in pairs of literal text and the column that follows; the last pair has no column. Raises Halt."""
+        return [("", self.column), ("", None)] if self.template is None else parse_template(self.template)
 
     def __post_init__(self) -> None:
         if self.template is not None:
@@ -182,22 +182,22 @@ def remote_state(address: str) -> list[str | int]:
 
 
 def fetch(address: str, target: Path) -> None:
-    """Write the content to a new file; after a fault, continue at the byte that is missing.
+    """Write the content to a file.
 
     Raises Halt as `resolve`, and 75 if another number of bytes came than the size says; OSError for the disk.
     """
-    files, size_bytes = _file_system(address), remote_state(address)[0]
-    with open(target, "xb") as file:
+    files, (size_bytes, _) = _file_system(address), remote_state(address)
 
-        def read_on() -> None:
-            with files.open(files._strip_protocol(address), "rb", block_size=_BLOCK_BYTES) as source:
-                source.seek(file.tell())
-                shutil.copyfileobj(source, file, _BLOCK_BYTES)
+    def copy() -> int:
+        name = files._strip_protocol(address)
+        with files.open(name, "rb", block_size=_BLOCK_BYTES) as source, open(target, "wb") as file:
+            shutil.copyfileobj(source, file, _BLOCK_BYTES)
+            return file.tell()
 
-        _persistently(address, read_on, file.tell)
-        if size_bytes not in (0, file.tell()):
-            what = f"{address} has {size_bytes:,} bytes, of which {file.tell():,} came."
-            raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run again when nothing writes to it.")
+    came = _persistently(address, copy)
+    if size_bytes not in (0, came):
+        what = f"{address} has {size_bytes:,} bytes, of which {came:,} came."
+        raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run again when nothing writes to it.")
 
 
 def _file_system(address: str) -> Any:
@@ -210,10 +210,9 @@ def _file_system(address: str) -> Any:
         raise config_error(f"{address}: what reads it is not installed", why=str(error), remedy=remedy) from error
 
 
-def _persistently(address: str, action: Callable[[], Answer], progress: Callable[[], int] = lambda: 0) -> Answer:
-    """Return what the action gives, tried again after faults that may pass; progress sets the count of tries back."""
-    failed, before = 0, progress()
-    while True:
+def _persistently(address: str, action: Callable[[], Answer]) -> Answer:
+    """Return what the action gives, tried again after faults that may pass."""
+    for pause_s in (*_PAUSES_S, None):
         try:
             return action()
         except Exception as error:
@@ -228,8 +227,8 @@ def _persistently(address: str, action: Callable[[], Answer], progress: Callable
             if isinstance(error, stays) or re.search("Credential|ProfileNotFound", type(error).__name__):
                 remedy = "Correct the address, or say in chunkvisor's environment who you are: AWS_PROFILE, HF_TOKEN, …"
                 raise config_error(f"{address} cannot be read.", why=why, remedy=remedy) from error
-            failed, before = failed + 1 if progress() == before else 1, progress()
-            if failed > len(_PAUSES_S):
-                what, remedy = f"{address} cannot be reached, in {failed} tries.", "Run again; what is done is kept."
-                raise Halt(ExitCode.TRY_AGAIN, what, why=why, remedy=remedy) from error
-            time.sleep(_PAUSES_S[failed - 1])
+            if pause_s is None:
+                what = f"{address} cannot be reached, in {len(_PAUSES_S) + 1} tries."
+                raise Halt(ExitCode.TRY_AGAIN, what, why=why, remedy="Run again; what is done is kept.") from error
+            time.sleep(pause_s)
+    raise AssertionError

@@ -1,9 +1,16 @@
-"""The staged table: the texts of one output, each once, and which row has which; read block by block."""
+"""The staged table: the texts of one output, each once, and which row has which; written once, read block by block.
 
+Texts are told apart by 128 bits of BLAKE2b: two of n different texts share a hash with probability n**2 / 2**129, 4e-19
+for ten billion texts. While it is written, hashes are put by on disk, in bins that are taken up one by one; at most ten
+bytes of each row are in memory.
+"""
+
+import hashlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +21,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
-from chunkvisor.store.ledger import ENCODED, Reuse
+from chunkvisor.store.ledger import ENCODED, WHERE, Reuse, ReuseFiles
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_as, stamp_file, write_record
 from chunkvisor_worker.contract.files import FileIn
 
@@ -23,6 +30,12 @@ Numbers = npt.NDArray[np.int64]
 _EACH = 4096
 """Texts that are held at a time."""
 _ROWS_AT_ONCE = 1 << 20
+_BATCH_ROWS = 200_000
+_BATCH_BYTES = 32 << 20
+_RECORD = np.dtype([("hash", "S16"), ("row", "<i8")])
+"""Of the index: a text's hash and its first row; sorted by the hash, each text once."""
+_BLOCK = 1 << 17
+"""Records or rows that are taken at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +53,9 @@ class TableFiles:
     first_row = FileIn("first_row.bin")
     """First row of each text."""
     index = FileIn("index.bin")
-    """Hash and first row of each text, in the order of the hashes; see `dedupe`."""
+    """Hash and first row of each text, in the order of the hashes."""
     rows = FileIn("rows.parquet")
-    """If columns are carried along or rows are left out: what is to be known of each row, see `sql`."""
+    """If columns are carried along or rows are left out: what is to be known of each row."""
     places = FileIn("places.bin")
     """If rows are left out: number of each row in its file."""
     record = FileIn("table.json")
@@ -67,7 +80,7 @@ class TableSource:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TableRecord:
     """What the record says of a table."""
 
@@ -80,22 +93,130 @@ class TableRecord:
     skip_blank: bool
     files: tuple[TableSource, ...]
     """Those that were read, in the order of their rows."""
-    digest: str = ""
+    digest: str
     """sha256 of the texts, their lengths and the rows that have them: equal for equal content, whatever the files."""
-    stamps: dict[str, Stamp] = field(default_factory=dict)
+    stamps: dict[str, Stamp]
     """Of the other files, by name."""
 
 
-def seal_table(folder: Path, record: TableRecord) -> None:
+# --- writing
+
+
+class Spool:
+    """Appends texts to the table's text file, and what is to be known of them to the scratch folder."""
+
+    def __init__(self, files: TableFiles, scratch: Path) -> None:
+        self.rows = 0
+        """Rows so far, whether or not they are written."""
+        self.empty = 0
+        """Rows that are written and whose text is empty."""
+        self._files, self._lengths = files, scratch / "lengths.bin"
+        self._bins = [scratch / f"hashes-{number:03d}.tmp" for number in range(256)]
+        """Equal texts meet in one of them, and they follow each other as the hashes do."""
+        self._batches: list[tuple[int, int]] = []
+        """Rows that were written together, and bytes of their texts."""
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+
+    def add(self, text: bytes) -> None:
+        """Append the text of the next row, in UTF-8. Raises OSError."""
+        self.rows += 1
+        self._pending.append(text)
+        self._pending_bytes += len(text)
+        if len(self._pending) == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows = len(self._pending)
+        lengths = np.fromiter(map(len, self._pending), dtype="<u4", count=rows)
+        for path, data in ((self._files.texts, b"".join(self._pending)), (self._lengths, lengths.tobytes())):
+            with open(path, "ab") as file:
+                file.write(data)
+        digests = b"".join([hashlib.blake2b(text, digest_size=16).digest() for text in self._pending])
+        found = np.empty(rows, dtype=_RECORD)
+        found["hash"] = np.frombuffer(digests, dtype="S16")
+        found["row"] = np.arange(self.rows - rows, self.rows)
+        first_bytes = np.frombuffer(digests, dtype=np.uint8)[::16]
+        for number in np.unique(first_bytes).tolist():
+            with open(self._bins[number], "ab") as file:
+                file.write(found[first_bytes == number].tobytes())
+        self._batches.append((rows, self._pending_bytes))
+        self.empty += rows - int(np.count_nonzero(lengths))
+        self._pending, self._pending_bytes = [], 0
+
+    def finish(self) -> int:
+        """Write all files of the table but its record, and return the number of distinct texts. Raises OSError.
+
+        Texts are numbered in the order of their first rows.
+        """
+        self._flush()
+        # The first row that has the text of each row. Small numbers where they do: 8 bytes each would be much.
+        first_of = np.arange(self.rows, dtype=np.min_scalar_type(self.rows))
+        with open(self._files.index, "wb") as index:
+            for path in filter(Path.exists, self._bins):
+                found = np.frombuffer(path.read_bytes(), dtype=_RECORD)
+                found = found[np.argsort(found["hash"], kind="stable")]  # stable: the first row comes first
+                is_first = np.append(True, found["hash"][1:] != found["hash"][:-1])
+                firsts = found[is_first]
+                index.write(firsts.tobytes())
+                first_of[found["row"]] = firsts["row"][np.cumsum(is_first) - 1]
+        numbers, distinct = np.empty_like(first_of), 0
+        with open(self._files.row_text, "wb") as row_text, open(self._files.first_row, "wb") as first_row:
+            for start in range(0, self.rows, _BLOCK):
+                firsts = first_of[start : start + _BLOCK]
+                rows = np.arange(start, start + len(firsts))
+                fresh = rows[firsts == rows]
+                numbers[fresh] = np.arange(distinct, distinct + len(fresh))
+                distinct += len(fresh)
+                row_text.write(numbers[firsts].astype("<i8").tobytes())
+                first_row.write(fresh.astype("<i8").tobytes())
+        self._drop_repeats(first_of)
+        return distinct
+
+    def _drop_repeats(self, first_of: npt.NDArray[Any]) -> None:
+        """Leave only the first of equal texts in the text file, and write `offsets`.
+
+        The file is compacted in place: a text only ever moves towards the start, behind what has been read.
+        """
+        row = kept_bytes = 0
+        with (
+            open(self._files.texts, "rb") as source,
+            open(self._files.texts, "r+b") as target,
+            open(self._lengths, "rb") as lengths_file,
+            open(self._files.offsets, "wb") as offsets,
+        ):
+            offsets.write(bytes(8))
+            for rows, size_bytes in self._batches:
+                lengths = np.frombuffer(lengths_file.read(4 * rows), dtype="<u4").astype(np.int64)
+                texts = np.frombuffer(source.read(size_bytes), dtype=np.uint8)
+                keep = first_of[row : row + rows] == np.arange(row, row + rows)
+                offsets.write((kept_bytes + np.cumsum(lengths[keep])).astype("<u8").tobytes())
+                target.write(texts[np.repeat(keep, lengths)].tobytes())
+                row, kept_bytes = row + rows, kept_bytes + int(lengths[keep].sum())
+            target.truncate(kept_bytes)
+
+
+def seal_table(
+    folder: Path,
+    rows: int,
+    distinct: int,
+    empty: int,
+    state: dict[str, Any],
+    skip_blank: bool,
+    files: tuple[TableSource, ...],
+) -> None:
     """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
     named = (paths.texts, paths.offsets, paths.row_text, paths.first_row, paths.index, paths.rows, paths.places)
     stamps = {path.name: stamp_file(path) for path in named if path.exists()}
     digest = digest_of([stamps[path.name].digest for path in named[:3]])
-    write_record(paths.record, replace(record, digest=digest, stamps=stamps))
+    write_record(paths.record, TableRecord(rows, distinct, empty, state, skip_blank, files, digest, stamps))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# --- reading
+
+
+@dataclass(frozen=True, slots=True)
 class StagedTable(TableRecord):
     """A table on disk, open for reading. Methods raise IndexError outside the table, DamagedError on a short read."""
 
@@ -222,7 +343,10 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# --- texts that have a vector elsewhere
+
+
+@dataclass(frozen=True, slots=True)
 class FreshTable(StagedTable):
     """A staged table in which `distinct` and the numbers of texts are of those that are encoded."""
 
@@ -254,3 +378,58 @@ def fresh_of(table: StagedTable, reuse: Reuse | None) -> StagedTable:
     if reuse is None:
         return table
     return FreshTable(**_values(table) | {"distinct": reuse.encoded}, full=table, reuse=reuse)
+
+
+def matches(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield first rows, here and there, of the texts that both indexes have, some at a time. Raises OSError."""
+    with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
+        here, there = _next_block(our_file), _next_block(their_file)
+        while len(here) and len(there):
+            # Up to the lower of the two ends, nothing in the rest of either file can be equal.
+            bound = min(here["hash"][-1], there["hash"][-1])
+            our_end, their_end = (int(np.searchsorted(each["hash"], bound, side="right")) for each in (here, there))
+            _, our_at, their_at = np.intersect1d(
+                here["hash"][:our_end], there["hash"][:their_end], assume_unique=True, return_indices=True
+            )
+            if len(our_at):
+                yield here["row"][our_at], there["row"][their_at]
+            here = here[our_end:] if our_end < len(here) else _next_block(our_file)
+            there = there[their_end:] if their_end < len(there) else _next_block(their_file)
+
+
+def _next_block(file: BufferedReader) -> npt.NDArray[np.void]:
+    data = file.read(_BLOCK * _RECORD.itemsize)
+    return np.frombuffer(data, dtype=_RECORD, count=len(data) // _RECORD.itemsize)
+
+
+class WhereWriter:
+    """Writes which texts of a table have a vector elsewhere, and where; the place that was added first keeps a text.
+
+    It takes 20 bytes of memory for each text, from the first match on.
+    """
+
+    def __init__(self, folder: Path, table: StagedTable) -> None:
+        """`folder` is that of the plan, and exists."""
+        self._files, self._table = ReuseFiles(folder), table
+        self._where: npt.NDArray[np.void] = np.empty(0, dtype=WHERE)
+        self._first_rows: Numbers = np.empty(0, dtype=np.int64)
+
+    def add(self, place: int, here: Numbers, there: Numbers) -> None:
+        """Take in matches: first rows of texts in the table, and the rows of their vectors there. Raises OSError."""
+        if not len(self._where):
+            self._first_rows = self._table.first_row(0, self._table.distinct)
+            self._where = np.full(self._table.distinct, np.array((ENCODED, 0), dtype=WHERE))
+        texts = np.searchsorted(self._first_rows, here)
+        new = self._where["place"][texts] == ENCODED
+        self._where["place"][texts[new]] = place
+        self._where["row"][texts[new]] = there[new]
+
+    def write(self) -> tuple[int, dict[int, int]]:
+        """Write `where` and `encoded`: (texts that are encoded, texts taken of each place). Raises OSError."""
+        fresh = np.flatnonzero(self._where["place"] == ENCODED)
+        self._where["row"][fresh] = np.arange(len(fresh))
+        for path, data in ((self._files.where, self._where), (self._files.encoded, fresh.astype("<i8"))):
+            path.write_bytes(data.view(np.uint8).data)
+        places, counts = np.unique(self._where["place"], return_counts=True)
+        taken = dict(zip(places.tolist(), counts.tolist(), strict=True))
+        return taken.pop(ENCODED, 0), taken

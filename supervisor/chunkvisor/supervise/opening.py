@@ -124,12 +124,12 @@ class Opening:
         for each in self._all:
             if each.manifest is not None:
                 self._tidy(each, each.manifest)
-            else:
+                continue
+            try:
                 self._settle(each)
-                try:
-                    outputs.append(self._open(each))
-                except DamagedError as error:
-                    raise texts_damaged(error) from error
+                outputs.append(self._open(each))
+            except DamagedError as error:
+                raise texts_damaged(error) from error
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return outputs
@@ -284,10 +284,7 @@ class Opening:
                 self._note(f"{each.name}: {problem}; its texts are looked up again")
                 self._move_on(each)
         target = layout.next if each.moves_on else layout
-        try:
-            table = StagedTable.open(target.table if target.table.exists() else layout.table)
-        except DamagedError as error:
-            raise texts_damaged(error) from error
+        table = StagedTable.open(target.table if target.table.exists() else layout.table)
         offers = self._offers(each) if self._config.reuse else []
         facts = self._planner.plan(each.name, target.reuse, table, offers, needed=each.moves_on)
         if facts is not None:

@@ -9,9 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkvisor.sources import dedupe
-from chunkvisor.sources.dedupe import Spool, WhereWriter, matches
-from chunkvisor.sources.table import TableFiles, fresh_of
+from chunkvisor.sources import table as tables
+from chunkvisor.sources.table import Spool, TableFiles, WhereWriter, fresh_of, matches
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import ENCODED, Place, PlaceKind, read_reuse, write_plan
 from staged import first_come_first_numbered, make_table
@@ -38,8 +37,8 @@ def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, blo
     ids = [numbers.setdefault(text, len(numbers)) for text in texts]
     with (
         tempfile.TemporaryDirectory() as name,
-        mock.patch.object(dedupe, "_BATCH_ROWS", batch_rows),
-        mock.patch.object(dedupe, "_BLOCK", block),
+        mock.patch.object(tables, "_BATCH_ROWS", batch_rows),
+        mock.patch.object(tables, "_BLOCK", block),
     ):
         (folder, other) = Path(name, "here"), Path(name, "there")
         folder.mkdir()
