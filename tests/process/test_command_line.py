@@ -46,13 +46,10 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
     ("arguments", "hint"),
     [
         (["rnu", "config.yaml"], "there is no command rnu; did you mean run?"),
-        (["stat", "work"], "did you mean status?"),
         (["xyzzy"], "there are: run, encode, "),
         (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
         (["run", "config.yaml", "--resume"], "continues by itself"),
         (["encode", "rows.csv", "--model", "m", "-o", "out.npy", "--update"], "`chunkvisor run CONFIG --update`"),
-        (["run", "config.yaml", "--dry-run"], "chunkvisor plan CONFIG"),
-        (["status", "work", "--jsn"], "--json"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
         (["completion", "bash"], "completion is gone: eval"),
         (["run", "config.yaml", "--slice", "1/2"], "--slice: give each source file"),
@@ -65,14 +62,6 @@ def test_wrong_name_gives_the_nearest(workplace: Workplace, arguments: list[str]
     assert ended.returncode == 2
     assert hint in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_a_source_in_the_place_of_a_config(workplace: Workplace) -> None:
-    """A run of a CSV file ends with the `encode` line to type."""
-    (workplace.folder / "papers.csv").write_text("title\none\n")
-    ended = workplace.call("run", str(workplace.folder / "papers.csv"))
-    assert ended.returncode == 78
-    assert f"chunkvisor encode {workplace.folder / 'papers.csv'} --column NAME" in ended.stderr
 
 
 @pytest.mark.parametrize("source", ["gone.csv", "rows.csv"])

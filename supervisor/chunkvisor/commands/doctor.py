@@ -21,13 +21,8 @@ from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.dtypes import Card, less_memory, unfit_dtype
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
 from chunkvisor.devices.health import asks_for_recovery
-from chunkvisor.engine.modelfolder import (
-    ModelFindings,
-    ModelFolder,
-    check_model_files,
-    computed_dtype,
-    read_model_folder,
-)
+from chunkvisor.engine import modelfolder
+from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
@@ -48,8 +43,6 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _TEXT = "The quick brown fox jumps over the lazy dog."
 # The first and the last are equal: their vectors come from two passes of the same shape.
 SAMPLE = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
-
-
 # How much a finding matters; only a fault makes the command fail.
 OK, NOTE, WARNING, FAULT = "ok", "note", "warning", "fault"
 
@@ -116,22 +109,27 @@ class Case:
     @property
     def xml(self) -> ElementTree.Element:
         """What nvidia-smi answered, element names as of driver 575."""
-        try:
+        with suppress(ElementTree.ParseError):
             return ElementTree.fromstring(self.smi.text)  # noqa: S314 - of the driver's own tool
-        except ElementTree.ParseError:
-            return ElementTree.Element("nothing")
+        return ElementTree.Element("nothing")
+
+    @property
+    def is_offline(self) -> bool:
+        """Return whether the hub must not be asked: the first of two variables that is not empty decides."""
+        value = self.own.get("HF_HUB_OFFLINE") or self.own.get("TRANSFORMERS_OFFLINE") or ""
+        return value.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     """Read everything; with a config, its job as well. `say` gets the steps that take a while. Raises OSError."""
     case, loaded = Case(), None
-    if config_path is not None:
-        try:
+    try:
+        if config_path is not None:
             loaded = load(config_path)
             require_extras(loaded.config)
             case.config = loaded.config
-        except Halt as halt:
-            case.refused["config"] = halt
+    except Halt as halt:
+        case.refused["config"] = halt
     if case.config is not None:
         case.on_cluster = case.config.engine.kind is EngineKind.RAY
         try:
@@ -150,7 +148,10 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     case.probe = gpus.ask_torch(case.workers)
     if loaded is not None and case.config is not None:
         with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
-            _read_job(case, loaded, Path(scratch), say)
+            try:
+                _read_job(case, loaded, Path(scratch), say)
+            except Halt as halt:
+                case.refused["expect" if case.place else "model"] = halt
     return case
 
 
@@ -164,18 +165,18 @@ def read_cgroup(
     group = re.search(r"^0::/(.*)$", own.read_text() if own.is_file() else "", re.MULTILINE)
     folder = root / (group[1] if group else "")
 
-    def number(name: str, pattern: str, otherwise: float) -> float:
+    def number(name: str, pattern: str = r"^(\d+)$", otherwise: float = 0) -> float:
         found = re.search(pattern, (folder / name).read_text(), re.MULTILINE) if (folder / name).is_file() else None
         return float(found[1]) if found else otherwise  # "max" means no limit
 
-    limit, tasks = (number(name, r"^(\d+)$", float("inf")) for name in ("memory.max", "pids.max"))
-    used = number("memory.current", r"^(\d+)$", 0) - number("memory.stat", r"^inactive_file (\d+)$", 0)
-    return max(0, limit - used), limit, max(0, tasks - number("pids.current", r"^(\d+)$", 0))
+    limit, tasks = (number(name, otherwise=float("inf")) for name in ("memory.max", "pids.max"))
+    used = number("memory.current") - number("memory.stat", r"^inactive_file (\d+)$")
+    return max(0, limit - used), limit, max(0, tasks - number("pids.current"))
 
 
 def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
-    """Read everything about the config's job; for samples, device and model have to be here. Raises OSError."""
-    config = loaded.config
+    """Read everything about the config's job, and encode on each device. Raises Halt if there is no model; OSError."""
+    config, model = loaded.config, loaded.config.model
     with suppress(Halt, OSError):
         status = read_status(config.workdir)
         case.busy_pid = status.pid if status.state is State.RUNNING else None
@@ -187,76 +188,56 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         except Halt as halt:
             if halt.code is ExitCode.CONFIG:
                 case.sources[name] = halt
-    try:
-        source = _find_model(case, config, scratch, say)
-        case.expected = read_expected(config.model.expect) if config.model.expect is not None else None
-    except Halt as halt:
-        case.refused["expect" if case.place else "model"] = halt
-        return
-    if source is None:
-        return
-    case.findings, case.dtype = check_model_files(config, source.path), computed_dtype(config.model, source.path)
-    case.model = read_model_folder(Path(source.path)) if source.path else case.model
-    if case.devices and case.busy_pid is None and not case.findings.faults:
-        case.samples = list(_samples(case, loaded, source, scratch, say))
 
-
-def _find_model(case: Case, config: Config, scratch: Path, say: Callable[[str], None]) -> ModelSource | None:
-    """Return the model's files; None if they are on the hub. Raises Halt if they are nowhere."""
-    model = config.model
-
-    def ask(backend: str, timeout_s: float, **variables: str) -> ModelSource | Verdict:
+    def ask_hub(backend: str, timeout_s: float, **variables: str) -> ModelSource | Verdict:
         folder, environment = Path(tempfile.mkdtemp(dir=scratch)), {**os.environ, **variables}
         try:
             return fetch_model(model.name, model.revision, backend, folder, lambda: None, environment, timeout_s)
         except TimeoutError:
             return Verdict(Outcome.HUB, f"it has given no answer within {timeout_s:.0f} s")
 
-    source: ModelSource | Verdict | None = ModelSource(None, model.revision)
+    source: ModelSource | Verdict = ModelSource(None, model.revision)
     if not model.is_plugin:
-        source = source_at_hand(model, Layout(config.workdir).model)
-        source = source or ask(str(model.kwargs.get("backend", "torch")), 120.0, HF_HUB_OFFLINE="1")
-    if isinstance(source, ModelSource):
-        case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
-        return source
-    case.place = "hub"
-    if not _is_offline(case):
-        say(f"asking the model hub for {model.name}")
-        answer = ask(ONLY_ASK, 30.0)
-        case.no_download = answer if isinstance(answer, Verdict) else None
-    return None
+        at_hand = source_at_hand(model, Layout(config.workdir).model)
+        source = at_hand or ask_hub(str(model.kwargs.get("backend", "torch")), 120.0, HF_HUB_OFFLINE="1")
+    if isinstance(source, Verdict):
+        case.place = "hub"
+        if not case.is_offline:
+            say(f"asking the model hub for {model.name}")
+            answer = ask_hub(ONLY_ASK, 30.0)
+            case.no_download = answer if isinstance(answer, Verdict) else None
+        return
+    case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
+    case.expected = read_expected(model.expect) if model.expect is not None else None
+    case.findings = modelfolder.check_model_files(config, source.path)
+    case.dtype = modelfolder.computed_dtype(model, source.path)
+    case.model = modelfolder.read_model_folder(Path(source.path)) if source.path else case.model
+    if case.busy_pid is None and not case.findings.faults:
+        case.samples = [_encode(case, loaded, source, device, scratch, say) for device in case.devices]
 
 
-def _is_offline(case: Case) -> bool:
-    value = case.own.get("HF_HUB_OFFLINE") or case.own.get("TRANSFORMERS_OFFLINE") or ""
-    return value.upper() in ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads it
-
-
-def _samples(
-    case: Case, loaded: LoadedConfig, source: ModelSource, scratch: Path, say: Callable[[str], None]
-) -> Iterator[Sample]:
-    """Encode on each device, as `encode` says if its vectors are expected, else as the first output is encoded."""
+def _encode(
+    case: Case, loaded: LoadedConfig, source: ModelSource, device: Device, scratch: Path, say: Callable[[str], None]
+) -> Sample:
+    """Encode as `encode` of the config says if its vectors are expected, else as the first output is encoded."""
     config, expected = loaded.config, case.expected
     model = model_spec(config.model, source.path, source.revision)
     encode = config.encode if expected is not None else config.effective_encode(next(iter(config.outputs)))
-    texts = (*SAMPLE, *(expected.texts if expected is not None else ()))
-    for device in case.devices:
-        environment = {**case.workers, _VISIBLE: device.uuid}
-        conditions = Conditions(device.kind, environment, (str(loaded.folder),), config.recovery)
+    environment = {**case.workers, _VISIBLE: device.uuid}
+    conditions = Conditions(device.kind, environment, (str(loaded.folder),), config.recovery)
 
-        def encoded(conditions: Conditions = conditions) -> Trial:
-            return try_texts(texts, model, encode_spec(encode), conditions, Path(tempfile.mkdtemp(dir=scratch)))
+    def encoded(texts: Sequence[str]) -> Trial:
+        return try_texts(texts, model, encode_spec(encode), conditions, Path(tempfile.mkdtemp(dir=scratch)))
 
-        say(f"encoding a sample of texts on {device}")
-        sample = Sample(encoded(), device)
-        if (vectors := sample.trial.vectors) is not None:
-            if expected is not None:
-                quantized = "quantization_config" in model.kwargs
-                sample.unexpected = expected.problem(vectors[len(SAMPLE) :], sample.trial.dtype, quantized=quantized)
-            if device is case.devices[0]:
-                say("encoding it once more in another process")
-                sample.again = encoded()
-        yield sample
+    say(f"encoding a sample of texts on {device}")
+    sample = Sample(encoded((*SAMPLE, *(expected.texts if expected is not None else ()))), device)
+    if (vectors := sample.trial.vectors) is not None and expected is not None:
+        quantized = "quantization_config" in model.kwargs
+        sample.unexpected = expected.problem(vectors[len(SAMPLE) :], sample.trial.dtype, quantized=quantized)
+    if vectors is not None and device is case.devices[0]:
+        say("encoding it once more in another process")
+        sample.again = encoded(SAMPLE)
+    return sample
 
 
 # --- the checks
@@ -308,9 +289,6 @@ def _driver(case: Case) -> Iterator[Finding]:
         mend = f"install or load the driver; {_ACCESS}; or write `device: cpu`"
         state = FAULT if case.wanted else NOTE
         yield Finding("driver", state, "there is no NVIDIA driver, and so no GPU, here", mend)
-
-
-def _nvml(case: Case) -> Iterator[Finding]:
     if case.smi.returncode == 0:
         yield Finding("nvml", OK, f"nvidia-smi answers, and lists {counted(len(case.xml.findall('gpu')), 'GPU')}")
     elif case.smi.text or case.cards or case.nodes:
@@ -326,50 +304,45 @@ def _nvml(case: Case) -> Iterator[Finding]:
 
 
 def _visible(case: Case) -> Iterator[Finding]:
-    value = case.own.get(_VISIBLE)
-    if value is None or case.smi.returncode != 0:
+    if (value := case.own.get(_VISIBLE)) is None or case.smi.returncode != 0:
         return
     entries = [part.strip() for part in value.split(",")]
-    listed_here = [Device("cuda", each.findtext("uuid", "")) for each in case.xml.iterfind("gpu")]
-    shown = gpus.select_visible(listed_here, value)
+    here = [Device("cuda", each.findtext("uuid", "")) for each in case.xml.iterfind("gpu")]
+    meaning = f"{_VISIBLE}={value} shows {len(shown := gpus.select_visible(here, value))} of "
+    meaning += counted(len(entries), "GPU")
     if len(shown) == len(entries) and len({entry[:3] in ("GPU", "MIG") for entry in entries}) == 1:
-        yield Finding("visible-gpus", OK, f"{_VISIBLE}={value} shows {counted(len(shown), 'GPU')}")
-        return
-    why = "CUDA hides what comes after an entry that it does not know or of another kind, and all if one comes twice"
-    meaning = f"{_VISIBLE}={value} shows {len(shown)} of {counted(len(entries), 'GPU')}: {why}"
-    yield _broken(case, "visible-gpus", meaning, "unset it, or name in it what `nvidia-smi -L` lists")
+        yield Finding("visible-gpus", OK, meaning)
+    else:
+        meaning += ": CUDA hides what comes after an entry that it does not know or of another kind"
+        yield _broken(case, "visible-gpus", meaning, "unset it, or name in it what `nvidia-smi -L` lists")
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
     chosen = [device.uuid for device in case.devices if device.uuid.startswith("GPU-")]
     for gpu in case.xml.iterfind("gpu"):
         uuid = gpu.findtext("uuid", "")
-        if not chosen or uuid in chosen:
-            name = f"{gpu.findtext('product_name', 'GPU')} ({uuid[:12]})"
-            yield _health(case, gpu, name)
-            yield _gpu_memory(case, gpu, name)
-            if gpu.findtext("mig_mode/current_mig") == "Enabled" and "MIG-" not in case.own.get(_VISIBLE, ""):
-                mend = f"set {_VISIBLE} to the MIG-… id of a slice, as `nvidia-smi -L` lists them"
-                meaning = f"{name} is in MIG mode: a job has one slice of it, and CUDA chooses which"
-                yield Finding("mig", WARNING, meaning, mend)
-
-
-def _health(case: Case, gpu: ElementTree.Element, name: str) -> Finding:
-    action = gpu.findtext("gpu_recovery_action", "")
-    numbers = [each.text or "" for each in gpu.iterfind("ecc_errors/volatile/*") if "uncorrectable" in each.tag]
-    errors = sum(int(number) for number in numbers if number.isdecimal())
-    lost, pending = (gpu.findtext(f"remapped_rows/remapped_row_{each}") == "Yes" for each in ("failure", "pending"))
-    found = {
-        f"the driver asks for a recovery action: {action}": FAULT if asks_for_recovery(action) else OK,
-        "a faulty row of its memory could not be replaced by a spare one": FAULT if lost else OK,
-        "a faulty row of its memory waits for a reset to be replaced": WARNING if pending else OK,
-        f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded": WARNING if errors else OK,
-    }
-    if not (wrong := [words for words, state in found.items() if state is not OK]):
-        return Finding("gpu-health", OK, f"{name} reports no memory error and asks for no reset")
-    mend = "ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; if it comes again, to replace it"
-    broken = _broken(case, "gpu-health", f"{name}: {'; '.join(wrong)}", mend)
-    return broken if FAULT in found.values() else replace(broken, state=WARNING)
+        if chosen and uuid not in chosen:
+            continue
+        name = f"{gpu.findtext('product_name', 'GPU')} ({uuid[:12]})"
+        action, volatile = gpu.findtext("gpu_recovery_action", ""), gpu.iterfind("ecc_errors/volatile/*")
+        errors = sum(int(each.text or 0) for each in volatile if "uncorr" in each.tag and str(each.text).isdecimal())
+        lost, pending = (gpu.findtext(f"remapped_rows/remapped_row_{each}") == "Yes" for each in ("failure", "pending"))
+        faults = [f"the driver asks for a recovery action: {action}"] * asks_for_recovery(action)
+        faults += ["a faulty row of its memory could not be replaced by a spare one"] * lost
+        warnings = ["a faulty row of its memory waits for a reset to be replaced"] * pending
+        warnings += [f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded"] * (errors > 0)
+        mend = "ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; if it comes again, to replace it"
+        health = _broken(case, "gpu-health", f"{name}: {'; '.join(faults + warnings)}", mend)
+        if not faults:
+            health = replace(health, state=WARNING)
+        if not faults and not warnings:
+            health = Finding("gpu-health", OK, f"{name} reports no memory error and asks for no reset")
+        yield health
+        yield _gpu_memory(case, gpu, name)
+        if gpu.findtext("mig_mode/current_mig") == "Enabled" and "MIG-" not in case.own.get(_VISIBLE, ""):
+            mend = f"set {_VISIBLE} to the MIG-… id of a slice, as `nvidia-smi -L` lists them"
+            meaning = f"{name} is in MIG mode: a job has one slice of it, and CUDA chooses which"
+            yield Finding("mig", WARNING, meaning, mend)
 
 
 def _gpu_memory(case: Case, gpu: ElementTree.Element, name: str) -> Finding:
@@ -398,8 +371,7 @@ def _torch(case: Case) -> Iterator[Finding]:
     why = f"{describe_exit(case.probe.returncode)} {log}" if case.probe.returncode is not None else "it hangs"
     found = diagnose(fault) if fault is not None else diagnose_log(case.probe.log_tail, case.probe.returncode or 0)
     if found is not None:
-        why = f"{found.rule.cause.rstrip('.')}: {found.headline}"
-        mend = found.rule.remedy or _INSTALL
+        why, mend = f"{found.rule.cause.rstrip('.')}: {found.headline}", found.rule.remedy
     if report is None or report.phase in (Phase.IMPORT, Phase.FORWARD):
         yield Finding("torch", failed, f"torch is installed but cannot be imported, or not compute: {why}", mend)
         return
@@ -412,9 +384,8 @@ def _torch(case: Case) -> Iterator[Finding]:
         return
     if report.cuda is None:
         why, mend = "it is not built for CUDA", f"{_INSTALL}; or write `device: cpu`"
-    broken = _broken(case, "torch-gpu", f"torch cannot use the GPU: {why}", mend)
-    if found is not None and found.rule.name == "allocator-config":
-        broken = replace(broken, check="allocator")
+    check = "allocator" if found is not None and found.rule.name == "allocator-config" else "torch-gpu"
+    broken = _broken(case, check, f"torch cannot use the GPU: {why}", mend)
     if not case.wanted and not case.nodes and not case.smi.text:
         broken = replace(broken, state=NOTE)  # no GPU is asked for, and none is here
     yield replace(broken, state=WARNING) if case.place == "plugin" and broken.state is FAULT else broken
@@ -431,48 +402,48 @@ def _environment(case: Case) -> Iterator[Finding]:
             yield Finding("environment", state, f"{name} is set: {why}", "unset it")
 
 
-def _memory(case: Case) -> Iterator[Finding]:
+def _limits(case: Case) -> Iterator[Finding]:
     workers = case.config.workers.per_device + case.config.workers.standby if case.config is not None else 1
     workers *= max(1, len(case.devices))
-    each, (free, total) = (1 << 30) + (case.model.weights_bytes or 0), case.memory  # the libraries take about a GiB
+    need, (free, total) = (1 << 30) + (case.model.weights_bytes or 0), case.memory  # the libraries take about a GiB
     text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
-    text += f"for {counted(workers, 'worker')} at once about {human_bytes(workers * each)} are needed"
-    mend = "set workers.standby lower, free some memory, raise the container's limit, or take a smaller model"
-    if case.place == "plugin":
-        yield Finding("memory", OK, f"{text}, and what the plug-in encoder takes")
-    elif free < workers * each:
-        yield Finding("memory", FAULT if free < each else WARNING, text, mend)
-    else:
-        yield Finding("memory", OK, text)
+    text += f"for {counted(workers, 'worker')} at once about {human_bytes(workers * need)} are needed"
+    state, mend = OK, "set workers.standby lower, free some memory, raise the container's limit"
+    if free < workers * need and case.place != "plugin":
+        state = FAULT if free < need else WARNING
+    yield Finding("memory", state, text, mend * (state is not OK))
+    files, threads = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 32 + 2 * len(os.sched_getaffinity(0))
+    if 0 <= files < 1024:  # a worker with CUDA opens a hundred or two
+        text = f"a process may open {files:,} files, {'perhaps ' * (files >= 128)}too few for torch and CUDA"
+        mend = "raise it: ulimit -n 4096, or LimitNOFILE= of systemd"
+        yield Finding("files", WARNING if files >= 128 else FAULT, text, mend)
+    if case.tasks_left < 4 * threads:  # OpenMP's pool and the tokenizer's have a thread for every CPU
+        text = f"{case.tasks_left:,.0f} more processes and threads are allowed; a worker here starts about {threads}"
+        mend = "raise it (docker run --pids-limit, ulimit -u, TasksMax= of systemd), or set OMP_NUM_THREADS to 4 in env"
+        yield Finding("processes", WARNING if case.tasks_left >= threads else FAULT, text, mend)
 
 
 def _folders(case: Case) -> Iterator[Finding]:
+    # The hub's as huggingface_hub finds them (its constants.py).
+    home = case.own.get("HF_HOME") or f"{case.own.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     folders = {"disk": case.config.workdir} if case.config is not None else {}
-    if case.place in ("", "cache", "hub"):
-        folders["hub-cache"] = Path(case.own.get("HF_HUB_CACHE") or _hub_home(case) / "hub").expanduser()
+    if of_hub := case.place in ("", "cache", "hub"):
+        folders["hub-cache"] = Path(case.own.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
     for check, path in folders.items():
         here = next(each for each in (path, *path.parents) if each.exists())
         free, needed = free_bytes(here) or 0, check == "disk" or case.place == "hub"
         if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
             mend = "change its owner or its permissions, or choose another one"
             yield Finding(check, FAULT if needed else NOTE, f"{path} cannot be written into by this user", mend)
-        elif free < 1 << 30:
-            mend = "free some space, or choose another folder; `chunkvisor plan` says how much a run needs"
-            yield Finding(check, WARNING if needed else NOTE, f"{path} has {human_bytes(free)} free", mend)
         else:
-            yield Finding(check, OK, f"{path} has {human_bytes(free)} free")
-
-
-def _limits(case: Case) -> Iterator[Finding]:
-    files, each = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 32 + 2 * len(os.sched_getaffinity(0))
-    if 0 <= files < 1024:  # a worker with CUDA opens a hundred or two
-        text = f"a process may open {files:,} files, {'perhaps ' * (files >= 128)}too few for torch and CUDA"
-        mend = "raise it: ulimit -n 4096, or LimitNOFILE= of systemd"
-        yield Finding("files", WARNING if files >= 128 else FAULT, text, mend)
-    if case.tasks_left < 4 * each:  # OpenMP's pool and the tokenizer's have a thread for every CPU
-        text = f"{case.tasks_left:,.0f} more processes and threads are allowed; a worker here starts about {each}"
-        mend = "raise it (docker run --pids-limit, ulimit -u, TasksMax= of systemd), or set OMP_NUM_THREADS to 4 in env"
-        yield Finding("processes", WARNING if case.tasks_left >= each else FAULT, text, mend)
+            mend = "free some space, or choose another folder" * (free < 1 << 30)
+            state = OK if not mend else WARNING if needed else NOTE
+            yield Finding(check, state, f"{path} has {human_bytes(free)} free", mend)
+    if of_hub:
+        known = case.own.get("HF_TOKEN") or Path(case.own.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().exists()
+        mend = "private and gated models need one: set HF_TOKEN, or run: hf auth login" * (not known)
+        words = f"{'an' if known else 'no'} access token of the hub is set"
+        yield Finding("hub-token", OK if known else NOTE, words, mend)
 
 
 def _source(case: Case) -> Iterator[Finding]:
@@ -485,21 +456,6 @@ def _source(case: Case) -> Iterator[Finding]:
             yield Finding("source", OK, f"{name}: the first rows can be read")
 
 
-def _hub_home(case: Case) -> Path:
-    """Find the folder of the hub's files as huggingface_hub does (its constants.py)."""
-    return Path(case.own.get("HF_HOME") or f"{case.own.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface").expanduser()
-
-
-def _token(case: Case) -> Iterator[Finding]:
-    token = Path(case.own.get("HF_TOKEN_PATH") or _hub_home(case) / "token").expanduser()
-    if case.place in ("", "cache", "hub"):
-        known = bool(case.own.get("HF_TOKEN")) or token.exists()
-        mend = "private and gated models need one: set HF_TOKEN, or run: hf auth login" * (not known)
-        yield Finding(
-            "hub-token", OK if known else NOTE, f"{'an' if known else 'no'} access token of the hub is set", mend
-        )
-
-
 def _model(case: Case) -> Iterator[Finding]:
     if case.config is None or not case.place:
         return
@@ -509,7 +465,7 @@ def _model(case: Case) -> Iterator[Finding]:
     size = f", {human_bytes(weights_bytes)} of weights" if weights_bytes else ""
     if case.place != "hub":
         yield Finding("model", OK, f"{name} {where.get(case.place, 'is in the local cache')}{size}")
-    elif _is_offline(case):
+    elif case.is_offline:
         mend = f"unset HF_HUB_OFFLINE for the first run, or before it: {fetch}"
         yield Finding("model", FAULT, f"{missing}, and HF_HUB_OFFLINE forbids to download it", mend, "config")
     elif case.no_download is not None:
@@ -522,9 +478,6 @@ def _model(case: Case) -> Iterator[Finding]:
         yield Finding("model", NOTE, f"{missing}: the first run downloads it", mend)
     yield from (_refusal("right-vectors", fault) for fault in case.findings.faults)
     yield from (Finding("right-vectors", WARNING, *found) for found in case.findings.warnings)
-
-
-def _dtype(case: Case) -> Iterator[Finding]:
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
         yield Finding("dtype", WARNING, gpus.SLOW_BFLOAT16, "set model.dtype to float32")
     for card in sorted(set(case.cards), key=str) if case.wanted == "cuda" and case.dtype is not None else ():
@@ -559,7 +512,6 @@ def _encoding(case: Case) -> Iterator[Finding]:
 
 def _failed(case: Case, trial: Trial) -> Finding:
     verdict = trial.verdict
-    check = "right-vectors" if verdict.rule == "wrong-model" else "encoding"
     text = f"a worker got three short texts and failed: {verdict.outcome}: {verdict.reason}"
     text += f"\nlast line of its log: {trial.log_line}" if trial.log_line else ""
     mend = verdict.remedy or "correct what the log names: the encoder, torch, or another package"
@@ -568,29 +520,28 @@ def _failed(case: Case, trial: Trial) -> Finding:
     config |= case.place == "plugin" and verdict.outcome is Outcome.CRASHED
     if verdict.exit_code is not None:
         config = verdict.exit_code == ExitCode.CONFIG
-    meaning = text if check == "encoding" else verdict.reason
-    return Finding(check, FAULT, meaning, mend, "config" if config else "machine")
+    if verdict.rule == "wrong-model":
+        return Finding("right-vectors", FAULT, verdict.reason, mend, "config")
+    return Finding("encoding", FAULT, text, mend, "config" if config else "machine")
 
 
 def _compared(case: Case, sample: Sample) -> Finding:
     """Compare the vectors of equal texts, of different ones, and those of two processes."""
     assert sample.trial.vectors is not None
-    vectors = sample.trial.vectors[: len(SAMPLE)]
+    vectors, elsewhere = sample.trial.vectors[: len(SAMPLE)], 0.0
     largest = float(np.abs(vectors[0]).max())
-    differ, elsewhere = float(np.abs(vectors[0] - vectors[2]).max()) / largest, 0.0
+    differ = float(np.abs(vectors[0] - vectors[2]).max()) / largest
     if sample.again is not None and (again := sample.again.vectors) is not None:
         elsewhere = float(np.abs(vectors - again).max()) / largest if again.shape == vectors.shape else 1.0
     if differ > 1e-3:  # half precision has about three digits
         meaning = f"the same text, encoded twice, gives vectors that differ by {differ:.2g} of their size"
         mend = "make the encoder deterministic: eval() on its model, no dropout; else have the GPU checked"
-        blame = "config" if case.place == "plugin" else "machine"
-        return Finding("encoding", FAULT, meaning, mend, blame)
+        return Finding("encoding", FAULT, meaning, mend, "config" if case.place == "plugin" else "machine")
     if elsewhere > 0.01:
         meaning = "two processes that load the model give the same text vectors that differ by "
         meaning += f"{elsewhere:.2g} of their size: each has other weights"
         meaning += "".join(f"\nwhile it loads: {note}" for note in sample.trial.notes[:3])
-        mend = "load all weights from a file: what a folder lacks is drawn at random by each process, and transformers "
-        mend += "5 leaves buffers empty that the model's code does not save; take the version that its page names"
+        mend = "load all weights from a file: what a folder lacks is drawn at random by each process"
         return Finding("encoding", FAULT, meaning, mend, "config")
     if (vectors[0] == vectors[1]).all():
         meaning = "two different texts get the same vector: the texts do not reach the model"
@@ -602,21 +553,15 @@ def _compared(case: Case, sample: Sample) -> Finding:
 
 
 # In the order in which they are shown.
-_OF_GPUS = (_driver, _nvml, _visible, _gpus, _environment)
-_OF_MACHINES = (_driver, _nvml, _visible, _gpus, _torch, _environment, _memory, _folders, _limits)
+_OF_GPUS = (_driver, _visible, _gpus, _environment)
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...]
-CHECKS = (_cluster, *_OF_MACHINES, _source, _token, _model, _dtype, _encoding)
-
-
-# --- telling
+CHECKS = (_cluster, _driver, _visible, _gpus, _torch, _environment, _limits, _folders, _source, _model, _encoding)
 
 
 def exit_code(findings: Sequence[Finding]) -> ExitCode:
     """Return 0 without a fault; 69 if one of the faults is the machine's, else 78."""
     blamed = {finding.blame for finding in findings if finding.state is FAULT}
-    if "machine" in blamed:
-        return ExitCode.MACHINE
-    return ExitCode.CONFIG if blamed else ExitCode.COMPLETE
+    return ExitCode.MACHINE if "machine" in blamed else ExitCode.CONFIG if blamed else ExitCode.COMPLETE
 
 
 def render(findings: Sequence[Finding]) -> list[str]:

@@ -21,14 +21,8 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.dtypes import lacks, unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16
-from chunkvisor.engine.modelfolder import (
-    ModelFolder,
-    ModelShape,
-    check_model_files,
-    computed_dtype,
-    read_model_folder,
-    refuse_wrong_model,
-)
+from chunkvisor.engine import modelfolder
+from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
 from chunkvisor.engine.process import thread_count
 from chunkvisor.engine.trial import read_expected
@@ -129,8 +123,8 @@ def _kind(config: Config) -> str:
 def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: bool) -> dict[str, Any]:
     kind, notes = _kind(config), list[str]()
     folder = _measure(config, outputs, scratch, notes)
-    model = read_model_folder(folder) if folder is not None else ModelFolder()
-    dtype = computed_dtype(config.model, str(folder) if folder is not None else None)
+    model = modelfolder.read_model_folder(folder) if folder is not None else ModelFolder()
+    dtype = modelfolder.computed_dtype(config.model, str(folder) if folder is not None else None)
     card = find_weakest(config.device) if folder is not None and config.engine.kind is EngineKind.LOCAL else None
     if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
         notes.append("; ".join(unfit))
@@ -154,10 +148,12 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
         at_once = most_lanes(threads, in_a_chunk, given.get(BATCHES_AT_ONCE, ""))
     computing = per_device * at_once * batch if kind == "cpu" else 0
     on_gpu = weights is not None and None not in batches and kind == "cuda"
+    disk, final = ([each[key] for each in told.values()] for key in ("disk_bytes", "final_bytes"))
     rate = rate_before(config)
     return {
         "outputs": told,
-        **{key: _sum(told, of) for key, of in (("peak_disk_bytes", "disk_bytes"), ("final_disk_bytes", "final_bytes"))},
+        "peak_disk_bytes": None if None in disk else sum(disk),
+        "final_disk_bytes": None if None in final else sum(final),
         "free_disk_bytes": free_bytes(next(p for p in (config.workdir, *config.workdir.parents) if p.exists())),
         "weights_bytes": weights,
         "workers": workers,
@@ -170,11 +166,6 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
         "notes": notes,
         "batches_at_once": at_once,
     }
-
-
-def _sum(told: dict[str, dict[str, Any]], key: str) -> int | None:
-    sizes = [each[key] for each in told.values()]
-    return None if None in sizes else sum(sizes)
 
 
 def _told(
@@ -283,7 +274,7 @@ def _measure(config: Config, outputs: Sequence[_Output], scratch: Path, notes: l
             counts = [len(text) for block in blocks for text in output.table.texts(block.start, block.stop)]
             output.lengths = np.array(counts, dtype=np.int32)
     else:
-        notes += [f"{what}; {mend}" for what, mend in check_model_files(config, str(folder)).warnings]
+        notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, str(folder)).warnings]
     if any(output.report is not None and output.report.estimated for output in outputs):
         notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
     return folder
