@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 import re
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -25,13 +26,12 @@ import numpy.typing as npt
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import EncodeConfig, ModelConfig
 from chunkvisor.config.values import seconds_of
-from chunkvisor.errors import KEPT, ChunkvisorError, ExitCode, config_error
+from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
 from chunkvisor.sources.given import place_of, writing
-from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
@@ -48,7 +48,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _OUTPUT = "embeddings"
-_LOG_LINES = 20
 _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
 
 
@@ -276,26 +275,12 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
             then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
-            if not kept:
-                _lose_folder(error, Layout(request.loaded.config.workdir).output(_OUTPUT))
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
         words = loss_in_words(report, texts.place if texts else None, kept=kept)
         warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
-
-
-def _lose_folder(error: ChunkvisorError, layout: OutputLayout) -> None:
-    """Add the end of the log to the error, whose temporary folder is removed."""
-    error.remedy = error.remedy.replace(KEPT, "")
-    if layout.attempts.exists():  # a worker was started
-        error.add_note(_NOT_KEPT)
-    if error.log is not None:
-        with contextlib.suppress(OSError):
-            if lines := error.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
-                error.add_note("\n".join([f"The last lines of {error.log.name}:", *lines]))
-        error.log = None
 
 
 def _in_seconds(stop_after: float | str | None) -> float | None:
@@ -307,21 +292,24 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def _workdir(given: StrPath | None) -> Iterator[Path]:
-    """Yield the folder to work in; a temporary one is removed, and so is an empty one after an error."""
-    if given is None:
-        with tempfile.TemporaryDirectory(prefix="chunkvisor-") as name:
-            yield Path(name)
-        return
-    place = Path(given).absolute()
-    ours = not place.exists()
+    """Yield the folder to work in. A temporary one is removed in the end, unless a run in it has failed."""
+    place = Path(tempfile.mkdtemp(prefix="chunkvisor-") if given is None else given).absolute()
+    ours, failed = given is None or not place.exists(), False
     try:
         make_folders(place, mode=0o755)
     except OSError as error:
         raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
     try:
         yield place
-    except ChunkvisorError:
+    except ChunkvisorError as error:
         if ours:
             with contextlib.suppress(OSError):  # there is something in it
                 place.rmdir()
+        if failed := given is None and place.exists():
+            error.add_note(
+                f"The work done so far and the logs are in {place}: give it as workdir to continue, or remove it."
+            )
         raise
+    finally:
+        if given is None and not failed:
+            shutil.rmtree(place, ignore_errors=True)

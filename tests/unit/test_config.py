@@ -1,18 +1,16 @@
 """The config: what its keys take, lines and nearest keys in errors, overrides, and paths."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 import chunkvisor
 from chunkvisor.config.choices import OnBadRow, Start
-from chunkvisor.config.load import LoadedConfig, all_keys, from_values, load, without_secret
+from chunkvisor.config.load import LoadedConfig, from_values, load
 from chunkvisor.config.model import Config
 from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode, Halt
@@ -214,13 +212,6 @@ def test_local_model_becomes_absolute(tmp_path: Path) -> None:
     assert build(tmp_path, model=plugin).model.name == "models"
 
 
-def test_config_survives_json() -> None:
-    """A dumped config loads again as the same one."""
-    config = build(outputs={"a": {**OUTPUT, "encode": {"batch_size": 2}}})
-    dumped = json.loads(json.dumps(config.model_dump(mode="json", exclude_unset=True)))
-    assert Config.model_validate(dumped) == config
-
-
 def test_starter(folder: Path) -> None:
     """The starter is valid; any key of it, or all, can be uncommented; what its reader must change is marked."""
     lines = STARTER.splitlines()
@@ -352,12 +343,6 @@ def test_plain_words(text: str, value: Any) -> None:
     assert (type(read), read) == (type(value), value)
 
 
-def test_anchors_and_merges() -> None:
-    """Anchors, aliases and << work: own keys win over merged ones, and the first of several mappings wins."""
-    text = "a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc: {z: 3, <<: [*a, *b]}\n"
-    assert parse(text).value["c"] == {"x": 1, "y": 1, "z": 3}
-
-
 def test_unreadable_path(folder: Path) -> None:
     """A mistyped file name gets the nearest one; a folder or an impossible name is refused like any other mistake."""
     (folder / "quick.yaml").touch()
@@ -410,56 +395,12 @@ def test_wrong_override(folder: Path, override: str, problem: str) -> None:
     assert problems_of(LEAST, override) == [problem]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("env.A=b", "env.A=…"),
-        ("model.kwargs.token=b", "model.kwargs.token=…"),
-        ("model.kwargs={token: b}", "model.kwargs=…"),
-        ("encode.batch_tokens=8", "encode.batch_tokens=8"),
-        ("outputs.a.sql=token", "outputs.a.sql=token"),
-    ],
-)
-def test_without_secret(text: str, shown: str) -> None:
-    """What may be a secret, by its section or its name, is not repeated."""
-    assert without_secret(text) == shown
-
-
-names = {name for key in all_keys() for name in key} | {"a", "", "1", "outputs.a"}
-keys = st.sampled_from(sorted(names)) | st.text(max_size=5)
-plain = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["auto", "1e3", "cpu"])
-)
-values = st.recursive(
-    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
-)
-
-
 def check_words(halt: Halt) -> None:
     """Assert that the message is printable, and without pydantic's jargon."""
     assert halt.code is ExitCode.CONFIG
     halt.what.encode()
     for jargon in ("Input should", "pydantic.dev", "[type=", "Extra inputs"):
         assert jargon not in halt.what
-
-
-@pytest.mark.soak
-@soaked(400)
-@given(st.dictionaries(st.sampled_from(list(Config.model_fields)), values, max_size=5))
-def test_any_values_give_a_config_or_a_message(tmp_path: Path, sections: dict[str, Any]) -> None:
-    """Whatever a valid YAML file holds, it is a config or a readable message."""
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(values_with(**sections)))
-    for build in (lambda: load(path), lambda: from_values(values_with(**sections), tmp_path)):
-        try:
-            build()
-        except Halt as halt:
-            check_words(halt)
 
 
 @pytest.mark.soak

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from chunkvisor.judge import EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.disk import free_bytes
-from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, sync_folder
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Limits, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
@@ -113,7 +112,8 @@ def _with_vectors(
         if bad := sorted(not_finite + zero):
             worst = not_finite or zero
             problem = "have NaN or infinity" if not_finite else "are zero throughout"
-            problem += f" in {len(worst):,} of {counted(rows, 'row')} (text {worst[0]} first)"
+            if rows > 1:
+                problem += f" in {len(worst):,} of {rows:,} rows (text {worst[0]} first)"
     few = tuple(bad) if len(bad) <= _MAX_LISTED else ()
     return replace(evidence, vectors_problem=problem or None, other_dimension=other_dimension, bad_rows=few)
 
