@@ -153,12 +153,8 @@ class ToldModel(BertModel):
 """A model's own code, which tells of every load."""
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_auto_loads_the_weights_once(gpu_workplace: GpuWorkplace, asks: bool) -> None:
-    """By the template, for all workers; a model whose code asks for a GPU while it loads is loaded by fresh workers.
-
-    They begin after the template has ended, so that the weights are never there twice.
-    """
+def test_auto_loads_the_weights_once(gpu_workplace: GpuWorkplace) -> None:
+    """By the template, for all workers, though the model's code asks for a GPU while it loads."""
     own = shutil.copytree(gpu_workplace.model, gpu_workplace.folder / "own")
     (own / "modeling_told.py").write_text(_REMOTE)
     config = json.loads((own / "config.json").read_text())
@@ -171,21 +167,14 @@ def test_auto_loads_the_weights_once(gpu_workplace: GpuWorkplace, asks: bool) ->
             "model.trust_remote_code": True,
             "workers.start": "auto",
             "chunk.size": 3,
-            "env": {"LOADS": str(loads), "ASKS": "1" if asks else "", "HF_MODULES_CACHE": str(gpu_workplace.folder)},
+            "env": {"LOADS": str(loads), "ASKS": "1", "HF_MODULES_CACHE": str(gpu_workplace.folder)},
         }
     )
     ended = gpu_workplace.run()
     assert ended.returncode == 0, ended.stderr
     (template,) = gpu_workplace.named("template_started")
-    workers = [each["pid"] for each in gpu_workplace.named("attempt_started")]
     loaders = [int(line) for line in loads.read_text().split()]
     names = [each["event"] for each in gpu_workplace.events()]
-    if asks:
-        assert starts(gpu_workplace) == ["fresh"] * 2
-        assert "asks torch.cuda.is_available()" in ended.stderr
-        assert loaders == [template["pid"], *workers]
-        assert names.index("warm_given_up") < names.index("attempt_started")
-    else:
-        assert starts(gpu_workplace) == ["warm"] * 2
-        assert loaders == [template["pid"]]
-        assert names.index("template_ready") < names.index("attempt_started")
+    assert starts(gpu_workplace) == ["warm"] * 2
+    assert loaders == [template["pid"]]
+    assert names.index("template_ready") < names.index("attempt_started")

@@ -34,16 +34,13 @@ def estimated_tokens(size_bytes: int) -> int:
 def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
     """Batches of positions in `lengths`, longest texts first, equal lengths in their given order.
 
-    The longest come first so that a batch too large for the device fails in the first seconds, not at the end of the
-    chunk; sorting by tokens pads less than sorting by characters does.
+    The longest come first so that a batch too large for the device fails in the first seconds. A batch also ends where
+    the next text would bring its padding above `limits.padding`: with that at the tokens a device computes in the time
+    that one more batch costs it, batches come near to the best that can be (the ski-rental rule: at most twice the
+    best; 2 to 4 % above it on commit messages).
 
-    A batch also ends where the next text would bring its padding above `limits.padding`: with that at the tokens a
-    device computes in the time that one more batch costs it, batches come near to the best that can be (the ski-rental
-    rule: at most twice the best; 2 to 4 % above it on commit messages).
-
-    `lengths` are tokens, special tokens included. Each batch is int64 of shape (n,), 1 <= n <= `limits.rows`, and
-    its `padded_tokens` <= `limits.tokens`, except for a text longer than that, which is a batch of its own.
-    Each position stands in exactly one batch. Raises ValueError if `limits.rows` is below 1.
+    Each batch is int64 of shape (n,), 1 <= n <= `limits.rows`, and its `padded_tokens` <= `limits.tokens`, except for a
+    text longer than that, which is a batch of its own. Raises ValueError if `limits.rows` is below 1.
     """
     if limits.rows < 1:
         raise ValueError(f"a batch holds at least 1 row, limits.rows is {limits.rows}")

@@ -406,10 +406,8 @@ def _check_added_tokens(tokenizer: Any, spec: ModelSpec) -> None:
 def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
     """Refuse a tokenizer that cannot be the one the model was trained with. Raises WrongModelError.
 
-    If a model folder lacks tokenizer.json and vocab.txt, transformers (seen with 5.23) builds a tokenizer of the five
-    special tokens and says nothing: all texts of n words then get the same vector. `table_rows` are those of the
-    embedding table (None = not known). Tables are padded by a few percent at most, and may lack a few tokens, which no
-    text yields (EmbeddingGemma's image token).
+    If a model folder lacks its files, transformers (seen with 5.23) builds a tokenizer of the five special tokens and
+    says nothing. Embedding tables (None = not known) are padded by a few percent at most, and may lack a few tokens.
     """
     known, wrong = len(tokenizer), ""
     if table_rows and known < 0.5 * table_rows:

@@ -9,7 +9,6 @@ import gc
 import inspect
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,78 +42,8 @@ from chunkvisor_worker.plugin import BadOutputError
 
 _LEFT_BYTES = 256 << 20
 """What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
-_SLICE_ROWS, _SLICE_BYTES = 256, 1_000_000
-"""Texts, and UTF-8 bytes, tokenized between two signs of life; one longer text is a slice of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedTexts:
-    """All texts of a chunk as a plain text model reads them: token ids without padding, made ahead of the device."""
-
-    rows: list[dict[str, Indices]]
-    """Of each text what the tokenizer gives, `input_ids` among it: int64 of shape (tokens,)."""
-    extras: dict[str, Any]  # what the model's preprocessing gives besides, for all texts alike
-    cut: Indices | None
-    """Texts that lost their end, or their beginning; int64 of shape (n, 2): position, and tokens before the cut. None =
-    the tokenizer does not say."""
-
-    @property
-    def lengths(self) -> Indices:
-        """Tokens of each text; int64 of shape (texts,)."""
-        return np.array([len(row["input_ids"]) for row in self.rows], dtype=np.int64)
-
-    def batch(self, model: Any, indices: Indices) -> Any:
-        """Those texts as the model takes them."""
-        rows = [self.rows[index] for index in indices]
-        return model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
-
-
-def tokenize(
-    model: Any, texts: list[str], prompt: str | None, progress: BeatWriter, task: str | None = None
-) -> TokenizedTexts:
-    """Turn the texts into token ids.
-
-    Raises ValueError for a token id outside the embedding table (on a GPU it would be a device-side assert, which names
-    no cause), and UnicodeEncodeError for a lone surrogate.
-    """
-    # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
-    unpadded = {"text": {"padding": False}, "common": {"return_tensors": None}}
-    asked = {"task": task} if task is not None else {}
-    rows, extras = list[dict[str, Indices]](), dict[str, Any]()
-    cut_pairs: list[tuple[int, int]] | None = []
-    table = table_rows(model.transformers_model)
-    for part in _slices([len(text.encode()) for text in texts]):
-        progress.tick()
-        features = model.preprocess(texts[part], prompt=prompt, processing_kwargs=unpadded, **asked)
-        columns = {key: value for key, value in features.items() if isinstance(value, list)}
-        extras = {key: value for key, value in features.items() if key not in columns}
-        found = _cut_tokens(features)
-        if cut_pairs is not None and found is not None:
-            cut_pairs += [(part.start + at, tokens) for at, tokens in found]
-        else:
-            cut_pairs = None
-        for row in zip(*columns.values(), strict=True):
-            # 8 bytes for a token; a list of Python integers takes 36.
-            rows.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
-            largest = int(rows[-1]["input_ids"].max(initial=0))
-            if table and largest >= table:
-                raise ValueError(
-                    f"token id {largest} is what the tokenizer gave, but the model's embedding table has only {table} "
-                    "rows: the tokenizer has tokens the model was not trained with"
-                )
-    pairs = None if cut_pairs is None else np.array(cut_pairs, dtype=np.int64).reshape(-1, 2)
-    return TokenizedTexts(rows, extras, pairs)
-
-
-def _slices(sizes: list[int]) -> Iterator[slice]:
-    start = total = 0
-    for position, size in enumerate(sizes):
-        if position > start and (position - start == _SLICE_ROWS or total + size > _SLICE_BYTES):
-            yield slice(start, position)
-            start, total = position, 0
-        total += size
-    if sizes:
-        yield slice(start, len(sizes))
+_SLICE = 256
+"""Texts tokenized at once: each token takes 36 bytes meanwhile."""
 
 
 def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
@@ -234,7 +163,10 @@ class SentenceTransformerEncoder:
         self._causal: bool | None = None
         self._truncate_dim: int | None = None  # that was saved with the model
         self._texts: list[str] = []
-        self._tokenized: TokenizedTexts | None = None  # none if token counts are only estimated
+        self._rows: list[dict[str, Indices]] | None = None
+        """Of each text what the tokenizer gives, unpadded int64 of shape (tokens,). None if tokens are estimated."""
+        self._extras: dict[str, Any] = {}  # what the model's preprocessing gives besides, for all texts alike
+        self._cut: Indices | None = None  # as `texts_cut` has it; None = the tokenizer does not say
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
         self._linear = ""
@@ -263,7 +195,7 @@ class SentenceTransformerEncoder:
             self._load("cpu", progress)
 
     def tokenize(self, texts: list[str], progress: BeatWriter) -> None:
-        """Turn the texts into token ids. Raises ValueError, UnicodeEncodeError among them."""
+        """Turn the texts into token ids. Raises ValueError, and TypeError for a lone surrogate."""
         self._texts = texts
         if self._model is not None:
             self._tokenize(progress)
@@ -288,7 +220,7 @@ class SentenceTransformerEncoder:
 
     def texts_cut(self) -> Indices:
         """Texts of more tokens than the model reads; none if the tokenizer does not say."""
-        return NONE_CUT if self._tokenized is None or self._tokenized.cut is None else self._tokenized.cut
+        return NONE_CUT if self._cut is None else self._cut
 
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first.
@@ -297,7 +229,7 @@ class SentenceTransformerEncoder:
         waited for. On a CPU there may be several `lanes`. Raises BadOutputError for an output that is not one vector a
         text.
         """
-        counted = self._tokenized is not None
+        counted = self._rows is not None
         if counted:
             progress.know(tokens_total=int(self._lengths.sum()))
         batches, lanes = self._batches(limits), Lanes(ahead=1)
@@ -338,7 +270,7 @@ class SentenceTransformerEncoder:
             versions,
             self._linear,
             loaded=describe(self._model, self._prompt, self._causal, self._heard.bounded()),
-            counts_cut=self._tokenized is not None and self._tokenized.cut is not None,
+            counts_cut=self._cut is not None,
         )
 
     def release(self) -> bool:
@@ -388,18 +320,43 @@ class SentenceTransformerEncoder:
             return self._model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"]
 
     def _tokenize(self, progress: BeatWriter) -> None:
+        """Raises ValueError for a token id outside the embedding table: a GPU would assert, and name no cause."""
         progress.phase(Phase.TOKENIZE)
+        self._rows = self._cut = None
         # What the model's own `encode` is to be given, it is given.
-        if is_plain_text_model(self._model) and not self.wanted.kwargs:
-            self._tokenized = tokenize(self._model, self._texts, self._prompt, progress, self.wanted.task)
-            self._lengths = self._tokenized.lengths
+        if not is_plain_text_model(self._model) or self.wanted.kwargs:
+            sizes = [len(f"{self._prompt or ''}{text}".encode()) for text in self._texts]
+            limit = max_length(self._model) or max(sizes, default=0)
+            self._lengths = np.array([min(limit, estimated_tokens(size)) for size in sizes], dtype=np.int64)
             return
-        sizes = [len(f"{self._prompt or ''}{text}".encode()) for text in self._texts]
-        limit = max_length(self._model) or max(sizes, default=0)
-        self._lengths = np.array([min(limit, estimated_tokens(size)) for size in sizes], dtype=np.int64)
+        # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
+        asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
+        asked = {"prompt": self._prompt, "processing_kwargs": asked}
+        asked |= {"task": self.wanted.task} if self.wanted.task is not None else {}
+        table = table_rows(self._model.transformers_model)
+        rows, cuts, says = list[dict[str, Indices]](), list[tuple[int, int]](), True
+        for start in range(0, len(self._texts), _SLICE):
+            progress.tick()
+            features = self._model.preprocess(self._texts[start : start + _SLICE], **asked)
+            columns = {key: value for key, value in features.items() if isinstance(value, list)}
+            self._extras = {key: value for key, value in features.items() if key not in columns}
+            found = _cut_tokens(features)
+            says = says and found is not None
+            cuts += [(start + at, tokens) for at, tokens in found or ()]
+            for row in zip(*columns.values(), strict=True):
+                rows.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
+                largest = int(rows[-1]["input_ids"].max(initial=0))
+                if table and largest >= table:
+                    raise ValueError(
+                        f"token id {largest} is what the tokenizer gave, but the model's embedding table has only "
+                        f"{table} rows: the tokenizer has tokens the model was not trained with"
+                    )
+        self._rows = rows
+        self._lengths = np.array([len(row["input_ids"]) for row in rows], dtype=np.int64)
+        self._cut = np.array(cuts, dtype=np.int64).reshape(-1, 2) if says else None
 
     def _lanes(self, batches: Sequence[Indices]) -> Lanes:
-        if self._tokenized is None or not cpu.is_stateless(self._model):
+        if self._rows is None or not cpu.is_stateless(self._model):
             return Lanes()
         import torch
 
@@ -408,15 +365,14 @@ class SentenceTransformerEncoder:
         return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
 
     def _batches(self, limits: Limits) -> Iterable[Indices]:
-        if self._device == "cpu" or not limits.measured or self._tokenized is None:
+        if self._device == "cpu" or not limits.measured or self._rows is None:
             return cut(self._lengths, limits)
         import torch
 
         return cut_measured(self._lengths, limits, gpu_needs(torch))
 
     def _forward(self, indices: Indices) -> Callable[[], Vectors]:
-        tokenized = self._tokenized
-        if tokenized is None:
+        if self._rows is None:
             task = {"task": self.wanted.task} if self.wanted.task is not None else {}
             tensor = self._model.encode(
                 [self._texts[index] for index in indices],
@@ -430,13 +386,14 @@ class SentenceTransformerEncoder:
             return self._pinned.begin_copy(tensor.float())
         import torch
 
-        batch = tokenized.batch(self._model, indices)
+        rows = [self._rows[index] for index in indices]
+        batch = self._model.tokenizer.pad({key: [row[key] for row in rows] for key in rows[0]}, return_tensors="pt")
         features = {
             key: self._pinned.to_device(key, value, self._model.device) if torch.is_tensor(value) else value
             for key, value in batch.items()
         }
         with torch.inference_mode():
-            vectors = self._model({**features, **tokenized.extras})["sentence_embedding"]
+            vectors = self._model({**features, **self._extras})["sentence_embedding"]
             # In this order and in the model's dtype, as SentenceTransformer.encode does.
             if self._model.truncate_dim is not None:
                 vectors = vectors[..., : self._model.truncate_dim]

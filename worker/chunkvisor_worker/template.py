@@ -3,9 +3,8 @@
 It starts neither CUDA nor NVML nor a second thread: none of them survives a fork. Standard input is the socket to the
 parent; its end is the parent's.
 
-The standard library's forkserver does not fit: it loads no weights, runs the parent's `__main__` again in every child,
-gives a child no standard input, log or process group, and reaps at once, so that the number of a group that is still to
-be killed can be given away.
+The standard library's forkserver gives a child no standard input, log or process group, and reaps at once, so that the
+number of a group that is still to be killed can be given away.
 """
 
 import contextlib
@@ -22,9 +21,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from chunkvisor_worker.contract.exits import WorkerExit
@@ -51,21 +49,13 @@ from chunkvisor_worker.liveness import (
 )
 
 _HIDDEN_GPU = "no-gpu-visible"
-"""The rule for code that uses a GPU without asking, and is shown none."""
+"""The rule for code that uses a GPU, and is shown none."""
 _GRACE_S = 5.0
 """How long workers may outlive their parent before they are killed."""
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
-"""Threads that their own library mends after a fork. jemalloc, which pyarrow brings (and transformers imports pyarrow
-if it is installed), takes its locks before a fork and begins without the thread in the child: pthread_atfork, and
-background_thread_postfork_child in its background_thread.c."""
+"""Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without it in the child."""
 _GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
 """The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's driver."""
-_QUESTIONS = ("is_available", "device_count")
-"""Functions of torch.cuda. All others that tell of a GPU start CUDA, and fail without one."""
-_LIBRARIES = frozenset(
-    {"torch", "transformers", "sentence_transformers", "accelerate", "huggingface_hub", "functools", "contextlib"}
-)
-"""They ask in their own interest, in a forked worker once more (see `_begin_anew`)."""
 
 
 class Template:
@@ -138,8 +128,7 @@ def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[in
     """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
 
     There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
-    parent is gone, the lifeline ends this process; if that fails (a library that never lets go of the GIL), the
-    template does.
+    parent is gone, the lifeline ends this process, or the template does (a library may never let go of the GIL).
 
     `not_ours` are the template's own descriptors. Others stay open: an import may have opened them, and a Python object
     whose descriptor was closed would close another one later.
@@ -177,12 +166,6 @@ def _begin_anew(files: AttemptFiles) -> None:
             pools.limit(limits=spec.threads)
         if torch is not None and untouched:
             torch.set_num_threads(spec.threads)
-    if spec is not None and spec.device != "cpu" and (module := sys.modules.get("transformers.utils.import_utils")):
-        for value in list(vars(module).values()):
-            # Have transformers look again (lru_cache): there was no GPU in the template.
-            clear: Any = getattr(value, "cache_clear", None)
-            if callable(clear):
-                clear()
     # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
     if generators := sys.modules.get("numpy.random"):
         generators.seed()
@@ -190,10 +173,7 @@ def _begin_anew(files: AttemptFiles) -> None:
 
 @functools.cache
 def _find_pools() -> Any:
-    """Return a ThreadpoolController of threadpoolctl over the OpenMP and BLAS libraries loaded so far, or None.
-
-    The template asks first, so that its workers need not look for the libraries again.
-    """
+    """Return a controller of the OpenMP and BLAS libraries loaded so far, or None; the template asks first."""
     try:
         return importlib.import_module("threadpoolctl").ThreadpoolController()
     except ImportError:  # a numpy loaded by the template then multiplies with one thread
@@ -204,9 +184,8 @@ def find_gpu_use() -> str:
     """Say in words by what this process has begun to use a GPU; empty if it has not.
 
     No CUDA context survives a fork (CUDA C++ Programming Guide, "CUDA initialization and fork"). CUDA and NVML
-    themselves are not asked: to ask them is to start them. That the driver's library is mapped says nothing:
-    libcublasLt opens libcuda.so.1 as it is loaded, so that every `import torch` of a CUDA build maps it. What is
-    initialized, CUDA or NVML, by whatever framework, holds a file of the driver open.
+    themselves are not asked: to ask them is to start them. What is initialized, by whatever framework, holds a file of
+    the driver open; that its library is mapped says nothing, since every `import torch` of a CUDA build maps it.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of this listing itself
@@ -237,69 +216,33 @@ def find_taint() -> str:
     return ""
 
 
-class GpuQuestions(importlib.abc.MetaPathFinder):
-    """A context that notes when code of a model or a plug-in asks for a GPU; the answer is not changed.
+class ShownGpu(importlib.abc.MetaPathFinder):
+    """A context in which torch says what it says in a worker: that there is one GPU, which nothing can use yet.
 
-    A template shows it none. Code that builds on that answer would build something else in a forked worker than in a
-    fresh one: `DEVICE = "cuda" if torch.cuda.is_available() else "cpu"` in a plug-in's module computes on the CPU, say.
+    Code builds on that answer as it is loaded, such as `"cuda" if torch.cuda.is_available() else "cpu"` in the module
+    of a plug-in, and transformers keeps it. torch itself is not asked, since that would ask the driver.
     """
 
     def __init__(self) -> None:
-        self.asked = ""  # who asked first, and what; empty = nothing did
-        self._replaced: dict[str, Callable[..., Any]] = {}
+        self._replaced: dict[str, Any] = {}
 
-    def __enter__(self) -> "GpuQuestions":
+    def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
         self.find_spec("")
-        return self
 
     def __exit__(self, *error: object) -> None:
         sys.meta_path.remove(self)
         for name, original in self._replaced.items():
             setattr(sys.modules["torch.cuda"], name, original)
-        self.asked = self.asked or next(filter(None, map(_cached_question, list(sys.modules.items()))), "")
 
     def find_spec(self, _fullname: str, _path: Any = None, _target: Any = None) -> None:
-        """Find nothing; but listen to torch.cuda once it is there: torch imports much after it, which comes by here."""
+        """Find nothing; but replace the answers once torch.cuda is there: torch imports much after it, and comes by."""
         cuda: Any = sys.modules.get("torch.cuda")
-        if not self._replaced and all(hasattr(cuda, name) for name in _QUESTIONS):
-            for name in _QUESTIONS:
+        answers = {"is_available": lambda: True, "device_count": lambda: 1}
+        if not self._replaced and all(hasattr(cuda, name) for name in answers):
+            for name, answer in answers.items():
                 self._replaced[name] = getattr(cuda, name)
-                setattr(cuda, name, self._listening(name))
-
-    def _listening(self, name: str) -> Callable[..., Any]:
-        original = self._replaced[name]
-
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            if not self.asked and (asker := _asker(sys._getframe(1))):
-                self.asked = f"{asker} asks torch.cuda.{name}()"
-            return original(*args, **kwargs)
-
-        return ask
-
-
-def _asker(frame: FrameType | None) -> str:
-    """Name module and line of the code that asks; empty if a library does, or is being imported itself."""
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        top = module.partition(".")[0]
-        if top in ("importlib", "_frozen_importlib") or frame.f_code.co_filename.startswith("<frozen importlib"):
-            return ""
-        if top not in (*_LIBRARIES, "chunkvisor_worker", "__main__"):
-            return f"{module}, line {frame.f_lineno},"
-        frame = frame.f_back
-    return ""
-
-
-def _cached_question(item: tuple[str, Any]) -> str:
-    """Find a function of transformers that keeps its answer, so that a later question never gets to torch."""
-    name, module = item
-    for value in list(vars(module).values()) if name.startswith("transformers_modules.") else ():
-        function = getattr(value, "__name__", "")
-        of_transformers = getattr(value, "__module__", "") == "transformers.utils.import_utils"
-        if of_transformers and ("flash_attn" in function or "cuda" in function):
-            return f"{name} can ask transformers' {function}()"
-    return ""
+                setattr(cuda, name, answer)
 
 
 def _load(files: AttemptFiles) -> tuple[Encoder | None, str]:
@@ -308,29 +251,24 @@ def _load(files: AttemptFiles) -> tuple[Encoder | None, str]:
     if spec is None:
         return None, f"{files.spec} is missing or is not a spec"
     progress = BeatWriter(files.beat)
-    questions = GpuQuestions()
     try:
         encoder = make_encoder(spec.model, EncodeSpec(), spec.device, spec.import_path)
         # On the CPU a fresh worker is shown no GPU either.
-        with contextlib.nullcontext() if spec.device == "cpu" else questions:
+        with contextlib.nullcontext() if spec.device == "cpu" else ShownGpu():
             encoder.load(progress)
     except BaseException as error:  # noqa: BLE001 - a Rust panic is not an Exception, and needs its record, too
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
         found = diagnose(fault)
-        if spec.device != "cpu" and found.rule.name == _HIDDEN_GPU:
-            return None, _asks(found.headline)  # not a fault of the machine, so there is no record of it
+        if (
+            spec.device != "cpu" and found.rule.name == _HIDDEN_GPU
+        ):  # not a fault of the machine: there is no record of it
+            return None, f"while it loads, it uses a GPU, and a template shows it none ({found.headline})"
         write_message(files.fault, fault, durable=False)
-        asked = f"; {_asks(questions.asked)}" if questions.asked else ""
-        return None, f"it cannot be loaded: {found.headline}{asked}"
+        return None, f"it cannot be loaded: {found.headline}"
     _find_pools()
-    # What has begun to use a GPU has asked for one as well.
-    unfit = find_taint() or (_asks(questions.asked) if questions.asked else "")
+    unfit = find_taint()
     return (None, unfit) if unfit else (encoder, "")
-
-
-def _asks(how: str) -> str:
-    return f"while it loads, it asks for a GPU, and a template shows it none ({how})"
 
 
 def main() -> None:

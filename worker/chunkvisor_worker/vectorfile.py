@@ -37,10 +37,7 @@ class VectorFile:
         self._log = _create(files.batches, os.O_APPEND | os.O_TRUNC)
 
     def note_cut(self, texts: Indices, cut: Indices) -> None:
-        """Say which texts are cut, before their vectors are there: int64 of shape (n, 2), see `Encoder` in `job`.
-
-        `texts` are those that the encoder has, by their positions here.
-        """
+        """Say which of the `texts` (positions here of those that the encoder has) are cut; see `texts_cut`."""
         if len(cut):
             pairs = np.column_stack([self._places[texts[cut[:, 0]]], np.minimum(cut[:, 1], np.iinfo(np.int32).max)])
             with _create(self._files.cut, os.O_APPEND) as file:
@@ -51,10 +48,7 @@ class VectorFile:
         self._say(BatchLine(rows=() if indices is None else tuple(self._places[indices].tolist())))
 
     def add(self, indices: Indices, block: Vectors) -> None:
-        """The vectors of the oldest batch under way; float32 of shape (n, dimension).
-
-        Raises BadOutputError if the dimension is not that of the batches before.
-        """
+        """Write vectors of the oldest batch under way: float32 (n, width). Raises BadOutputError for a new width."""
         file = self._file or self._open(block.shape[1])
         if block.shape[1] != self._dimension:
             raise BadOutputError(f"vectors of {block.shape[1]} dimensions follow vectors of {self._dimension}")
@@ -67,10 +61,7 @@ class VectorFile:
         self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(block.data)))
 
     def pass_canary(self, block: Vectors) -> None:
-        """The canary has its vector, of which only the dimension is noted.
-
-        Raises BadOutputError if the vector is not one that a sound device gives.
-        """
+        """The canary has its vector. Raises BadOutputError if it is not one that a sound device gives."""
         if not np.isfinite(block).all() or not block.any():
             raise BadOutputError("a text that had a good vector before has none now: NaN, infinity or zero throughout")
         self._say(BatchLine(facts=self._facts()))
@@ -82,10 +73,7 @@ class VectorFile:
         return len(self._filled) - int(self._filled.sum())
 
     def finish(self) -> tuple[str, int]:
-        """Give the file its name; returns (xxh3-128 of it, its size in bytes).
-
-        Raises BadOutputError if a text has no vector.
-        """
+        """Give the file its name; returns (xxh3-128, size in bytes). Raises BadOutputError if a text has no vector."""
         if self._file is None or self.left:
             raise BadOutputError(f"the encoder left {self.left} of {len(self._filled)} texts without a vector")
         digest = xxhash.xxh3_128()

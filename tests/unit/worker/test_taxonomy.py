@@ -163,7 +163,6 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     *((INIT, "cuda-does-not-start", cuda(code)) for code in (304, 800, 801)),
     *((FORWARD, "gpu-not-supported-by-torch", cuda(code)) for code in (98, 200, 209, 218, 221, 222, 223, 300)),
     (FORWARD, "gpu-not-supported-by-torch", RUNTIME(CUBLAS.format("ARCH_MISMATCH"))),
-    (INIT, "no-such-gpu", cuda(101)),
     (INIT, "container-lost-gpu", RUNTIME("Failed to initialize NVML: Unknown Error")),
     # Host
     (LOAD, "host-out-of-memory", MemoryError()),
@@ -329,7 +328,6 @@ SLOW: list[tuple[Provoke, Phase, str]] = [
     (lambda _: torch.zeros(1, 64).expand(2, 402), FORWARD, "text-too-long"),
     (lambda _: torch.empty(1 << 50), FORWARD, "host-out-of-memory"),
     (_no_cuda, INIT, "torch-without-cuda"),
-    (lambda _: torch.zeros(1, device="zzz"), LOAD, "no-such-gpu"),
     (lambda _: torch.save(torch.zeros(1_000_000), "/dev/full"), WRITE, "disk-full"),
     (_damaged_weights, LOAD, "model-files-damaged"),
     (_transformers('{"model_type": "zzz"}'), LOAD, "architecture-unknown"),

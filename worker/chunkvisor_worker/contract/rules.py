@@ -324,13 +324,6 @@ _DRIVER = (
         ),
         log=_NO_KERNELS,
     ),
-    misconfigured(
-        "no-such-gpu",
-        "The config names a GPU or a device that does not exist here.",
-        "Correct `device:`; `nvidia-smi -L` lists the GPUs.",
-        runtime_error(r"GPU device may be out of range|invalid device ordinal", 101),
-        runtime_error(r"^Expected one of cpu, cuda, .{0,300} device type at start|^Invalid device string: "),
-    ),
     setup(
         "container-lost-gpu",
         "The container lost its right to the GPU's devices, mostly by a reload of systemd on the host.",
