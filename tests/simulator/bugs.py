@@ -1,8 +1,5 @@
-"""Bugs that were mended, put back one at a time: to see that lives find them, and how soon."""
+"""Bugs that were mended, put back one at a time: a history has to find each."""
 
-import random
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,9 +8,6 @@ from unittest import mock
 from chunkvisor.heart.memory import Memory
 from chunkvisor.heart.scheduler import GateState, Scheduler
 from chunkvisor.heart.work import Backlog
-
-from .life import simulate
-from .watchdog import Broken
 
 _ended, _fail, _history = Scheduler.ended, Scheduler._fail, Scheduler._history
 _retry, _split = Scheduler._retry, Scheduler._split
@@ -113,28 +107,3 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "what is lost is not computed again": (Backlog, "lost", _forget_lost),
 }
 """(where, what, the bug)."""
-
-
-def lives_to_find(bug: str, first: int, most: int, size: str = "small") -> tuple[int | None, str]:
-    """How many lives from that seed on it takes to find the bug, at most so many; and what tells it."""
-    owner, name, broken = BUGS[bug]
-    with mock.patch.object(owner, name, broken):
-        for lives in range(most):
-            try:
-                simulate(first + lives, size)
-            except Broken as found:
-                return lives + 1, found.invariant
-    return None, ""
-
-
-def table(starts: int, most: int) -> None:
-    """Print a table of all bugs."""
-    for bug in BUGS:
-        began, found, told = time.process_time(), [], set[str]()
-        for start in range(starts):
-            lives, invariant = lives_to_find(bug, random.Random(start).randrange(10**9), most)
-            found.append(lives if lives is not None else most)
-            told.add(invariant)
-        took_s = (time.process_time() - began) / starts
-        lives_of = f"{statistics.median(found):.0f} ({min(found)} to {max(found)})"
-        print(f"| {bug} | {lives_of} | {took_s:.1f} s | {'; '.join(sorted(told))} |", flush=True)

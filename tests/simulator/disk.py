@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from chunkvisor.heart.memory import Lesson
 from chunkvisor_worker.contract.messages import Limits
 
-MISSING, VECTOR, BAD = 0, 1, 2
-"""What a text has: nothing yet, its vector, or its quarantine record."""
+MISSING, VECTOR, BAD = 0, 1, 2  # what a text has: nothing yet, its vector, or its quarantine record
 
 
 class Output:
@@ -18,14 +17,12 @@ class Output:
         self.name, self.limits, self.chunks = name, limits, len(bounds)
         self.texts = bounds[-1][1]
         self.bad_count = 0
-        self.published = False
-        """Whether its final file stands."""
+        self.published = False  # whether its final file stands
         self.state = bytearray(self.texts)
         self._bounds = bounds
         self._lengths = lengths or [1] * self.texts
         self._pending = bytearray(b"\x01" * self.chunks)
-        self.parts: dict[int, list[frozenset[int]]] = {}
-        """Texts of the part files of each chunk."""
+        self.parts: dict[int, list[frozenset[int]]] = {}  # texts of the part files of each chunk
 
     @property
     def complete(self) -> bool:

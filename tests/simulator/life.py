@@ -28,17 +28,14 @@ from .verdicts import Failure, verdict
 from .watchdog import Broken, Watchdog
 from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 
-STALL_S = 60.0
-"""Without progress for so long, a worker is overdue."""
+STALL_S = 60.0  # without progress for so long, a worker is overdue
 
-RESTART_S = 60.0
-"""Until a run is begun again."""
+RESTART_S = 60.0  # until a run is begun again
 
 IDLE_TURNS = 500
 """So many turns in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s."""
 
-MISHAPS = 40
-"""So many small ones in a life, at most: without an end of mishaps no life has to end."""
+MISHAPS = 40  # so many small ones in a life, at most: without an end of mishaps no life has to end
 
 GOOD = Opinion(Health.GOOD)
 
@@ -55,32 +52,23 @@ class Process:
     warm: bool = False
     canary: int | None = None
     proven: bool = False
-    plan: int = 0
-    """Rises when what was to happen to it does not."""
+    plan: int = 0  # rises when what was to happen to it does not
     told_ready: bool = False
     gone: bool = False
     told_freed: bool = False
     ending: bool = False
     go_step: int = 0
-    gone_s: float = 0.0
-    """When it got its device."""
-    alone: bool = True
-    """Whether nobody else held memory of its device when it got its `go`."""
+    gone_s: float = 0.0  # when it got its device
+    alone: bool = True  # whether nobody else held memory of its device when it got its `go`
     phase: Phase = Phase.START
-    batch: tuple[int, int] = (0, 0)
-    """Rows and padded tokens of the batch that it is at."""
+    batch: tuple[int, int] = (0, 0)  # rows and padded tokens of the batch that it is at
     rows_done: int = 0
-    batches: list[list[int]] = field(default_factory=list)
-    """Texts of each batch up to the one that it is at."""
-    saved: frozenset[int] = frozenset()
-    """Texts of batches that are written, however it ends."""
+    batches: list[list[int]] = field(default_factory=list)  # texts of each batch up to the one that it is at
+    saved: frozenset[int] = frozenset()  # texts of batches that are written, however it ends
     under_way: frozenset[int] = frozenset()
-    batch_ends_s: list[float] = field(default_factory=list)
-    """When each of those is done."""
-    left_after: int | None = None
-    """Batches after which it has left, asked to."""
-    result: Verdict | None = None
-    """What it leaves if nobody ends it before it has written everything."""
+    batch_ends_s: list[float] = field(default_factory=list)  # when each of those is done
+    left_after: int | None = None  # batches after which it has left, asked to
+    result: Verdict | None = None  # what it leaves if nobody ends it before it has written everything
 
 
 @dataclass(slots=True, eq=False)
@@ -93,8 +81,7 @@ class Device:
     paused_until_s: float = 0.0
     opinion: Opinion = GOOD
     processes: list[Process] = field(default_factory=list)
-    started_turn: int = 0
-    """The turn in which a worker was to be started there last."""
+    started_turn: int = 0  # the turn in which a worker was to be started there last
 
 
 class _Died(Exception):
@@ -118,8 +105,7 @@ class Life:
         self.chance = random.Random(seed)
         self.now_s = 0.0
         self.instructions = 0
-        self.steps = 0
-        """Events so far."""
+        self.steps = 0  # events so far
         self.disk = Disk([_output(world, number) for number in range(len(world.lengths))])
         self.watchdog = Watchdog(world, self.disk)
         self.deaths = sorted(world.deaths, reverse=True)
@@ -203,10 +189,8 @@ class _Run:
         self.join_stop_s = NEVER
         self.set_aside: list[Outcome] = []
         self.draining = self.stopping = False
-        self.damaged_turn = 0
-        """The turn in which a part turned out damaged last: its texts are due from the next on."""
-        self.over_s = NEVER
-        """When all has to be over."""
+        self.damaged_turn = 0  # the turn in which a part turned out damaged last: its texts are due from the next on
+        self.over_s = NEVER  # when all has to be over
         self.paused_until_s = 0.0
         self.last_halt: Any = None
         self.without_s: float | None = None

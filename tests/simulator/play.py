@@ -1,8 +1,8 @@
 """Histories: what happens, line by line, and what the scheduler is to say to it.
 
-A line reads `what happens | what is said`. After each line a turn of the loop passes, unless it ends with `&`; workers
-start, and vectors are stored, at once, and outputs are joined as the loop joins them. What is only reported of attempts
-(`failed`, `taken_apart`) is left out of what is said.
+A line reads `what happens, and what then | what is said`. After each a turn of the loop passes; workers start, and
+vectors are stored, at once, and outputs are joined as the loop joins them. What is only reported of attempts (`failed`,
+`taken_apart`) is left out of what is said.
 """
 
 import math
@@ -34,8 +34,7 @@ FAILURES = {
 }  # fmt: skip
 COMPANIES = {str(each.value) for each in Company}
 PHASES = {"busy": Phase.CUDA_INIT, "hub": Phase.MODEL_LOAD, "disk": Phase.WRITE, "init": Phase.CUDA_INIT}
-LONGEST = 10
-"""Tokens of the longest text of a batch, where a line does not say it."""
+LONGEST = 10  # tokens of the longest text of a batch, where a line does not say it
 
 
 class Play:
@@ -63,10 +62,8 @@ class Play:
         self.limits: dict[int, Limits] = {}
         self.canaries: dict[int, int | None] = {}
         self.began_s: dict[int, float] = {}
-        self.joined = set[int]()
-        """Outputs that are joined, or are being so."""
-        self.devices: dict[str, list[int]] = {}
-        """Of each machine."""
+        self.joined = set[int]()  # outputs that are joined, or are being so
+        self.devices: dict[str, list[int]] = {}  # of each machine
         self._longest = LONGEST
         self._said: list[str] = []
         hands, progress = cast("Any", self), cast("Any", self.outputs)
@@ -74,13 +71,13 @@ class Play:
 
     def line(self, line: str) -> list[str]:
         """What is said to the line, in words."""
-        verb, *rest = line.removesuffix("&").split()
         self._said = []
-        for happens in self._happens(verb, rest):
-            self._tell(happens)
-        if not line.endswith("&"):
+        for each in line.split(", "):
+            verb, *rest = each.split()
+            for happens in self._happens(verb, rest):
+                self._tell(happens)
             self._tell(self.scheduler.tick)
-        self._join()
+            self._join()
         return self._said
 
     def _tell(self, happens: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ def test_lives_hold_their_promises(size: str) -> None:
             simulate(seed, size)
         except Broken as broken:
             again = f"python -m tests.simulator --seed {seed} --size {size}"
-            pytest.fail(f"{broken}\nplay it again: {again}\nthe least that fails: {again} --shrink", pytrace=False)
+            pytest.fail(f"{broken}\nplay it again: {again}", pytrace=False)
         seed += 1
 
 

@@ -31,8 +31,7 @@ class Broken(AssertionError):
 
 _WAITED_FOR = (Outcome.GPU_BUSY, Outcome.HUB, Outcome.DISK_FULL)
 
-MOST_IN_VAIN = 15
-"""Workers that may fail on a device, one after the other, while as many succeed on others."""
+MOST_IN_VAIN = 15  # workers that may fail on a device, one after the other, while as many succeed on others
 
 
 class Watchdog:
