@@ -32,14 +32,3 @@ def test_fixed_by_the_first_run(tmp_path: Path) -> None:
     assert (place.vectors() == expected(texts)).all()
     figures, words = planned(place)
     assert (figures["chunk_size"], figures["chunk_size_reason"]) == (500, None)
-
-
-def test_trial_measures(tmp_path: Path) -> None:
-    """After a trial, the run takes the size that the trial's rate asks for."""
-    texts = [f"t{number}" for number in range(300)]
-    place = ScriptedWorkplace.make(tmp_path / "place", texts, chunk__size="auto")
-    assert place.run_here("--max-rows", "100").returncode == 0
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert "s a chunk" in ended.stderr
-    assert (place.vectors() == expected(texts)).all()

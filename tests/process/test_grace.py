@@ -3,7 +3,6 @@
 The encoder does a call of 32 texts as soon as a file lets it, so that tests decide how far a chunk is.
 """
 
-import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -107,19 +106,6 @@ def test_the_end_of_a_spot_machine_costs_one_batch(tmp_path: Path) -> None:
     check_resume(place, lost=set(TEXTS[128:160]))
 
 
-def test_sigint_has_no_grace(tmp_path: Path) -> None:
-    """A person at a terminal can wait, and can send another: the chunk under way is finished however long it takes."""
-    place, process = begun(tmp_path / "place", recovery__grace=0.01, chunk__size=160)
-    process.send_signal(signal.SIGINT)
-    wait_for(lambda: told(place, "draining"))
-    release(place)
-    said = end_of(process)
-
-    assert process.returncode == 130, said
-    assert len(told(place, "chunk_committed")) == 1
-    assert not told(place, "batches_kept")
-
-
 def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> None:
     """Its time being over, it saves what is under way as a SIGTERM would, and says that running again goes on."""
     place = made(tmp_path / "place")
@@ -131,13 +117,6 @@ def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> N
     assert [event["signal"] for event in told(place, "draining")] == ["--stop-after"]
     # How far it came within its time is the machine's affair.
     check_resume(place, lost=set(TEXTS[128:160]))
-
-
-def test_stop_after_does_not_stop_what_is_done_in_time(tmp_path: Path) -> None:
-    """A job that is complete before its time is over ends with 0."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS[:8])
-
-    assert place.run("--stop-after", "10m").returncode == 0
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "3 weeks"])

@@ -1,6 +1,5 @@
 """Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from damaged import empty, flip, truncate
+from damaged import flip
 from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
 from scripted_workplace import ScriptedWorkplace
 
@@ -49,12 +48,6 @@ AGAIN = 990
 POISON = {SEGFAULT: "crash!", ASSERT: "device_assert!", VALUE_ERROR: "value_error!", NAN: "nan!"}
 THOUSAND = [f"t{SEGFAULT if row == AGAIN else row}" for row in range(1000)]
 
-# A bad text in a chunk of n that fails as a whole: three tries of the chunk (recovery.attempts), on each of log2(n)
-# levels the half with it and the half without, and the second look at the text alone.
-WORKERS_OF_A_FAULT = 3 + 2 * math.ceil(math.log2(CHUNK)) + 1
-# Bad vectors name their rows: the chunk, and the text alone.
-WORKERS_OF_A_NAN = 2
-
 
 @pytest.fixture(scope="module")
 def thousand(tmp_path_factory: pytest.TempPathFactory) -> tuple[ScriptedWorkplace, Ended]:
@@ -86,29 +79,6 @@ def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> Non
         NAN: "bad_output",
     }
     assert place.status()["outputs"]["out"]["quarantined"] == 5
-
-
-def test_a_poison_row_costs_log2_workers(thousand: tuple[ScriptedWorkplace, Ended]) -> None:
-    """Each bad text takes no more workers than halving its chunk does, and good chunks take one."""
-    place, _ = thousand
-    started = Counter(event["chunk"] for event in events_of(place, "attempt_started"))
-    for row in POISON:
-        bound = WORKERS_OF_A_NAN if row == NAN else WORKERS_OF_A_FAULT
-        print(f"row {row} ({POISON[row]}): {started[row // CHUNK]} workers for a chunk of {CHUNK}, at most {bound}")
-        assert started[row // CHUNK] <= bound
-    good = [started[chunk] for chunk in range(10) if chunk not in {row // CHUNK for row in POISON}]
-    assert sum(good) <= len(good) + 1  # one text that is known to be good may serve as a control
-
-
-def test_second_run_is_done_at_once(thousand: tuple[ScriptedWorkplace, Ended]) -> None:
-    """The same command again computes nothing and repeats what is in quarantine, by exit code and in words."""
-    place, _ = thousand
-    calls = len(place.calls())
-    ended = place.run_here()
-    assert ended.returncode == 3
-    assert f"rows.jsonl:{SEGFAULT + 1}" in ended.stderr
-    assert len(place.calls()) == calls
-    assert place.here("verify", str(place.workdir)).returncode == 0
 
 
 def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, Ended], tmp_path: Path) -> None:
@@ -168,16 +138,6 @@ def test_nan_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
     assert place.manifest()["quarantined"] == []
     assert place.calls()[-1] == ["t5"]
     assert len(place.calls()) == 4  # with a canary
-
-
-def test_crash_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
-    """What crashes once alone is tried a second time before it is given up."""
-    place = few(tmp_path / "place", recovery__attempts=2)
-    for text in FEW[:4]:
-        place.lay(text, "crash")
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert place.vectors().tobytes() == expected(FEW).tobytes()
 
 
 def test_on_bad_row_fail(tmp_path: Path) -> None:
@@ -304,19 +264,6 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
     assert Path(log.partition("log: ")[2].partition(" (")[0]).name == "worker.log"
 
 
-def test_a_short_text_shows_that_the_machine_is_sound(tmp_path: Path) -> None:
-    """Where eight texts crash alone and none was ever encoded, the shortest is tried before the run is given up."""
-    texts = [f"text {number}" for number in range(24)]
-    texts[20] = "x"
-    place = few(tmp_path / "place", texts, chunk__size=24)
-    for text in texts:
-        if text != "x":
-            place.lay(text, "crash!")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert_quarantined(place, texts, [row for row in range(24) if row != 20])
-
-
 # ------------------------------------------------------------------------------------------------ killed, damaged
 
 
@@ -376,7 +323,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
     return Halfway(place)
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, flip, Path.unlink])
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
 @pytest.mark.parametrize("name", ["parts/000001/index.json", "parts/000001/*.npy", "quarantine/000000.json"])
 def test_damaged(halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     """What is damaged is computed again, and the result is the same."""

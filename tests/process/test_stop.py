@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from harness import Workplace, expected, finish, wait_for
-from soaked import wide
 
 TEXTS = [f"text {number}" for number in range(12)]
 """Three chunks of four; the second waits until it is released."""
@@ -71,31 +70,6 @@ def test_first_signal_drains(
     assert status["state"] == "stopped"
     assert status["outputs"]["out"]["chunks_done"] == len(before) + 1
     assert not events(workplace, "attempt_failed")
-    check_resume(workplace)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("numbers", "code"),
-    [((SIGINT, SIGINT), 130), ((SIGTERM, SIGINT), 143), *wide(((SIGTERM, SIGTERM), 143), ((SIGINT, SIGTERM), 130))],
-    ids=lambda value: "+".join(number.name for number in value) if isinstance(value, tuple) else None,
-)
-def test_second_signal_stops_at_once(
-    workplace: Workplace,
-    waiting: subprocess.Popen[str],
-    numbers: tuple[signal.Signals, signal.Signals],
-    code: int,
-) -> None:
-    """The worker is ended without its result, the first signal decides the exit code, and no try is charged."""
-    before = committed(workplace)
-    waiting.send_signal(numbers[0])
-    wait_for(lambda: events(workplace, "draining"))
-    waiting.send_signal(numbers[1])
-    ended = finish(waiting)
-    assert ended.returncode == code, ended.stderr
-    assert committed(workplace) == before
-    assert not events(workplace, "attempt_failed")
-    assert not list((workplace.hidden / "outputs/out" / "attempts").glob("*/*"))
     check_resume(workplace)
 
 

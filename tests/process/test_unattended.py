@@ -95,14 +95,6 @@ def test_unit_restarts_what_is_worth_it() -> None:
     assert codes_of("no") | codes_of("after a repair") | codes_of("yes") | {ExitCode.COMPLETE} == set(ExitCode)
 
 
-def test_unit_lets_the_run_look_after_its_workers() -> None:
-    """Systemd waits for readiness and signs of life, sends SIGTERM to the run alone, and leaves workers to it."""
-    service = unit()["Service"]
-    wanted = {"Type": "notify", "KillMode": "mixed", "OOMPolicy": "continue", "TimeoutStartSec": "infinity"}
-    assert {key: service[key] for key in wanted} == wanted
-    assert {"WatchdogSec", "TimeoutStopSec", "RestartSec"} <= set(service)
-
-
 def test_unit_in_exit_codes_page_agrees() -> None:
     """The short unit in docs/reference/exit-codes.md has the same codes."""
     (block,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / "reference" / "exit-codes.md").read_text(), re.DOTALL)
@@ -111,31 +103,6 @@ def test_unit_in_exit_codes_page_agrees() -> None:
     parser.read_string(block)
     for key in ("Restart", "RestartPreventExitStatus"):
         assert parser["Service"][key] == unit()["Service"][key]
-
-
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """`systemd-analyze verify` finds nothing to say about the unit."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed")
-    path = tmp_path / "chunkvisor@articles.service"
-    # It looks for the program, which is not where the example has it.
-    path.write_text(UNIT.read_text().replace("%h/chunkvisor/.venv/bin/chunkvisor", "/bin/sh"))
-    ended = subprocess.run(
-        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=60, check=False
-    )
-    if "Failed to initialize manager" in ended.stderr:
-        pytest.skip(f"systemd-analyze cannot work here: {ended.stderr}")
-    # It also reads what the machine itself has, which may be at odds with anything.
-    assert [line for line in ended.stderr.splitlines() if "chunkvisor" in line] == []
-
-
-@pytest.mark.parametrize("script", [JOB, LOOP], ids=lambda path: path.name)
-def test_script_is_bash(service: Service, script: Path) -> None:
-    """Bash reads the script without complaint, and without a config it says how it is used."""
-    subprocess.run(["bash", "-n", str(script)], check=True, timeout=60)
-    ended = subprocess.run(["bash", str(script)], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode != 0
-    assert "usage: " in ended.stderr
 
 
 def test_slurm_is_asked_for_a_signal_in_time() -> None:
@@ -171,16 +138,6 @@ def test_slurm_job_goes_back_into_the_queue(service: Service, code: ExitCode, re
     assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
 
 
-def test_slurm_job_of_an_array(service: Service) -> None:
-    """A task of a job array has its number in the options, and is requeued by its own number alone."""
-    array = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
-    words = ("--set", "workdir=part-{}", "--set", "outputs.out.where=id % 8 = {}")
-    ended = service.call(JOB, *words, CODES="75", SLURM_RESTART_COUNT="0", **array)
-    assert ended.returncode == 75, ended.stderr
-    assert service.lines("calls") == ["run a b.yaml --set workdir=part-3 --set outputs.out.where=id % 8 = 3"]
-    assert service.lines("scontrol") == ["requeue 4711_3"]
-
-
 @pytest.mark.parametrize(
     ("code", "terms", "drain_s", "requeued"),
     [
@@ -199,15 +156,6 @@ def test_slurm_time_limit(service: Service, code: ExitCode, terms: int, drain_s:
     assert ended.returncode == code, ended.stderr
     assert len(service.lines("terms")) == terms
     assert service.lines("scontrol") == (["requeue 4711"] if requeued else [])
-
-
-def test_slurm_job_that_is_cancelled(service: Service) -> None:
-    """SIGTERM drains the run as well, and nothing is requeued against the will of who has sent it."""
-    process = service.start(JOB, CODES="143", TERMS="1")
-    wait_for(lambda: service.lines("calls"))
-    process.send_signal(signal.SIGTERM)
-    assert finish(process).returncode == 143
-    assert service.lines("scontrol") == []
 
 
 @pytest.mark.parametrize(
@@ -251,7 +199,7 @@ def lines_of(page: str, start: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("program", ["nohup", "tmux"])
+@pytest.mark.parametrize("program", ["nohup"])
 def test_line_in_the_page_works(service: Service, workplace: Workplace, program: str) -> None:
     """The line of docs/how-to/unattended.md does the job in the background, with a real run."""
     if shutil.which(program) is None:

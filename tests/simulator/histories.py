@@ -31,14 +31,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "no more workers have a device than per_device",
-        {"per_device": 2, "standby": 1, "chunks": 5},
-        """
-        join 0                             | start 1 on 0: 0..8, start 2 on 0: 8..16, start 3 on 0: 16..24
-        ready 1, ready 2, ready 3, freed 2 | go 1: 32, go 2: 32, go 3: 32, start 4 on 0: 24..32
-        """,
-    ),
-    (
         "every device gets a worker before any gets a second",
         {"standby": 1, "chunks": 5},
         """
@@ -110,15 +102,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a NaN row that is good when alone is kept",
-        {"chunks": 1, "size": 6},
-        """
-        join 0                 | start 1 on 0: 0..6
-        ready 1, nan 1 2       | go 1: 32, keep 1, start 2 on 0: 2..3 canary 0
-        ready 2, ok 2          | go 2: 32, keep 2, join 0
-        """,
-    ),
-    (
         "out of memory: half the batch for all from now on, at once",
         {"chunks": 2},
         """
@@ -150,26 +133,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a worker that cannot be started for lack of memory is tried again",
-        {"chunks": 1, "attempts": 2},
-        """
-        host full              |
-        join 0                 | start 1 on 0: 0..8
-        host free              |
-        wait 0.5               | start 2 on 0: 0..8
-        """,
-    ),
-    (
-        "an interrupted worker that nobody asked to stop is tried again",
-        {"chunks": 1},
-        """
-        join 0                       | start 1 on 0: 0..8
-        ready 1, sigterm 1           | go 1: 32
-        wait 0.5                     | start 2 on 0: 0..8 own first
-        ready 2, looked 0 good, ok 2 | look 0, go 2: 32, keep 2, join 0
-        """,
-    ),
-    (
         "a lost machine charges no chunk; its devices are done without until they come back",
         {"chunks": 2},
         """
@@ -188,14 +151,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         "join 0 node n0 | start 1 on 0: 0..8\n"
         + many(9, lambda n: f"lost {n} | start {n + 1} on 0: 0..8")
         + "lost 10 | set aside 0",
-    ),
-    (
-        "the GPU itself is faulty: the last device ends the run",
-        {},
-        """
-        join 0                 | start 1 on 0: 0..8
-        ready 1, lost-gpu 1    | go 1: 32, halt 69
-        """,
     ),
     (
         "the GPU itself is faulty: the others go on",
@@ -269,18 +224,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "not one text was ever encoded, for all crash: no text is blamed, 69",
-        {"chunks": 1, "size": 2, "attempts": 1},
-        """
-        join 0 look none               | start 1 on 0: 0..2
-        ready 1, crashed 1 2x10        | go 1: 32, start 2 on 0: 0..1 own first
-        ready 2, crashed 2 1x10 canary | go 2: 32, start 3 on 0: 1..2 own 2
-        ready 3, crashed 3 1x10 canary | go 3: 32
-        wait 1                         | start 4 on 0: 0..1 own 3
-        ready 4, crashed 4 1x10 canary | go 4: 32, halt 69
-        """,
-    ),
-    (
         "two canaries fail in a row: no text is blamed, and the run ends",
         {"chunks": 2, "size": 2, "attempts": 1},
         """
@@ -314,17 +257,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 1, fault 1 1x10  | go 1: 32, start 2 on 0: 1..2 own first
         ready 2, ok 2          | go 2: 32, keep 2, start 3 on 0: 0..1 canary 1
         ready 3, fault 3 1x10  | go 3: 32, quarantine 0, join 0
-        """,
-    ),
-    (
-        "a canary travels with its text where the worker is lost",
-        {"chunks": 2, "size": 1, "attempts": 1},
-        """
-        join 0 look none       | start 1 on 0: 0..1
-        ready 1, ok 1          | go 1: 32, keep 1, start 2 on 0: 1..2
-        ready 2, fault 2 1x10  | go 2: 32, start 3 on 0: 1..2 canary 0
-        lost 3                 | start 4 on 0: 1..2 canary 0
-        ready 4, fault 4 1x10  | go 4: 32, quarantine 1, join 0
         """,
     ),
     (
@@ -372,15 +304,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         join 0                 | start 1 on 0: 0..1
         ready 1, input 1 1x10  | go 1: 32, quarantine 0, start 2 on 0: 1..2
         ready 2, ok 2          | go 2: 32, keep 2, join 0
-        """,
-    ),
-    (
-        "a worker without progress is ended, and its chunk tried again",
-        {"chunks": 1},
-        """
-        join 0 look none       | start 1 on 0: 0..8
-        ready 1, hung 1 8x10   | go 1: 32
-        wait 0.5               | start 2 on 0: 0..8 own first
         """,
     ),
     (
@@ -442,14 +365,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a resumed run begins with what is missing",
-        {"chunks": 3, "done": 1},
-        """
-        join 0                 | start 1 on 0: 8..16
-        join 1                 | start 2 on 1: 16..24
-        """,
-    ),
-    (
         "a committed chunk is damaged: it is computed again, and joined",
         {"chunks": 2, "done": 2},
         """
@@ -476,15 +391,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "B11: a worker that never had the GPU says nothing of it",
-        {"chunks": 3, "standby": 1},
-        """
-        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
-        killed 1 import        |
-        ready 2, wait 0.5      | go 2: 32, start 3 on 0: 16..24
-        """,
-    ),
-    (
         "after a crash on it the GPU is looked at before the next worker gets it",
         {"chunks": 3, "standby": 1},
         """
@@ -502,35 +408,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         join 0 look broken       | start 1 on 0: 0..8
         join 1                   | start 2 on 1: 8..16
         ready 1, looked 0 broken | look 0, drop 0 69, end 1
-        """,
-    ),
-    (
-        "a suspected GPU is broken: 69",
-        {"chunks": 3, "standby": 1},
-        """
-        join 0                           | start 1 on 0: 0..8, start 2 on 0: 8..16
-        ready 1, ready 2, crashed 1 8x10 | go 1: 32, look 0, start 3 on 0: 16..24 own first
-        looked 0 broken                  | halt 69
-        """,
-    ),
-    (
-        "what failed on one device is tried on another",
-        {"chunks": 4},
-        """
-        join 0 look none       | start 1 on 0: 0..8
-        join 1 look none       | start 2 on 1: 8..16
-        ready 1, raised 1 8x10 | go 1: 32, start 3 on 0: 16..24 own first
-        wait 1                 |
-        ok 2                   | keep 2, start 4 on 1: 0..8 canary 8
-        """,
-    ),
-    (
-        "a run that is drained starts nothing for a worker that fails",
-        {"chunks": 2},
-        """
-        join 0                 | start 1 on 0: 0..8
-        ready 1, drain         | go 1: 32
-        raised 1 8x10          |
         """,
     ),
     (
@@ -553,16 +430,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "one text too large for the device: quarantined after another was encoded in its attempt",
-        {"chunks": 1, "size": 2, "attempts": 2, "rows": 1},
-        """
-        join 0 look none           | start 1 on 0: 0..2
-        ready 1, oom 1 1x90        | go 1: 1
-        wait 0.5                   | start 2 on 0: 0..2 own first
-        ready 2, oom 2 1x90 done 1 | go 2: 1, keep 2, quarantine 0, join 0
-        """,
-    ),
-    (
         "a part turns out damaged: its texts are computed again",
         {"chunks": 2, "size": 2},
         """
@@ -574,21 +441,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         disk free              |
         wait 2                 | start 3 on 0: 0..2
         ready 3, ready 4       | go 3: 32
-        """,
-    ),
-    (
-        "E2: a GPU on which every worker fails is left out by two canaries",
-        {"chunks": 12, "size": 2},
-        """
-        join 0 look none                | start 1 on 0: 0..2
-        join 1 look none                | start 2 on 1: 2..4
-        ready 1, ready 2, killed 1 2x10 | go 1: 32, go 2: 32, start 3 on 0: 4..6 own first
-        ok 2                            | keep 2, start 4 on 1: 6..8
-        ready 3, killed 3 1x10          | go 3: 32, start 5 on 0: 8..10 canary 2
-        ready 4, ok 4                   | go 4: 32, keep 4, start 6 on 1: 10..12
-        ready 5, ready 6, ok 6          | go 5: 32, go 6: 32, keep 6, start 7 on 1: 12..14
-        killed 5 1x10 canary            | drop 0 69
-        ready 7                         | go 7: 32
         """,
     ),
     (
@@ -631,18 +483,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a waiting spell ends with a success",
-        {"chunks": 4, "wait_timeout": 2},
-        """
-        join 0 look none       | start 1 on 0: 0..8
-        hub 1                  | wait for all
-        wait 1                 | start 2 on 0: 0..8
-        ready 2, ok 2          | go 2: 32, keep 2, start 3 on 0: 8..16
-        hub 3                  | wait for all
-        wait 1                 | start 4 on 0: 8..16
-        """,
-    ),
-    (
         "a suspected GPU stays busy: it is left out, and others go on",
         {"chunks": 3, "wait_timeout": 5},
         """
@@ -651,30 +491,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 1, crashed 1 8x10        | go 1: 32, start 3 on 0: 16..24 own first
         ready 3, looked 0 busy, wait 6 | look 0, look 0
         looked 0 busy                  | drop 0 75, end 3
-        """,
-    ),
-    (
-        "no device is looked at twice at a time",
-        {"chunks": 4, "standby": 1, "per_device": 2},
-        """
-        join 0                    | start 1 on 0: 0..8, start 2 on 0: 8..16, start 3 on 0: 16..24
-        ready 1, ready 2, ready 3 | go 1: 32, go 2: 32
-        crashed 1 8x10            | look 0, start 4 on 0: 24..32 own first
-        crashed 2 8x10            |
-        wait 3                    | start 5 on 0: 0..8 own first
-        looked 0 good             | go 3: 32
-        """,
-    ),
-    (
-        "on what has failed last on a machine the others are asked first",
-        {"chunks": 3},
-        """
-        join 0 node n0 look none | start 1 on 0: 0..8
-        join 1 node n0 look none | start 2 on 1: 8..16
-        join 2 node n1 look none | start 3 on 2: 16..24
-        ready 1, raised 1 8x10   | go 1: 32
-        wait 1                   |
-        ready 3, ok 3            | go 3: 32, keep 3, start 4 on 2: 0..8 canary 16
         """,
     ),
     (
@@ -767,44 +583,11 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "E2: a GPU on which no worker starts is left out; its chunks go elsewhere, uncharged",
-        {"chunks": 6, "attempts": 3},
-        """
-        join 0 look none         | start 1 on 0: 0..8
-        join 1 look none         | start 2 on 1: 8..16
-        ready 1, ready 2, init 1 | go 1: 32, go 2: 32
-        wait 0.5                 | start 3 on 0: 16..24
-        init 3                   |
-        ok 2                     | keep 2, start 4 on 1: 24..32
-        wait 1                   | start 5 on 0: 32..40
-        init 5                   | drop 0 69
-        ready 4, ok 4            | go 4: 32, keep 4, start 6 on 1: 32..40
-        """,
-    ),
-    (
         "E3: a model larger than its GPU, and nobody else on it: 69 at once",
         {"chunks": 3},
         """
         join 0                 | start 1 on 0: 0..8
         ready 1, busy 1 alone  | go 1: 32, halt 69
-        """,
-    ),
-    (
-        "E3: where another worker of ours holds the memory, it is waited for",
-        {"chunks": 3, "per_device": 2},
-        """
-        join 0 look none              | start 1 on 0: 0..8, start 2 on 0: 8..16
-        ready 1, ready 2, busy 2 ours | go 1: 32, go 2: 32, wait for 0
-        """,
-    ),
-    (
-        "E5: nobody can be asked, and the smallest batch does not fit: wait before anything is taken apart",
-        {"chunks": 1, "size": 2, "rows": 1, "wait_timeout": 2},
-        """
-        join 0 look blind             | start 1 on 0: 0..2
-        ready 1, oom 1 1x90 blind     | go 1: 1, wait for 0
-        wait 1                        | start 2 on 0: 0..2
-        ready 2, looked 0 blind, ok 2 | look 0, go 2: 1, keep 2, join 0
         """,
     ),
     (
@@ -868,18 +651,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "X1: a GPU that is busy in every batch is waited for no longer than wait_timeout",
-        {"chunks": 1, "wait_timeout": 5},
-        """
-        join 0                              | start 1 on 0: 0..8
-        ready 1, exclusive 1                | go 1: 32, wait for 0
-        wait 3                              | start 2 on 0: 0..8
-        ready 2, looked 0 good, exclusive 2 | look 0, go 2: 32, wait for 0
-        wait 3                              | start 3 on 0: 0..8
-        ready 3, looked 0 good, exclusive 3 | look 0, go 3: 32, halt 75
-        """,
-    ),
-    (
         "salvage before the decision: a twentieth failure in a row that leaves a vector ends no run",
         {"chunks": 25, "size": 3, "done": 1},
         "join 0 look none | start 1 on 0: 3..6\n"
@@ -889,19 +660,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         )
         + "ready 20, raised 20 2x10 done 60 | go 20: 32, keep 20, start 21 on 0: 63..66 canary 0\n"
         + "ready 21, ok 21 | go 21: 32, keep 21, start 22 on 0: 66..69",
-    ),
-    (
-        "a fault of the output as a whole is the model's where the canary shows it: two canaries, and 78",
-        {"chunks": 3, "size": 2},
-        """
-        join 0 look none                 | start 1 on 0: 0..2
-        ready 1, ok 1                    | go 1: 32, keep 1, start 2 on 0: 2..4
-        ready 2, dimension 2 2x10        | go 2: 32, start 3 on 0: 4..6 canary 0
-        wait 0.5                         |
-        ready 3, dimension 3 1x10 canary | go 3: 32, start 4 on 0: 2..4 canary 0
-        wait 0.5                         |
-        ready 4, dimension 4 1x10 canary | go 4: 32, halt 78
-        """,
     ),
     (
         "a lesson that is narrower holds: a worker that got its limits before teaches no wider one",

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.commands.explain import explain
-from chunkvisor.config.load import without_secret
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.policy import code_of_nothing
 from chunkvisor.judge import Evidence, Verdict, judge
@@ -62,14 +61,6 @@ def test_each_cause_has_its_own_advice(outcome: str, rule: str, words: str) -> N
     assert bool(words) == bool(advice_on_row(outcome, rule))
 
 
-def test_a_kill_that_ends_the_run_is_told_with_where_to_look() -> None:
-    """Of SIGKILL the last lines and the handbook name the kernel's log, not what the run does next."""
-    verdict = judge(Evidence(-9))
-    assert verdict.see == "killed-from-outside"
-    assert "dmesg" in last_remedy(verdict)
-    assert "If the run has ended with it\n  What is killed writes no log." in explain(verdict.see)
-
-
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
     """A GPU's error in a run on the CPU sends no one to reboot, but to the encoder's code."""
@@ -101,12 +92,3 @@ _PLAIN = Verdict(Outcome.CRASHED, "")
 def test_a_run_that_encoded_nothing_is_not_started_again(verdict: Verdict, code: ExitCode) -> None:
     """A loop would repeat it for ever; only what a neighbour holds may be there the next time."""
     assert code_of_nothing(verdict) is code
-
-
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [("env.HF_TOKEN=abc", "env.HF_TOKEN=…"), ("chunk.size=5", "chunk.size=5"), ("env.yaml", "env.yaml")],
-)
-def test_a_secret_of_the_command_line_is_not_repeated(given: str, shown: str) -> None:
-    """The command that is shown for the next time has no values of the environment in it."""
-    assert without_secret(given) == shown

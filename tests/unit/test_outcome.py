@@ -3,7 +3,6 @@
 import itertools
 import signal
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -100,17 +99,6 @@ def test_outcome(evidence: Evidence, outcome: Outcome, words: str) -> None:
     assert words in verdict.reason
 
 
-@pytest.mark.parametrize(
-    ("what", "of_a_text"),
-    [({}, False), ({"bad_rows": (2,)}, True), ({"other_dimension": True}, True)],
-    ids=["shape", "rows", "dimension"],
-)
-def test_bad_vectors_that_a_text_can_cause(what: dict[str, Any], of_a_text: bool) -> None:
-    """Vectors of some rows, or of another dimension, may be a text's doing; a file wrong as a whole is not."""
-    verdict = judge(Evidence(0, result=RESULT, vectors_problem="are bad", **what))
-    assert verdict.row_can_cause is of_a_text
-
-
 BEATS = {
     Phase.START: True,
     Phase.IMPORT: True,
@@ -129,11 +117,6 @@ def test_what_happened_before_the_first_batch(phase: Phase, before: bool) -> Non
     assert judge(Evidence(-11, beat=Beat(3, 1, phase))).before_first_batch is before
 
 
-def test_a_beat_that_cannot_be_read_proves_nothing() -> None:
-    """The worker may have been at its texts."""
-    assert not judge(Evidence(-11)).before_first_batch
-
-
 @pytest.mark.parametrize(
     ("evidence", "can"),
     [
@@ -150,19 +133,6 @@ def test_a_beat_that_cannot_be_read_proves_nothing() -> None:
 def test_what_can_touch_the_gpu(evidence: Evidence, can: bool) -> None:
     """A text's verdict, a full disk, the hub and our own stop are no reason to suspect a GPU."""
     assert judge(evidence).can_touch_gpu is can
-
-
-def test_figures_of_an_out_of_memory_error_are_kept() -> None:
-    """Who held how much is part of the verdict, and so is what was done before."""
-    words = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is "
-    )
-    words += "free."
-    fault = Fault(Phase.FORWARD, (Cause("torch.OutOfMemoryError", (), words),), "", batch_rows=8, rows_done=8)
-    verdict = judge(Evidence(20, fault=fault))
-    assert verdict.figures is not None
-    assert verdict.figures.wanted_bytes == 2 << 30
-    assert (verdict.batch_rows, verdict.rows_done) == (8, 8)
 
 
 def test_every_evidence_has_a_verdict() -> None:
@@ -231,14 +201,6 @@ def test_batch_and_phase(fault: Fault | None, beat: Beat | None, batch: tuple[in
 def test_exit_status_in_words(code: int, words: str) -> None:
     """A signal is named; one that Python has no name for has its number."""
     assert describe_exit(code) == words
-
-
-@pytest.mark.parametrize(
-    ("code", "may_be"), [(-signal.SIGKILL, True), (-signal.SIGUSR1, True), (1, False), (44, False)]
-)
-def test_an_unknown_death_without_a_record_may_be_a_texts_doing(code: int, may_be: bool) -> None:
-    """A signal that nobody sent may come from a text; an exit code without a record says nothing of texts."""
-    assert judge(Evidence(code)).row_can_cause is may_be
 
 
 AT_TEXTS = Beat(9, 1, Phase.FORWARD, batch_rows=4)
