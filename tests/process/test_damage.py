@@ -48,35 +48,25 @@ def test_any_file_damaged(
     assert refused == [Path(".chunkvisor/outputs/out/identity.json")]
 
 
-@pytest.mark.parametrize("state", [unfinished, complete])
-def test_damaged_in_place(tmp_path: Path, state: Callable[[Path], ScriptedWorkplace]) -> None:
+def test_damaged_in_place(tmp_path: Path) -> None:
     """A change that leaves size and modification time alone is seen in files that are not read at every run."""
-    place = state(tmp_path / "place")
-    names = ["out.npy", "out.json", ".chunkvisor/outputs/out/done.json"] if state is complete else []
-    if state is unfinished:
-        names = [f".chunkvisor/outputs/out/table/{name}.bin" for name in ("texts", "offsets", "row_text", "first_row")]
-    for name in names:
+    place = complete(tmp_path / "complete")
+    for name in ("out.npy", "out.json", ".chunkvisor/outputs/out/done.json"):
         flip_in_place(place.workdir / name)
+        changed = (place.workdir / name).read_bytes()
         ended = place.run_here()
-        if state is complete:
-            assert_harmless(place, ended, name)
-        else:
-            assert "the staged texts are damaged" in ended.stderr
-            assert ended.returncode == 75
-    if state is unfinished:
-        place.lift(LAST)
-    assert_harmless(place, place.run_here(), state)
-
-
-def test_final_file_kept_aside(tmp_path: Path) -> None:
-    """A final file that was changed is made anew; the changed one is kept under another name, and named."""
-    place = complete(tmp_path / "place")
-    flip(place.workdir / "out.npy")
-    changed = (place.workdir / "out.npy").read_bytes()
-    ended = place.run_here()
-    assert_harmless(place, ended, "out.npy")
-    assert "out.npy.aside" in ended.stderr
-    assert (place.workdir / "out.npy.aside").read_bytes() == changed
+        assert_harmless(place, ended, name)
+        if name == "out.npy":  # it is made anew; the changed one is kept under another name, and named
+            assert "out.npy.aside" in ended.stderr
+            assert (place.workdir / "out.npy.aside").read_bytes() == changed
+    place = unfinished(tmp_path / "unfinished")
+    for name in ("texts", "offsets", "row_text", "first_row"):
+        flip_in_place(place.hidden / f"outputs/out/table/{name}.bin")
+        ended = place.run_here()
+        assert "the staged texts are damaged" in ended.stderr
+        assert ended.returncode == 75
+    place.lift(LAST)
+    assert_harmless(place, place.run_here(), "table")
 
 
 def chunk_files(place: ScriptedWorkplace, output: str = "out") -> list[Path]:
@@ -90,17 +80,6 @@ def swap(first: Path, second: Path) -> None:
     first.rename(between)
     second.rename(first)
     between.rename(second)
-
-
-def test_what_was_being_prepared_goes(tmp_path: Path) -> None:
-    """What an earlier run could neither finish nor remove is removed by the next, though that has nothing to do."""
-    place = complete(tmp_path / "place")
-    left = [place.hidden / "outputs/out" / name for name in ("table.new", "table.new.partial", "reuse.partial")]
-    for folder in left:
-        folder.mkdir()
-        (folder / "file").touch()
-    assert place.run_here().returncode == 0
-    assert not any(folder.exists() for folder in left)
 
 
 def test_chunks_swapped(tmp_path: Path) -> None:
@@ -130,7 +109,7 @@ def of_others(folder: Path) -> ScriptedWorkplace:
     return place
 
 
-@pytest.mark.parametrize("what", ["table", "done.json", "facts.json", "identity.json", "staged.json", "lessons.json"])
+@pytest.mark.parametrize("what", ["table", "done.json", "facts.json", "identity.json", "lessons.json"])
 def test_state_of_another_output(tmp_path: Path, what: str) -> None:
     """State that is whole but belongs to another output of other texts is noticed, too."""
     places = [unfinished(tmp_path / "mine"), of_others(tmp_path / "theirs")]
@@ -150,29 +129,20 @@ def _state(place: ScriptedWorkplace, what: str) -> Path:
     return place.hidden / (what if what == "lessons.json" else f"outputs/out/{what}")
 
 
-def test_a_folder_in_the_place_of_the_identity_is_named(tmp_path: Path) -> None:
-    """Without the identity nothing is begun, and the last lines say which file it is."""
-    place = unfinished(tmp_path / "place")
-    path = place.hidden / "outputs/out/identity.json"
-    path.unlink()
-    a_folder(path)
-
-    ended = place.run_here()
-
-    assert ended.returncode == 78, ended.stderr
-    assert "is damaged" in ended.stderr
-    assert str(path) in ended.stderr
-
-
-def test_a_foreign_final_file_is_kept(tmp_path: Path) -> None:
-    """A file that somebody put at the final file's place while the run was unfinished is kept beside it."""
+def test_what_is_in_the_place(tmp_path: Path) -> None:
+    """A file at the final's place is kept next to it; without the identity nothing is begun, and that is said."""
     place = unfinished(tmp_path / "place")
     (place.workdir / "out.npy").write_bytes(b"mine")
     place.lift(LAST)
-
     assert_harmless(place, place.run_here(), "foreign")
-
     assert (place.workdir / "out.npy.aside").read_bytes() == b"mine"
+
+    path = place.hidden / "outputs/out/identity.json"
+    path.unlink()
+    a_folder(path)
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    assert f"{path} is damaged" in ended.stderr
 
 
 @pytest.mark.parametrize(

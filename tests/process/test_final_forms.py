@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import chunkvisor
-from harness import SOAK_SEED, expected, sweep
+from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5"]
@@ -98,16 +98,6 @@ def test_parquet(tmp_path: Path) -> None:
     data[len(data) // 3] ^= 1
     (place.workdir / "out.parquet").write_bytes(data)
     assert "out.parquet" in place.here("verify", str(place.workdir)).stderr
-
-
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not installed is said before anything is encoded, with the line that installs it."""
-    monkeypatch.setattr("chunkvisor.supervise.session.find_spec", lambda _: None)
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, outputs__out__format="parquet")
-    for command in ("run", "plan"):
-        ended = place.here(command, str(place.config_path))
-        assert ended.returncode == 78
-        assert "pip install 'chunkvisor[parquet]'" in ended.stderr
 
 
 SOURCE = [{"text": text, "id": number, "split": "b" if number == 3 else "a"} for number, text in enumerate(TEXTS)]
@@ -198,7 +188,7 @@ def test_side_by_side(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8", "ubinary"])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_side_by_side_in_other_dtypes(tmp_path: Path, dtype: str) -> None:
     """Outputs of one dtype are combined in it, int8 with the ranges of both; a part without a vector is NaN or zero."""
     place = combining(tmp_path / "place", dtype=dtype, shards=3)
@@ -250,36 +240,3 @@ def test_other_rows_are_not_side_by_side(tmp_path: Path) -> None:
         assert ended.returncode == 78
         assert "combine.both: out has 8 rows, again has 1 row" in ended.stderr
     assert place.calls() == []
-
-
-@pytest.mark.soak
-def test_killed_while_put_side_by_side(tmp_path: Path) -> None:
-    """A run killed at any step of a combination ends, the next time, with the whole of it."""
-    place = combining(tmp_path / "place")
-    right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
-    targets = ["chunkvisor.assemble.manifest:write_final", "chunkvisor.assemble.manifest:publish"]
-    lines = sweep("each", "after", place.folder, tmp_path / "scratch", *targets, share="1:", most=4)
-    assert lines
-    for line in lines:
-        assert line.get("returncode") == 0, line
-        np.testing.assert_array_equal(np.load(Path(line["folder"]) / "work" / "both.npy"), right)
-
-
-@pytest.mark.soak
-def test_killed_while_made_into_another(tmp_path: Path) -> None:
-    """A run killed at any step from float32 to int8 loses no row; the next one ends with int8 and its ranges."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2)
-    assert place.run_here().returncode == 0
-    place.write_config("scripted:make", chunk__size=2, outputs__out__dtype="int8")
-    calls = len(place.calls())
-    targets = [f"chunkvisor.assemble.manifest:{name}" for name in ("sync_folder", "write_record", "write_atomic")]
-    for when in ("after", "before") if SOAK_SEED else ("after",):
-        lines = sweep("each", when, place.folder, tmp_path / when, *targets, share="1:" if SOAK_SEED else "2:a")
-        assert lines
-        for line in lines:
-            assert line.get("returncode") == 0, line
-            result = ScriptedWorkplace(Path(line["folder"]))
-            found = np.load(result.workdir / "out.npy")
-            np.testing.assert_array_equal(found, quantised(expected(TEXTS)), err_msg=str(line))
-            assert own_files(result) == {"out.npy", "out.json", "out.ranges.npy"}, line
-            assert len(result.calls()) == calls, line

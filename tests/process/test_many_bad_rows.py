@@ -40,19 +40,14 @@ def listed(place: ScriptedWorkplace) -> list[dict[str, object]]:
     return [json.loads(line) for line in (place.workdir / "out.quarantined.jsonl").read_text().splitlines()]
 
 
-def test_the_manifest_stays_small_and_the_file_has_all(place: ScriptedWorkplace) -> None:
-    """The first rows are in the manifest, as ever, with how many there are; row for row the file has all of them."""
+def test_the_manifest_has_the_first_and_the_file_has_all(place: ScriptedWorkplace) -> None:
+    """Row for row the file has all of them; running again, status, verify and Python count every row."""
     manifest = place.manifest()
-
     assert [each["row"] for each in manifest["quarantined"]] == BAD[:LISTED]
     assert manifest["quarantined_rows"] == len(BAD)
     assert [each["row"] for each in listed(place)] == BAD
     assert listed(place)[:LISTED] == manifest["quarantined"]
     assert np.flatnonzero(np.isnan(place.vectors()).any(axis=1)).tolist() == BAD
-
-
-def test_all_who_read_it_know_all_rows(place: ScriptedWorkplace) -> None:
-    """Running again, status, verify and Python count every row, not those of the manifest."""
     assert place.run_here().returncode == 3
     assert place.status()["outputs"]["out"]["quarantined"] == len(BAD)
     ended = place.call("verify", str(place.workdir))
@@ -62,36 +57,22 @@ def test_all_who_read_it_know_all_rows(place: ScriptedWorkplace) -> None:
     assert [each.row for each in report.outputs["out"].quarantined] == BAD
 
 
-@pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_a_file_that_is_lost_is_made_anew(place: ScriptedWorkplace, damage: str) -> None:
-    """Verify names it, the next run mends it, and computes nothing."""
+@pytest.mark.parametrize("lost", ["gone", "changed", "both"])
+def test_a_file_that_is_lost_is_made_anew(place: ScriptedWorkplace, lost: str) -> None:
+    """Verify names it, the next run mends it from its twin, or joins the output again; nothing is computed."""
     path = place.workdir / "out.quarantined.jsonl"
     before, calls = path.read_bytes(), len(place.calls())
-    if damage == "gone":
+    path.write_bytes(before[:-10])
+    if lost != "changed":
         path.unlink()
-    else:
-        path.write_bytes(before[:-10])
+    if lost == "both":
+        (place.hidden / "outputs/out" / "quarantined.jsonl").unlink()
     assert place.call("verify", str(place.workdir)).returncode == 74
 
     assert place.run_here().returncode == 3
     assert path.read_bytes() == before
     assert len(place.calls()) == calls
     assert place.call("verify", str(place.workdir)).returncode == 0
-
-
-def test_both_files_lost_are_made_from_the_chunks(place: ScriptedWorkplace) -> None:
-    """The output is joined again; nothing is computed."""
-    before = listed(place)
-    for path in (
-        place.workdir / "out.quarantined.jsonl",
-        place.hidden / "outputs/out" / "quarantined.jsonl",
-    ):
-        path.unlink()
-    calls = len(place.calls())
-
-    assert place.run_here().returncode == 3
-    assert listed(place) == before
-    assert len(place.calls()) == calls
 
 
 def test_retry_takes_the_file_away(place: ScriptedWorkplace) -> None:

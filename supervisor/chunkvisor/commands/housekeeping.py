@@ -75,8 +75,11 @@ def how_far(workdir: Path) -> dict[str, OutputStatus]:
 
 def is_final(path: Path) -> bool:
     """Whether it is a final file that has its manifest next to it, or is that manifest."""
-    with contextlib.suppress(OSError), open(path.with_suffix(".json"), "rb") as file:
-        return is_manifest(file.read(4096))
+    manifest = path.with_suffix(".json")
+    with contextlib.suppress(OSError):
+        if manifest.is_file():  # to open a pipe would wait
+            with open(manifest, "rb") as file:
+                return is_manifest(file.read(4096))
     return False
 
 
