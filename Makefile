@@ -12,7 +12,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS := .venv-docs
 PEERS := .venv-peers
-CONTAINERS := .venv-containers
 HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 SOAK_S ?= 600
 # The long files first: with one of them at the end, a single core would work on it while the others wait. Four at once
@@ -25,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs check-containers check-package clean
+.PHONY: help quickstart test test-gpu test-ray test-remote test-nullgpu test-nullgpu-newer test-lowest soak coverage cluster-demo lint format bench bench-peers bench-scale docs check-package clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -112,10 +111,6 @@ bench-scale: $(READY) ## measure how time, memory and files grow; SCALE_ARGS="ch
 docs: $(DOCS)/.ready ## build the pages as a site with search, build/site/index.html; a wrong link fails
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
-check-containers: ## check the Dockerfile, the Job and the task of examples/containers by linters of others; the first call installs 600 MB
-	@$(MAKE) --silent $(CONTAINERS)/.ready || echo "not all of them can be installed here: those are left out"
-	$(CONTAINERS)/bin/python tools/checkcontainers.py
-
 check-package: $(READY) ## build wheel and sdist into dist/, check both, and install the wheel with each extra in a fresh environment
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group package
@@ -124,7 +119,7 @@ check-package: $(READY) ## build wheel and sdist into dist/, check both, and ins
 	$(BIN)/python tools/checkpackage.py dist
 
 clean: ## remove everything that these verbs made, .venv included
-	rm -rf $(VENV) $(DOCS) $(PEERS) $(CONTAINERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
+	rm -rf $(VENV) $(DOCS) $(PEERS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* .lowest quickstart/data quickstart/cache examples/cluster/cache
 	find supervisor worker tests quickstart benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Some seconds, and nothing of what chunkvisor itself needs.
@@ -132,13 +127,6 @@ $(DOCS)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(DOCS)/bin/python -m pip install --quiet --group docs
-	@touch $@
-
-# Each by itself, so that one that cannot be had leaves the others; the next call tries again.
-$(CONTAINERS)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(CONTAINERS)
-	$(CONTAINERS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@rc=0; for group in dockerfile kubernetes skypilot; do $(CONTAINERS)/bin/python -m pip install --quiet --group $$group || rc=1; done; exit $$rc
 	@touch $@
 
 # 300 MB: all that is not of the peers' own comes from .venv, which pip leaves alone.

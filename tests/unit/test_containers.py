@@ -2,14 +2,10 @@
 
 import re
 import tomllib
-from dataclasses import replace
 from typing import Any
 
-import pytest
 import yaml
 
-import checkcontainers
-from checkcontainers import CHECKS, Check
 from chunkvisor.errors import ExitCode
 from configpart import default, keys
 from harness import ROOT
@@ -63,31 +59,3 @@ def test_the_image_has_what_a_run_needs() -> None:
     (uid,) = re.findall(r"^USER (\d+)$", text, re.MULTILINE)
     assert job["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == int(uid)
     assert re.search(r'^ENTRYPOINT \["tini", "--", "chunkvisor"\]$', text, re.MULTILINE)
-
-
-SEES = ("sh", "-c", 'grep -q "^WORKDIR /data$" "$1" || { echo no folder; exit 1; }', "sh")
-LINTER = replace(CHECKS[0], package="pytest", commands=(("true",), SEES))
-
-
-@pytest.mark.parametrize(
-    ("checks", "code", "words"),
-    [
-        ((LINTER, replace(LINTER, package="none-of-these")), 0, "left out, none-of-these is not installed"),
-        ((replace(LINTER, package="none-of-these"),), 1, "left out"),
-        ((LINTER, replace(LINTER, commands=(("false",),))), 1, "exit code 1"),
-        ((LINTER, replace(LINTER, commands=(("true",),))), 1, "also passes a copy with 'WORKDIR data' in it"),
-    ],
-    ids=["one is missing", "all are missing", "a complaint", "nothing is seen"],
-)
-def test_a_check_counts_where_it_can_say_no(
-    checks: tuple[Check, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`make check-containers` fails for a complaint, for a linter that passes everything, and where there is none."""
-    assert checkcontainers.main(checks) == code
-    assert words in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.file)
-def test_a_copy_gets_its_mistake(check: Check) -> None:
-    """What the mistake takes the place of is in each of the files."""
-    assert not checkcontainers.lets_mistakes_pass(replace(check, commands=(("false",),)))
