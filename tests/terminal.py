@@ -22,7 +22,7 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self.written = b""
         self._master, slave = os.openpty()
-        self._set_size(columns, lines)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         base = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
         self.process = Forked(
             list(command),
@@ -55,11 +55,6 @@ class Terminal:
         """The screen, once the text is on it."""
         return wait_for(lambda: self.look() if text in "\n".join(self.look()) else None)
 
-    def resize(self, columns: int, lines: int) -> None:
-        """Make the terminal larger or smaller."""
-        self.screen.resize(lines, columns)
-        self._set_size(columns, lines)
-
     def type(self, keys: bytes) -> None:
         """As if typed; Ctrl-C is the byte 3."""
         os.write(self._master, keys)
@@ -76,6 +71,3 @@ class Terminal:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
         os.close(self._master)
-
-    def _set_size(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
