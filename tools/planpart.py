@@ -9,11 +9,9 @@ from typing import Any
 from chunkvisor.commands.plan import LIBRARIES_BYTES, activation_bytes, draw
 from chunkvisor.engine.modelfolder import ModelShape
 
-_ROWS, _TEXTS, _DIMENSION, _MAX_LENGTH, _BATCH_TOKENS, _CORES = 17_666, 16_969, 384, 256, 2048, 2
+_ROWS, _TEXTS, _DIMENSION, _MAX_LENGTH, _BATCH_TOKENS = 17_666, 16_969, 384, 256, 2048
 _COUNTS = {8: 1203, 16: 3782, 32: 6118, 64: 4017, 128: 1065, 256: 658, 512: 102, 1024: 16, 2048: 5, 4096: 3}
 """Texts by the most tokens of their bin."""
-_LONGEST = {17_663: 3553, 6385: 2840, 1580: 2531}
-"""Tokens by the line."""
 _MIB = 1 << 20
 _WEIGHTS_BYTES = int(86.7 * _MIB)
 _SHAPE = ModelShape(hidden=384, intermediate=1536, queries=384, keys=384, gated=False, heads=12)
@@ -36,7 +34,6 @@ def _forecast() -> dict[str, Any]:
         "length_unit": "tokens",
         "lengths": {**lengths, "truncated": 126, "lost_share": 0.046},
         "max_length": _MAX_LENGTH,
-        "longest": [{"length": n, "place": f"datasets/commits.jsonl:{line}"} for line, n in _LONGEST.items()],
         "batches": 505,
         "padding_share": 0.042,
         "batch_rows": _BATCH_TOKENS,
@@ -59,11 +56,10 @@ def _forecast() -> dict[str, Any]:
         "weights_bytes": _WEIGHTS_BYTES,
         "workers": 2,
         "per_gpu": False,
-        "host_memory_bytes": 2 * (LIBRARIES_BYTES + _WEIGHTS_BYTES) + _CORES * batch,
+        "host_memory_bytes": 2 * (LIBRARIES_BYTES + _WEIGHTS_BYTES) + batch,
         "total_memory_bytes": int(23.5 * 1024 * _MIB),
         "gpu_memory_bytes": None,
         "texts_per_s": None,
         "time_s": None,
         "notes": [],
-        "batches_at_once": _CORES,
     }

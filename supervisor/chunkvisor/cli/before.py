@@ -12,7 +12,7 @@ import click
 
 from chunkvisor.cli.parameters import ROW_COUNT, config_argument, json_option, set_option
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.printing import columns_of, say
+from chunkvisor.printing import say
 
 
 def _say(step: str) -> None:
@@ -39,9 +39,8 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     found = forecast(load(config, overrides), max_rows, _say)
     if as_json:
         say(json.dumps(found, indent=2))
-        return
-    blocks = (sys.stdout.encoding or "").lower().startswith("utf")
-    say("\n".join(draw(found, blocks=blocks, columns=columns_of(sys.stdout))), indent=11)
+    else:
+        say("\n".join(draw(found)), indent=11)
 
 
 @click.command("doctor")

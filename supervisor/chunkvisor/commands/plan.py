@@ -23,23 +23,21 @@ from chunkvisor.devices.dtypes import lacks, unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, refuse_wrong_model
-from chunkvisor.engine.modelsource import ModelSource, revision_at_hand, source_at_hand
-from chunkvisor.engine.process import thread_count
+from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import read_expected
-from chunkvisor.reuse import of_final, of_other_workdirs
 from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
-from chunkvisor.sources.table import StagedTable, TableFiles, matches
+from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
-from chunkvisor.store.identity import Plan, arithmetic_variables, identity_of, read_facts, read_fixed
+from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import PlaceKind, committed_chunks, read_reuse
+from chunkvisor.store.ledger import committed_chunks, read_reuse
 from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.opening import propose, rate_before, staged_before
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
-from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, PARENT_PID, most_lanes
+from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.wire import read_message, write_message
@@ -131,7 +129,7 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
     if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():
         notes.append(SLOW_BFLOAT16)
     emulated = card is not None and lacks(dtype, card)
-    told = {each.name: _told(config, each, model, scratch, notes, whole=whole, emulated=emulated) for each in outputs}
+    told = {each.name: _told(config, each, model, notes, whole=whole, emulated=emulated) for each in outputs}
     per_device, batches = config.workers.per_device, [each["activation_bytes"] for each in told.values()]
     weights = model.loaded_bytes(str(config.model.dtype))
     if weights is None and not config.model.is_plugin:
@@ -140,13 +138,7 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
         notes.append("what a batch takes of the memory is not known for this model, and is not counted")
     batch = 0 if None in batches else max(batches)
     workers = (per_device + config.workers.standby) * (1 if "cuda" in config.device else len(config.device))
-    at_once = 1
-    if kind == "cpu":
-        given, cores = os.environ | config.env, len(os.sched_getaffinity(0)) // per_device
-        threads = thread_count(given.get("OMP_NUM_THREADS"), "cpu", cores)
-        in_a_chunk = max((each["batches"] or 0) // max(1, each["chunks"]) for each in told.values())
-        at_once = most_lanes(threads, in_a_chunk, given.get(BATCHES_AT_ONCE, ""))
-    computing = per_device * at_once * batch if kind == "cpu" else 0
+    computing = per_device * batch if kind == "cpu" else 0
     on_gpu = weights is not None and None not in batches and kind == "cuda"
     disk, final = ([each[key] for each in told.values()] for key in ("disk_bytes", "final_bytes"))
     rate = rate_before(config)
@@ -164,21 +156,23 @@ def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: b
         "texts_per_s": rate,
         "time_s": sum(each["texts_left"] for each in told.values()) / rate if rate else None,
         "notes": notes,
-        "batches_at_once": at_once,
     }
 
 
 def _told(
-    config: Config, output: _Output, model: ModelFolder, scratch: Path, notes: list[str], *, whole: bool, emulated: bool
+    config: Config, output: _Output, model: ModelFolder, notes: list[str], *, whole: bool, emulated: bool
 ) -> dict[str, Any]:
     name, table, report, lengths = output.name, output.table, output.report, output.lengths
-    layout, count, known = Layout(config.workdir).output(name), len(lengths), _count_known(config, output, scratch)
+    layout, count, known = Layout(config.workdir).output(name), len(lengths), 0
+    if output.ours:  # a run has looked which texts have a vector already
+        with suppress(DamagedError):
+            known = reuse.taken if (reuse := read_reuse(layout)) is not None else 0
     work = Plan(table.distinct - known, output.chunks.chunk_size)
     done = bytearray(work.count)
     if output.ours:
         done = committed_chunks(layout, work) if read_done_manifest(layout) is None else bytearray(b"\1") * work.count
     elif whole and output.begun:
-        what = "the workdir holds work on another source or other rows, which a run accepts with --update"
+        what = "the workdir holds work on another source or other rows, of which `run --update` takes over what it can"
         notes.append(f"{name}: {what}")
     if count < table.distinct:
         which = f"those of every {output.every:,}th chunk"
@@ -203,12 +197,6 @@ def _told(
         rows = min(limits.rows, count, max(1, limits.tokens // longest) if limits.tokens else limits.rows)
         element_bytes = model.element_bytes(str(config.model.dtype))
         activation = activation_bytes(model.shape, element_bytes, rows, longest, math_kernel=emulated)
-    places = list[dict[str, Any]]()
-    for position in np.argsort(-lengths.astype(np.int64), kind="stable")[:3]:
-        chunk, offset = divmod(int(position), output.chunks.chunk_size)  # all chunks are full but the last one
-        text = output.texts()[chunk][offset]
-        row = int(table.first_row(text, text + 1)[0])
-        places.append({"length": int(lengths[position]), "row": row, "place": table.place_of(row)})
     return {
         "rows": table.rows,
         "distinct_texts": table.distinct,
@@ -221,7 +209,6 @@ def _told(
         "length_unit": output.unit,
         "max_length": max_length,
         "lengths": distribution(lengths, max_length),
-        "longest": places,
         "batch_rows": limits.rows,
         "batch_tokens": limits.tokens,
         "batches": round(report.batches * table.distinct / count) if report is not None and count else None,
@@ -310,28 +297,6 @@ def _count_tokens(
     return Path(answer.path), ""
 
 
-def _count_known(config: Config, output: _Output, scratch: Path) -> int:
-    """Count the texts that have a vector already; no file is checked as a run checks it."""
-    layout, index = Layout(config.workdir), TableFiles(output.table.folder).index
-    if output.ours:  # a run has looked
-        with suppress(DamagedError):
-            reuse = read_reuse(layout.output(output.name))
-            return reuse.taken if reuse is not None else 0
-    if not config.reuse or not index.exists():
-        return 0
-    revision = revision_at_hand(config.model, layout.model, read=bool(config.reuse_from))
-    arithmetic = arithmetic_variables({} if config.engine.kind is EngineKind.RAY else os.environ, config.env)
-    wanted = identity_of(config, output.name, revision, output.table.digest, output.table.rows, arithmetic)
-    others = [layout.output(each.name) for each in layout.outputs.glob("*/")]
-    places = [place for other in others for place in (other, other.earlier)]
-    files, seen = Path(tempfile.mkdtemp(dir=scratch)), np.zeros(output.table.rows, dtype=bool)
-    finals = [of_final(place, wanted, PlaceKind.OUTPUT, place.name, files) for place in places]
-    for final in (*filter(None, finals), *of_other_workdirs(config.reuse_from, wanted, files)):
-        for here, there in matches(index, final.index):
-            seen[here[final.numbers(there) >= 0]] = True
-    return int(seen.sum())
-
-
 def activation_bytes(
     shape: ModelShape, element_bytes: int, rows: int, length: int, *, math_kernel: bool = False
 ) -> int:
@@ -355,20 +320,16 @@ def activation_bytes(
     return rows * length * max(feed_forward * element_bytes + length, attention * element_bytes + of_mask)
 
 
-def draw(forecast: dict[str, Any], *, blocks: bool = True, columns: int = 0) -> Iterator[str]:
-    """Yield the lines, for a terminal of that width (0 = not a terminal).
-
-    Without `blocks`, bars are made of ASCII, for a stream that cannot encode more.
-    """
-    width = min(columns or WIDTH, WIDTH)
+def draw(forecast: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines, at most 80 columns wide."""
     for name, output in forecast["outputs"].items():
-        yield from _draw_output(name, output, width, blocks=blocks)
+        yield from _draw_output(name, output)
         yield ""
     for label, text in [*_needs(forecast), *(("note", note) for note in forecast["notes"])]:
-        yield from wrapped(f"{label:8}{text}", width, 8).splitlines()
+        yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
 
 
-def _draw_output(name: str, output: dict[str, Any], width: int, *, blocks: bool) -> Iterator[str]:
+def _draw_output(name: str, output: dict[str, Any]) -> Iterator[str]:
     rows, lengths, limit = output["rows"], output["lengths"], output["max_length"]
     share = output["duplicate_share"]
     repeats = f", {_percent(share)} of the rows repeat a text" if share else ""
@@ -377,23 +338,19 @@ def _draw_output(name: str, output: dict[str, Any], width: int, *, blocks: bool)
         yield f"  empty    {counted(output['rows_empty'], 'row')}, with one vector for all; `where` leaves them out"
     quantiles = f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
     yield from ("", f"  {output['length_unit'].replace('_', ' ')} of a text: {quantiles}")
-    most, room = max((each["count"] for each in lengths["bins"]), default=0), max(1, width - 41)
+    most, room = max((each["count"] for each in lengths["bins"]), default=0), WIDTH - 41
     for each in lengths["bins"]:
         # What is there at all shows.
-        bar = ("█" if blocks else "#") * (max(1, round(each["count"] / most * room)) if each["count"] else 0)
+        bar = "#" * (max(1, round(each["count"] / most * room)) if each["count"] else 0)
         part = f"{each['count']:>12,}{_percent(each['count'] / lengths['count']):>8}"
         yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{room}}{part}"
         if each["high"] == limit and lengths["truncated"]:
-            yield "  " + f" max_length {limit:,}: longer texts are cut ".center(width - 2, "─" if blocks else "-")
+            yield "  " + f" max_length {limit:,}: longer texts are cut ".center(WIDTH - 2, "-")
     if limit is not None and lengths["truncated"]:
         cut, lost = _percent(lengths["truncated"] / lengths["count"]), _percent(lengths["lost_share"])
         yield f"  {cut} of the texts are cut, and with them {lost} of all tokens"
     elif limit is not None:
         yield f"  no text is longer than the {limit:,} tokens that the model reads"
-    for number, text in enumerate(output["longest"]):
-        place, room = text["place"], width - 21
-        place = place if len(place) <= room else f"...{place[3 - room :]}"
-        yield f"  {'' if number else 'longest':9}{text['length']:>8,}  {place}"
     yield ""
     if output["padding_share"] is not None:
         yield f"  batches  {output['batches']:,}; {_percent(output['padding_share'])} of the work is padding"
@@ -427,8 +384,7 @@ def _needs(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
         memory = f"about {need} of {total}{' for each GPU' * forecast['per_gpu']}, an estimate: {workers}, each with "
         memory += f"1 GiB for its libraries and {human_bytes(weights)} of weights"
         if batch and on_gpu is None:
-            at_once = forecast["batches_at_once"]
-            memory += f"; {human_bytes(batch)} for the largest batch, {at_once} at a time in a worker"
+            memory += f"; {human_bytes(batch)} for a batch"
     yield "memory", memory
     if on_gpu is not None:
         sum_of = f"0.5 GiB for CUDA, {human_bytes(weights)} of weights, and {human_bytes(batch)} for the largest batch"
