@@ -90,9 +90,13 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
     """  # noqa: D301 - as in the package
     from chunkvisor.commands import drill as drilling
     from chunkvisor.config.load import load
-    from chunkvisor.units import counted
+    from chunkvisor.testing import FAULTS
+    from chunkvisor.units import counted, did_you_mean
 
-    faults, loaded = drilling.choose(names), load(config, overrides)
+    known = [fault.name for fault in FAULTS]
+    if unknown := [name for name in names if name not in known]:
+        raise click.UsageError(f"there is no fault {unknown[0]} to drill; {did_you_mean(unknown[0], known)}")
+    faults, loaded = [fault for fault in FAULTS if not names or fault.name in names], load(config, overrides)
     parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
     place = parent if os.access(parent, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place))

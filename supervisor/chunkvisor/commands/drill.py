@@ -22,17 +22,7 @@ from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.events.event import (
-    AttemptFailed,
-    ChunkCommitted,
-    ChunkSplit,
-    Event,
-    LateCrash,
-    LimitsLowered,
-    PartFailed,
-    Quarantined,
-    Waiting,
-)
+from chunkvisor.events.event import AttemptFailed, ChunkCommitted, Event, LateCrash, PartFailed
 from chunkvisor.events.journal import read_events
 from chunkvisor.show.lines import Observer
 from chunkvisor.show.status import read_status
@@ -41,7 +31,6 @@ from chunkvisor.store.layout import Layout, OutputLayout, mark
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
-from chunkvisor.units import counted, did_you_mean
 from chunkvisor_worker.contract.exits import Outcome
 
 # Rows of the source, and chunks of them: one before the fault, one that meets it, one after.
@@ -49,22 +38,13 @@ ROWS, CHUNKS, STRUCK = 48, 3, 1
 # Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of the weights: about
 # ten units in the last place, since another batch is rounded differently.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
-_ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{:<34}}  {{}}"
+_ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{}}"
 
 _ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 
 Vectors = npt.NDArray[np.float32]
 # How a run ended: its exit code, and the words that say why it is not 0.
 _Ended = tuple[int, str]
-
-
-def choose(names: Sequence[str]) -> list[DrillFault]:
-    """Return the faults of these names, in the table's order; all for none. Raises Halt (2) for an unknown name."""
-    known = [fault.name for fault in FAULTS]
-    for name in names:
-        if name not in known:
-            raise Halt(ExitCode.USAGE, f"there is no fault {name} to drill; {did_you_mean(name, known)}")
-    return [fault for fault in FAULTS if not names or fault.name in names]
 
 
 def drill(
@@ -76,13 +56,13 @@ def drill(
     """
     rehearsal = _Drill(loaded, folder)
     rehearsal.prepare()
-    say(_ROW.format("fault", "provoked", "seen as", "action", "vectors"))
+    say(_ROW.format("fault", "provoked", "seen as", "vectors"))
     findings = []
     for fault in faults:
         found = rehearsal.provoke(fault)
         off = found["difference"]
         vectors = "none" if off is None else "same bytes" if off == 0 else f"differ by {off:.0e}"
-        say(_ROW.format(*(found[key] or "-" for key in ("fault", "provoked", "seen_as", "action")), vectors))
+        say(_ROW.format(*(found[key] or "-" for key in ("fault", "provoked", "seen_as")), vectors))
         if found["problem"]:
             say(f"  NOT RECOVERED: {found['problem']}")
         findings.append(found)
@@ -144,19 +124,18 @@ class _Drill:
         if killed or fault.exit_code not in _ENDED:
             ran.append(self._run(name))
         layout = self._layout(name)
-        manifest, found = read_finished(layout), None
-        if manifest is not None:
-            found = np.load(layout.final, allow_pickle=False)
+        manifest = read_finished(layout)
+        found = np.load(layout.final, allow_pickle=False) if manifest is not None else None
         bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
         simulated = self._device.partition(":")[0] not in fault.real_on
         simulated |= "chunkvisor drill: simulated" in read_tail(layout.attempt(STRUCK, 1).log)
-        wrong = never or problem(fault, seen, ran) or differs(self._good, found, bad, self._allowed)
+        off = difference(self._good, found)
+        wrong = never or problem(fault, seen, ran) or differs(off, found, bad, self._allowed)
         return {
             "fault": name,
             "provoked": "simulated" if simulated else "real",
             "seen_as": seen,
-            "action": "run again" if killed else action(self._events(name), ran[0][0] if ran else 0),
-            "difference": difference(self._good, found),
+            "difference": off,
             "problem": wrong,
             "recovered": not wrong,
         }
@@ -234,24 +213,6 @@ def seen_as(events: Sequence[Event]) -> str:
     return "committed" if isinstance(first, LateCrash) else "" if first is None else str(first.outcome)
 
 
-def action(events: Sequence[Event], code: int) -> str:
-    """Say what a run that first ended with `code` did about the fault."""
-    latest = {type(event): event for event in events}
-    failed = sum(isinstance(event, AttemptFailed | PartFailed) for event in events)
-    lowered = latest.get(LimitsLowered)
-    if Quarantined in latest:
-        return f"row quarantined, found in {failed} tries"
-    if LateCrash in latest:
-        return "its vectors were kept"
-    if code not in _ENDED:
-        return f"ended with {code}; run again"
-    if waited_s := sum(event.delay_s for event in events if isinstance(event, Waiting)):
-        return f"waited {waited_s:.0f} s, retried"
-    if isinstance(lowered, LimitsLowered):
-        return f"batch cut to {counted(lowered.rows, 'row')}"
-    return "texts taken apart" if ChunkSplit in latest else "retried" if failed else "nothing"
-
-
 def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:
     """Say how the runs did not go as the table of faults says; empty if they did."""
     (first, words), (last, last_words) = ran[0], ran[-1]
@@ -262,11 +223,10 @@ def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:
     return "" if last in _ENDED else f"the same run again ended with {last}: {last_words}"
 
 
-def differs(good: Vectors, found: Vectors | None, bad: Sequence[int], allowed: float) -> str:
+def differs(off: float | None, found: Vectors | None, bad: Sequence[int], allowed: float) -> str:
     """Say how a final file, whose `bad` rows are quarantined, is not that of the undisturbed run; empty if it is."""
-    off = difference(good, found)
     if found is None or off is None:
-        return f"the final file is missing, or of another shape than {good.shape}"
+        return "the final file is missing, or of another shape"
     lost = np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist()
     if lost != list(bad):
         return f"rows {lost[:10]} have no vectors"

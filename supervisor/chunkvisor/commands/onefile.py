@@ -8,7 +8,6 @@ import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
-from chunkvisor.events.event import Event, OutputComplete
-from chunkvisor.events.state import RunState
-from chunkvisor.show.lines import Observer, Observers, how_to_read
+from chunkvisor.show.lines import Observer, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.disk import DISK_ERRNOS, check_target, disk_halt
 from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of
@@ -77,7 +74,7 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     make_folders(out.parent)
     make_folders(config.workdir, mode=0o755)
     try:
-        run(request, _Published(observer, out))
+        run(request, observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
@@ -181,17 +178,3 @@ def remove_state(workdir: Path) -> None:
 def _size_and_time(path: Path) -> list[int]:
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
-
-
-class _Published(Observers):
-    """Shows where the final file will be: when the run reports it, its name is still that in the state folder."""
-
-    def __init__(self, shown: Observer, out: Path) -> None:
-        super().__init__(shown)
-        self._out = out
-
-    def event(self, event: Event, state: RunState) -> None:
-        """Pass it on."""
-        if isinstance(event, OutputComplete):
-            event = replace(event, path=str(self._out))
-        super().event(event, state)
