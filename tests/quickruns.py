@@ -24,7 +24,7 @@ _LOADED_LATE = (
     *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.outside"),
     "chunkvisor.show.terminal",
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
-    *("chunkvisor.show.report", "chunkvisor.devices.health", "chunkvisor.sources.stage"),
+    *("chunkvisor.show.report", "chunkvisor.devices.stations", "chunkvisor.sources.stage"),
     *("chunkvisor.sources.table", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
     *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
 )

@@ -127,7 +127,7 @@ def test_a_run_on_visible_gpus_and_a_slice(make_gpu: MakeGpu, on: Callable[..., 
     workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
     ended = workplace.run(env={"CUDA_VISIBLE_DEVICES": f"GPU-21f,0,{slice_id}"})
     assert ended.returncode == 0, ended.stderr
-    assert all(name in ended.stderr for name in ("GPU-21f00000", "GPU-01f00000", slice_id[:12])), ended.stderr
+    assert "Null GPU (GPU-21f00000), Null GPU (GPU-01f00000) and 1 more" in ended.stderr
     assert set(used_devices(workplace)) == {0, 1, 2}
     assert workplace.named("attempt_failed") == []
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from chunkvisor.devices.health import Health, Opinion
+from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
 from chunkvisor.heart.memory import Lesson

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from chunkvisor.devices.health import Health, Opinion
+from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.heart import policy
 from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from functools import partial
 
-from chunkvisor.devices.health import Opinion
+from chunkvisor.devices.stations import Opinion
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.messages import Limits

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.config.choices import OnBadRow
-from chunkvisor.devices.health import Health
+from chunkvisor.devices.stations import Health
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart.scheduler import Ending
 from chunkvisor.heart.work import Work

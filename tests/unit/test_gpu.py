@@ -9,10 +9,12 @@ import pytest
 
 from chunkvisor.devices import gpu, stations
 from chunkvisor.devices.gpu import CPU, Device, find_devices, parse_devices, select_visible
-from chunkvisor.devices.health import (
+from chunkvisor.devices.stations import (
     Health,
     MemoryHolder,
     Reading,
+    Site,
+    Station,
     View,
     company_of,
     in_company,
@@ -21,7 +23,6 @@ from chunkvisor.devices.health import (
     parse_holders,
     parse_xids,
 )
-from chunkvisor.devices.stations import Site, Station
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event, Warned
 from chunkvisor.judge import Company, Verdict

@@ -111,7 +111,7 @@ class Template:
             _be_worker(order, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)
         pidfd = os.pidfd_open(pid)
         self._alive[pidfd] = pid
-        socket.send_fds(self._orders, [to_json(TemplateNews(forked=pid))], [pidfd])
+        self._orders.send(to_json(TemplateNews(forked=pid)))
         return pidfd
 
     def _tell_end(self, pidfd: int) -> None:

@@ -20,7 +20,7 @@ from chunkvisor.config.model import Config, encode_spec, model_spec
 from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.dtypes import Card, less_memory, unfit_dtype
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
-from chunkvisor.devices.health import asks_for_recovery
+from chunkvisor.devices.stations import asks_for_recovery
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand

@@ -1,7 +1,6 @@
 """Workers on this machine: each a new interpreter, or forked from a template process that has loaded the model once."""
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -78,7 +77,7 @@ class TemplateProcess:
         self._environment = {**environment, **_OF_TEMPLATE}
         self._startup_s, self._started_s = startup_s, time.monotonic()
         self.statuses: dict[int, int] = {}  # return codes of ended workers, by pid
-        self._forked: tuple[int, int] | None = None
+        self._forked: int | None = None
         self._not_forked = ""
         write_message(files.spec, spec, durable=False)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -105,9 +104,9 @@ class TemplateProcess:
         while not self.failure and readable(self._socket.fileno(), wait_s):
             wait_s = 0.0
             try:
-                data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_LIMIT_BYTES, 1)
+                data = self._socket.recv(MESSAGE_LIMIT_BYTES)
             except OSError:
-                data, fds = b"", []
+                data = b""
             report = from_json(TemplateNews, data) if data else None
             if report is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -118,14 +117,12 @@ class TemplateProcess:
                 self.ready, self.loaded_s = True, report.loaded_s
             elif report.unfit is not None:
                 self.fail(report.unfit)
-            elif report.forked is not None and len(fds) == 1:
-                self._forked = (report.forked, fds.pop())
+            elif report.forked is not None:
+                self._forked = report.forked
             elif report.not_forked is not None:
                 self._not_forked = report.not_forked
             elif report.ended is not None:
                 self.statuses[report.ended] = report.returncode
-            for fd in fds:
-                os.close(fd)
         if self.loading and time.monotonic() - self._started_s > self._startup_s:
             self.fail(f"it has not loaded within {self._startup_s:.0f} s (startup_timeout)")
 
@@ -147,7 +144,7 @@ class TemplateProcess:
                 if time.monotonic() > deadline_s:
                     self.fail(f"it has not answered for {ANSWER_S:.0f} s")
             if self._forked is not None:
-                worker.runs(*self._forked)
+                worker.runs(self._forked)  # the template keeps its number, even if it has ended
         except (BlockingIOError, ConnectionError) as error:
             self.fail(f"it takes no orders ({error})")
         finally:

@@ -39,11 +39,11 @@ class LocalModel:
     """A model folder as it was when the run began."""
 
     folder: Path
-    stamps: dict[str, Stamp]  # of each file, by its path in the folder
+    stamps: dict[str, Stamp]  # of each file, by its full path
 
     @classmethod
     def read(cls, folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None) -> Self:
-        """Stamp all files; those that are untouched since `known`, by full path, are not read again.
+        """Stamp all files; those that are untouched since `known` are not read again.
 
         Calls `on_wait` before each file. Raises Halt (78) if the folder holds no model, OSError.
         """
@@ -53,23 +53,22 @@ class LocalModel:
         for path in files:
             on_wait()
             old = known.get(str(path))
-            fresh = old if old is not None and old.untouched(path) else stamp_file(path)
-            stamps[path.relative_to(folder).as_posix()] = fresh
+            stamps[str(path)] = old if old is not None and old.untouched(path) else stamp_file(path)
         return cls(folder, stamps)
 
     @property
     def revision(self) -> str:
         """`sha256:…` over the names and contents of all files."""
-        content = json.dumps([[name, stamp.digest] for name, stamp in self.stamps.items()])
+        digests = {Path(path).relative_to(self.folder): stamp.digest for path, stamp in self.stamps.items()}
+        content = json.dumps([[path.as_posix(), digest] for path, digest in digests.items()])
         return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
     def check(self) -> None:
         """Raise Halt (78) if the folder has changed since the run began."""
         try:
-            known = {str(self.folder / name): stamp for name, stamp in self.stamps.items()}
-            found = LocalModel.read(self.folder, known).stamps
-            before, after = ({(name, stamp.digest) for name, stamp in each.items()} for each in (self.stamps, found))
-            changed = sorted(name for name, _ in before ^ after)
+            found = LocalModel.read(self.folder, self.stamps).stamps
+            before, after = ({(path, stamp.digest) for path, stamp in each.items()} for each in (self.stamps, found))
+            changed = sorted(path for path, _ in before ^ after)
             # What was touched and holds the same has a new stamp, which spares the next look from reading it again.
             self.stamps = self.stamps if changed else found
         except OSError as error:
@@ -139,7 +138,7 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
     """
     folder = Path(model.name)
     found = LocalModel.read(folder, read_stamps(cache), on_wait)
-    write_stamps(cache, {str(folder / name): stamp for name, stamp in found.stamps.items()})
+    write_stamps(cache, found.stamps)
     return ModelSource(str(folder), found.revision, found)
 
 
@@ -249,11 +248,7 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
         _require_model(name, names)
         return ModelSource(name, model.revision)
     if _HUB_ID.fullmatch(name) is None:
-        problem = f"{name!r} is neither a folder here nor a hub id"
-        if re.match(r"[/.~\\]|[A-Za-z]:\\", name) or name.endswith("/") or name.count("/") > 1 or "\\" in name:
-            what = "is a file, not a folder" if os.path.isfile(name) else "is not there"  # noqa: PTH113 - of any length
-            problem = f"there is no model folder {name}: it {what}"
-        raise config_error(problem, remedy=NAME_REMEDY)
+        raise config_error(f"there is no model folder {name} here, and no hub id looks like that", remedy=NAME_REMEDY)
     pinned = pinned_source(cache, model)
     return pinned if pinned is not None and _is_here(pinned) else None
 

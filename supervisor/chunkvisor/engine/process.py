@@ -181,9 +181,9 @@ class LocalWorker:
         self._pidfd = -1
         self._kills_before = oom_kills()
 
-    def runs(self, pid: int, pidfd: int) -> None:
+    def runs(self, pid: int) -> None:
         """Note that it was started."""
-        self.pid, self._pidfd = pid, pidfd
+        self.pid, self._pidfd = pid, os.pidfd_open(pid)
         self.theirs.close()
 
     def watched(self) -> list[int]:
@@ -258,7 +258,7 @@ class FreshWorker(LocalWorker):
         except OSError:
             self.close()
             raise
-        self.runs(self._process.pid, os.pidfd_open(self._process.pid))
+        self.runs(self._process.pid)
 
     def poll(self) -> int | None:
         """See Worker.

@@ -20,8 +20,7 @@ from chunkvisor import words
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.config.model import Config
-from chunkvisor.devices.health import Opinion, company_of, in_company
-from chunkvisor.devices.stations import Station, Stations
+from chunkvisor.devices.stations import Opinion, Station, Stations, company_of, in_company
 from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config
-from chunkvisor.devices.health import Health, Opinion
+from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
 from chunkvisor.heart.memory import Memory, cause_of, start_of

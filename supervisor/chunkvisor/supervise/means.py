@@ -5,19 +5,20 @@ It is what is imported before a model begins to load. Whatever else a run needs,
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from chunkvisor.config.choices import EngineKind, Start
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import model_spec
-from chunkvisor.devices.gpu import find_devices
+from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelfolder import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.ray.engine import RayEngine
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Alarmed, Doing, Resolving, RunStarted, Warned
 from chunkvisor.heart.run import Run, WaitTeller, stopped
@@ -27,9 +28,6 @@ from chunkvisor.store.layout import workdir_gone
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import TemplateSpec
-
-if TYPE_CHECKING:
-    from chunkvisor.heart.output import OutputRun
 
 _PAUSE_S = 0.25
 _Done = TypeVar("_Done")
@@ -64,9 +62,10 @@ class Means:
         self._ahead: LocalEngine | None = None
         """An engine that was begun before it was wanted, so that the model loads meanwhile."""
         if self.on_ray:
-            from chunkvisor.engine.ray.engine import cluster_devices  # Ray is an extra, and slow to import
-
-            self.devices = cluster_devices(config)
+            # It stands for those of the cluster until its nodes have told theirs.
+            self.devices: tuple[Device, ...] = (
+                Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),
+            )
         else:
             if "cpu" not in config.device:
                 run.emit(Doing("asking nvidia-smi for the GPUs"))
@@ -188,26 +187,26 @@ class Means:
             self._ahead = self._local(source)
             self._ahead.expect(1)
 
-    def take_engine(self, source: ModelSource, outputs: "Sequence[OutputRun]") -> Engine:
-        """Give the engine for these outputs, which the caller closes: the one that was begun ahead, if there is one."""
+    def take_engine(self, source: ModelSource) -> Engine:
+        """Give the engine, which the caller closes: the one that was begun ahead, if there is one."""
         if self.on_ray:
-            from chunkvisor.engine.ray.engine import ray_engine
-
-            job = outputs[0].job if outputs else None
-            return ray_engine(self._config, self._run.layout, job, self._run.run_id, self._run.emit)
+            return RayEngine(self._config, self._run.layout, self._template(source), self._run.run_id, self._run.emit)
         ahead, self._ahead = self._ahead, None
         return ahead or self._local(source)
 
     def _local(self, source: ModelSource) -> LocalEngine:
-        config, device = self._config, self.devices[0]
-        model = model_spec(config.model, source.path, source.revision)
+        config = self._config
         settings = WorkerSettings(
             config.workers.start,
             self._run.run_id,
             os.environ,
             config.env,
-            TemplateSpec(model, device.kind, (str(self._request.loaded.folder),)),
+            self._template(source),
             self._run.layout.template,
             config.recovery.startup_timeout,
         )
         return LocalEngine(self.devices, settings, self._run.emit)
+
+    def _template(self, source: ModelSource) -> TemplateSpec:
+        model = model_spec(self._config.model, source.path, source.revision)
+        return TemplateSpec(model, self.devices[0].kind, (str(self._request.loaded.folder),))

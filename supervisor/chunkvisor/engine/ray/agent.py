@@ -36,12 +36,11 @@ from chunkvisor.engine.ray.wire import (
 )
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent
-from chunkvisor.judge import NEARLY_FULL_BYTES
-from chunkvisor.store.disk import free_bytes, of_start
-from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
+from chunkvisor.store.disk import of_start
+from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, Cause, Fault, ModelSpec, Phase, Spec
-from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json, write_message
+from chunkvisor_worker.contract.messages import Beat, ModelSpec, Spec
+from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json
 
 # A question for news is answered at the latest after this time.
 _NEWS_S = 5.0
@@ -213,9 +212,8 @@ class Agent:
             blocking = launch.blocking_launches
             worker = engine.start(station, files, spec, fresh=launch.fresh, blocking_launches=blocking)
         except OSError as error:
-            cause = Cause(f"builtins.{type(error).__name__}", ("builtins.OSError",), str(error), errno=error.errno)
             with contextlib.suppress(OSError):
-                write_message(files.fault, Fault(Phase.START, (cause,), ""), durable=False)
+                files.log.write_text(f"no worker can be started on {self._name}: {error}\n")
             self._report(number, returncode=EXIT_OF_OUTCOME[of_start(error)[0]])
             return
         self._running[number] = _Running(files, worker)
@@ -250,6 +248,4 @@ class Agent:
         if returncode is None:
             return
         del self._running[number]
-        if returncode == -signal.SIGBUS and (free_bytes(each.files.folder) or NEARLY_FULL_BYTES) < NEARLY_FULL_BYTES:
-            returncode = WorkerExit.DISK_FULL  # only here it can be seen
         self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills())

@@ -19,7 +19,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chunkvisor.engine.ray.agent import Agent
-from chunkvisor.engine.ray.wire import Cluster, Connect, NodeOrder, NodeReport
+from chunkvisor.engine.ray.wire import Cluster, NodeOrder, NodeReport, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
 from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
@@ -37,9 +37,9 @@ _ANSWER_S = 10.0
 class Bridge:
     """One connection to a cluster; everything happens in one event loop."""
 
-    def __init__(self, begin: Connect, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._begin, self._reader, self._writer = begin, reader, writer
-        self._wanted = "CPU" if "cpu" in begin.terms.device else "GPU"
+    def __init__(self, terms: Terms, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._terms, self._reader, self._writer = terms, reader, writer
+        self._wanted = "CPU" if "cpu" in terms.device else "GPU"
         self._alive: dict[str, dict[str, Any]] = {}
         self._kept: set[str] = set()  # nodes that have an agent, or are to have one
         self._deaths = Counter[str]()
@@ -82,7 +82,7 @@ class Bridge:
 
     async def _hear_cluster(self) -> None:
         try:
-            await asyncio.to_thread(connect, self._begin.address)
+            await asyncio.to_thread(connect, self._terms.address)
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
             self._say(NodeReport(cluster=Cluster(why=first_line(error))))
             return
@@ -132,7 +132,7 @@ class Bridge:
         gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
         place = NodeAffinitySchedulingStrategy(node_id=number, soft=False)
         actor: Any = ray.remote(Agent).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=place)
-        agent = actor.remote(to_json(self._begin.terms), number, float(resources.get("CPU", 0)))
+        agent = actor.remote(to_json(self._terms), number, float(resources.get("CPU", 0)))
         obeys: asyncio.Task[None] | None = None
         try:
             await agent.here.remote()
@@ -217,8 +217,8 @@ async def serve_parent() -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     reader, writer = await asyncio.open_connection(sock=parent, limit=_LINE_BYTES)
-    if (begin := from_json(Connect, await reader.readline())) is not None:
-        await Bridge(begin, reader, writer).run()
+    if (terms := from_json(Terms, await reader.readline())) is not None:
+        await Bridge(terms, reader, writer).run()
     sys.stderr.flush()
     # At once: Ray's own farewell may take seconds, and its cluster notices anyway.
     os._exit(0)

@@ -23,7 +23,6 @@ from chunkvisor.engine.ray.wire import (
     RAY_ENVIRONMENT,
     VERSION,
     Cluster,
-    Connect,
     Launch,
     NodeOrder,
     NodeReport,
@@ -36,7 +35,7 @@ from chunkvisor.judge import NODE_LOST
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder
-from chunkvisor_worker.contract.messages import Limits, ModelSpec, Spec, TemplateSpec
+from chunkvisor_worker.contract.messages import Limits, Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import from_json, to_json
 
 # A bridge that takes no message within this time is stuck.
@@ -118,26 +117,26 @@ class Node:
 class Link:
     """One bridge process."""
 
-    def __init__(self, log: Path, begin: Connect) -> None:
+    def __init__(self, log: Path, terms: Terms) -> None:
         """Start it, and tell it what it is for. Raises OSError."""
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
         self._buffer = b""
         self.alive = True  # whether anything can be said or heard
         environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
-        environment |= {**RAY_ENVIRONMENT, RUN_ID: begin.terms.run_id}  # so that a later run can end it
+        environment |= {**RAY_ENVIRONMENT, RUN_ID: terms.run_id}  # so that a later run can end it
         try:
             self._process = spawn(BRIDGE, theirs, log, environment)
         except OSError:
             self._socket.close()
             raise
-        self.send(begin)
+        self.send(terms)
 
     def watched(self) -> list[int]:
         """Give a descriptor that becomes readable when there is something to hear, its end included."""
         return [self._socket.fileno()] if self.alive else []
 
-    def send(self, message: Connect | NodeOrder) -> None:
+    def send(self, message: Terms | NodeOrder) -> None:
         """Say it; a bridge that has ended or is stuck is dead from then on."""
         try:
             if self.alive:
@@ -170,8 +169,21 @@ class Link:
 class RayEngine:
     """The engine of a Ray cluster, see `engine.Engine`; it goes on over a new bridge when the old one ends."""
 
-    def __init__(self, begin: Connect, log: Path, wait_timeout_s: float, emit: Emit) -> None:
-        self._begin, self._log, self._wait_timeout_s, self._emit = begin, log, wait_timeout_s, emit
+    def __init__(self, config: Config, layout: Layout, template: TemplateSpec, run_id: str, emit: Emit) -> None:
+        """It is not connected yet. Raises OSError if its folder cannot be made."""
+        make_folder(layout.ray, durable=False)
+        self._log, self._wait_timeout_s, self._emit = layout.ray / "bridge.log", config.recovery.wait_timeout, emit
+        self._terms = Terms(
+            address=config.engine.address,
+            run_id=run_id,
+            version=VERSION,
+            device=tuple(config.device),
+            per_device=config.workers.per_device,
+            env=dict(config.env),
+            start=str(config.workers.start),
+            startup_s=config.recovery.startup_timeout,
+            template=template,
+        )
         self._stations: Stations | None = None
         self._pending: Callable[[], int] = int  # none before `open`
         self._places = 0
@@ -206,7 +218,7 @@ class RayEngine:
             return  # what is left to do needs no node
         if self._link is None and now_s >= self._next_bridge_s:
             trim_log(self._log)
-            self._link, self._cluster = Link(self._log, self._begin), Cluster(starting=1)
+            self._link, self._cluster = Link(self._log, self._terms), Cluster(starting=1)
         if self._stations.alive:
             self._without_s, self._told_waiting = None, False
         else:
@@ -290,7 +302,7 @@ class RayEngine:
         if waited_s >= limit_s:
             raise Halt(
                 ExitCode.TRY_AGAIN,
-                f"no node of the Ray cluster at {self._begin.address} could work for {waited_s:.0f} s",
+                f"no node of the Ray cluster at {self._terms.address} could work for {waited_s:.0f} s",
                 why=self._why,
                 remedy="start the cluster (ray start --head) or its nodes, all with the same versions of Python and "
                 "Ray, or correct engine.address; "
@@ -301,31 +313,3 @@ class RayEngine:
             self._told_waiting = True
             left_s = round(limit_s - waited_s, 1)
             self._emit(Waiting(left_s, f"no node can work: {self._why}", outcome="lost", limit_s=left_s))
-
-
-def cluster_devices(config: Config) -> tuple[Device, ...]:
-    """Give what stands for the devices of a cluster until its nodes have told theirs."""
-    return (Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),)
-
-
-def ray_engine(config: Config, layout: Layout, job: Spec | None, run_id: str, emit: Emit) -> RayEngine:
-    """Make the engine, not connected yet; `job` is any of the run's: all have the same model. None: nothing is to do.
-
-    Raises OSError if the engine's folder cannot be made.
-    """
-    make_folder(layout.ray, durable=False)
-    (device,) = cluster_devices(config)
-    model, path = (job.model, job.import_path) if job else (ModelSpec(config.model.name), ())
-    terms = Terms(
-        run_id=run_id,
-        version=VERSION,
-        device=tuple(config.device),
-        per_device=config.workers.per_device,
-        env=dict(config.env),
-        start=str(config.workers.start),
-        startup_s=config.recovery.startup_timeout,
-        template=TemplateSpec(model, device.kind, path),
-    )
-    return RayEngine(
-        Connect(config.engine.address, terms), layout.ray / "bridge.log", config.recovery.wait_timeout, emit
-    )

@@ -18,8 +18,9 @@ RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for all nodes of a run."""
+    """What holds for all nodes of a run: the first line to the bridge, and to each agent. The others are orders."""
 
+    address: str  # of the cluster
     run_id: str
     version: str  # VERSION of the parent
     device: tuple[str, ...]  # as in the config
@@ -28,14 +29,6 @@ class Terms:
     start: str  # a config.Start
     startup_s: float
     template: TemplateSpec  # the model, with its path on the parent's machine
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """The first line to the bridge; the others are orders."""
-
-    address: str
-    terms: Terms
 
 
 @dataclass(frozen=True, slots=True)
