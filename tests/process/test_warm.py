@@ -100,7 +100,7 @@ def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
 @pytest.mark.parametrize("deed", ["kill_template", "stop_template"])
 def test_auto_goes_on_without_a_template_that_dies_or_stops(workplace: Workplace, deed: str) -> None:
     """The worker under way keeps its vectors, the others are fresh, and it is said once."""
-    texts = [*PLAIN[:8], deed, *PLAIN[8:]]
+    texts = [*PLAIN[:4], deed, *PLAIN]
     prepare(workplace, texts, start="auto", **{"workers.standby": 1})
 
     code, stderr = run_here(workplace)
