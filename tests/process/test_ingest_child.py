@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.sources.child import _halt, stage_table, try_first_row
+from chunkvisor.sources.child import stage_table, try_first_row
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.stage import _in_words
 from chunkvisor.sources.table import StagedTable
@@ -73,11 +73,6 @@ def test_the_first_row(tmp_path: Path) -> None:
         try_first_row(IngestRequest(sources, column="text", where="txet = 'y'"))
 
 
-def children() -> list[psutil.Process]:
-    """Return the processes that read sources for this one."""
-    return [child for child in psutil.Process().children() if "chunkvisor.sources.stage" in child.cmdline()]
-
-
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGKILL, ExitCode.TRY_AGAIN), (signal.SIGSEGV, ExitCode.BUG)], ids=["kill", "crash"]
 )
@@ -89,14 +84,14 @@ def test_child_that_dies(
     monkeypatch.setenv("CHUNKVISOR_TEST_FORKS", "no")
 
     def strike() -> None:
-        for child in children():
-            child.send_signal(signum)
+        for child in psutil.Process().children():
+            if "chunkvisor.sources.stage" in child.cmdline():
+                child.send_signal(signum)
 
     with pytest.raises(Halt) as caught:
         stage_table(request_for(large), tmp_path / "table", strike)
     assert caught.value.code is code
     assert caught.value.log is not None
-    assert caught.value.log.exists()
     assert not (tmp_path / "table").exists()
 
 
@@ -139,7 +134,6 @@ def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
         (duckdb.IOException("IO Error: Could not write file: No space left on device"), ExitCode.DISK),
         (duckdb.OutOfMemoryException("Out of Memory Error: could not allocate"), ExitCode.MACHINE),
         (MemoryError(), ExitCode.MACHINE),
-        (OSError(errno.EMFILE, "Too many open files", "/source.csv"), ExitCode.MACHINE),
         (PermissionError(errno.EACCES, "Permission denied", "/source.csv"), ExitCode.CONFIG),
         (ZeroDivisionError(), None),
         (duckdb.InternalException("INTERNAL Error"), None),
@@ -168,9 +162,3 @@ def test_small_memory(tmp_path: Path, large: Path) -> None:
     large = large.rename(large.with_name("\udcff.txt"))
     request = IngestRequest(sources=(str(large),), column="text", memory_limit_bytes=64 << 20)
     assert stage_table(request, tmp_path / "table", nothing).distinct == 400_000
-
-
-@pytest.mark.parametrize("code", [ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG])
-def test_a_child_without_a_message(tmp_path: Path, code: ExitCode) -> None:
-    """If the child could not leave a message, its exit code says whose fault it is, and never a bug's."""
-    assert _halt(code, tmp_path / "log").code is code

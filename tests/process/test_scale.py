@@ -7,13 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import write_attempt
-from chunkvisor.store.identity import Plan
-from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import Ledger, committed_chunks
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Spec
+from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_message
 from harness import Workplace, expected
 
@@ -33,34 +29,6 @@ def test_texts_go_to_the_attempt_as_they_come(tmp_path: Path) -> None:
     assert spec.texts_digest == hashlib.sha256(data).hexdigest()
     assert (spec.start, spec.stop) == (700, 700 + count)
     assert read_message(Spec, files.spec) == spec
-
-
-def test_counts_follow_commits(tmp_path: Path) -> None:
-    """Chunks and texts that are done are counted as they come and go, and by whoever reads the folder later."""
-    layout = Layout(tmp_path).output("out")
-    layout.state.mkdir(parents=True)
-    plan = Plan(2010, 2)
-    ledger = Ledger(layout, plan, "print")
-    ledger.load()
-
-    def counts() -> tuple[int, int]:
-        again = Ledger(layout, plan, "print")
-        again.load()
-        found = committed_chunks(layout, plan)
-        assert (again.chunks_done, again.texts_done) == (ledger.chunks_done, ledger.texts_done)
-        assert (found.count(1), plan.texts_in(found)) == (ledger.chunks_done, ledger.texts_done)
-        return ledger.chunks_done, ledger.texts_done
-
-    assert counts() == (0, 0)
-    for chunk in (0, 999, 1000, 1004):
-        np.save(tmp_path / "part.npy", np.ones((2, 3), dtype="<f4"))
-        ledger.commit(chunk, tmp_path / "part.npy", inspect(tmp_path / "part.npy").digest, Facts(3))
-    assert counts() == (4, 8)
-    assert sorted(path.name for path in layout.chunks.iterdir()) == ["000", "001"]
-    ledger.discard(999)
-    ledger.discard(999)
-    assert counts() == (3, 6)
-    assert ledger.next_pending(0) == 1
 
 
 def test_a_committed_chunk_leaves_one_file(workplace: Workplace) -> None:
