@@ -9,8 +9,8 @@ from functools import partial
 
 import chunkvisor.api
 import chunkvisor.results
+from chunkvisor import words
 from chunkvisor.api import meanings
-from chunkvisor.assemble import badrows
 from chunkvisor.events import state
 from chunkvisor.show import status
 from configpart import keys as keys_of_config
@@ -82,7 +82,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),
     "status": partial(keys, status.Status),
     "status output": partial(keys, status.OutputStatus),
-    "status reason": partial(keys, badrows.BadReason),
+    "status reason": partial(keys, words.BadReason),
     "status device": partial(keys, state.DeviceTimes),
 }
 """Name of a part -> what makes it."""

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badrows import every_row, reasons_in_words, reasons_of, where_listed
-from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, place_of, recorded_parts, without_vectors
+from chunkvisor.assemble.badrows import every_row, where_listed
+from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, place_of, recorded_parts
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import read_sealed
 from chunkvisor.units import counted, listed
+from chunkvisor.words import reasons_in_words, reasons_of
 
 _SHOWN = 3
 
@@ -94,9 +95,9 @@ def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, 
     again = shlex.join(["chunkvisor", "retry", str(report.workdir)])
     where = f"listed in {listed(files, _SHOWN)}; to try them again: `{again}`, and then the same call"
     if not kept:
-        are_nan = all(form_of(each).lost == "NaN" for each in manifests.values())
+        are_nan = all(form_of(each).dtype.is_float for each in manifests.values())
         where = f"to find them: {'numpy.isnan(vectors).any' if are_nan else '(vectors == 0).all'}(axis=1)"
-    lost = f"{counted(len(rows), 'row')} {without_vectors(len(rows), manifests)}: {first}"
+    lost = f"{counted(len(rows), 'row')} {'has' if len(rows) == 1 else 'have'} no vector: {first}"
     return "\n  ".join([lost, *reasons, where])
 
 

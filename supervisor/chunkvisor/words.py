@@ -1,6 +1,7 @@
 """Has the words about failures: what each outcome means, what a person can do, and how a run ends."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -273,11 +274,55 @@ class GivenUp:
     files: AttemptFiles
 
 
+_NUMBERS = re.compile(r"\d+")
+"""In which reasons may differ that are the same: of a line, of a text."""
+_REASONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BadReason:
+    """Why rows have no vector."""
+
+    outcome: str
+    """What became of the attempts at them."""
+    reason: str
+    """Of the first of them; of the others it may differ in numbers."""
+    rows: int
+    """How many."""
+
+    @property
+    def words(self) -> str:
+        """`27 rows: crashed: …`."""
+        return f"{counted(self.rows, 'row')}: {self.outcome}: {self.reason}"
+
+
+def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
+    """Return the reasons of rows as a manifest lists them, the most frequent first."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["outcome"], _NUMBERS.sub("0", row["reason"])), []).append(row)
+    alike = sorted(found.values(), key=len, reverse=True)
+    return tuple(BadReason(each[0]["outcome"], each[0]["reason"], len(each)) for each in alike)
+
+
+def reasons_in_words(reasons: Sequence[BadReason], rows: int) -> list[str]:
+    """Give lines about the reasons of so many rows, of which a manifest may list only the first."""
+    if rows == 1:
+        return [f"{each.outcome}: {each.reason}" for each in reasons]
+    if len(reasons) == 1 and reasons[0].rows == rows:
+        return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
+    lines = [each.words for each in reasons[:_REASONS]]
+    if others := reasons[_REASONS:]:
+        lines.append(f"{counted(sum(each.rows for each in others), 'row')}: {counted(len(others), 'other reason')}")
+    if (unlisted := rows - sum(each.rows for each in reasons)) > 0:
+        lines.append(f"{counted(unlisted, 'row')}: see the file that lists all of them")
+    return lines
+
+
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
     """The end of a run whose outputs, by name, have rows without a vector."""
     # numpy comes with them, and the words are imported before the model loads
-    from chunkvisor.assemble.badrows import count_of, reasons_in_words, reasons_of, where_listed
-    from chunkvisor.assemble.forms import without_vectors
+    from chunkvisor.assemble.badrows import count_of, where_listed
 
     found = [(name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]]
     rows = [f"{name} row {each['row']} ({each['place']})" for name, each in found[:10]]
@@ -291,10 +336,9 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
         log = None
     advice, them = advice_on_row(most.outcome, rule), "it" if count == 1 else "them"
     files = [str(where_listed(layout.output(name), manifest)) for name, manifest in manifests.items()]
-    what = f"finished, but {counted(count, 'row')} could not be encoded and {without_vectors(count, manifests)}: "
     return Halt(
         ExitCode.QUARANTINED,
-        f"{what}{', '.join(rows)}{more}",
+        f"finished, but {counted(count, 'row')} could not be encoded: {', '.join(rows)}{more}",
         why="\n       ".join(reasons_in_words(reasons, count)),  # below each other
         remedy=f"{', '.join(files[:3])} {'lists' if len(files) == 1 else 'list'} every such row. "
         f"{advice}{' ' * bool(advice)}To try {them} again: chunkvisor retry {layout.workdir}, then run again. "

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.assemble.badrows import BadReason, reasons_in_words, reasons_of
 from chunkvisor.assemble.forms import (
     FORM_KEYS,
     FORMATS,
@@ -16,7 +15,6 @@ from chunkvisor.assemble.forms import (
     parts_of,
     place_of,
     recorded_parts,
-    without_vectors,
 )
 from chunkvisor.assemble.join import write_form
 from chunkvisor.assemble.manifest import keep_finished, ranges_of, read_finished
@@ -27,6 +25,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
+from chunkvisor.words import BadReason, reasons_in_words, reasons_of
 from staged import first_come_first_numbered
 from unit.test_assemble import DIMENSION, assembled, publish_joined
 
@@ -42,21 +41,6 @@ def vectors(rows: int, dimension: int) -> np.ndarray:
     made[:, 0], made[1] = 0.25, 0
     made[:, -1] *= 1e-4
     return made
-
-
-@pytest.mark.parametrize(
-    ("rows", "manifests", "words"),
-    [
-        (1, {"a": {}}, "has no vector (in its place: NaN)"),
-        (2, {"a": {"dtype": "float16"}, "b": {}}, "have no vector (in their place: NaN)"),
-        (2, {"a": {"dtype": "ubinary"}}, "have no vector (in their place: zeros)"),
-        (9, {"a": {"format": "parquet", "dtype": "int8"}}, "have no vector (in their place: null)"),
-        (2, {"a": {}, "b": {"dtype": "int8"}}, "have no vector (in their place: NaN in a, zeros in b)"),
-    ],
-)
-def test_what_stands_in_a_lost_row(rows: int, manifests: dict[str, dict[str, str]], words: str) -> None:
-    """It is said by format and dtype, and by output where that differs."""
-    assert without_vectors(rows, manifests) == words
 
 
 @pytest.mark.parametrize("dtype", [FinalDtype.INT8, FinalDtype.UBINARY])

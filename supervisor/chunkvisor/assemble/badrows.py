@@ -5,9 +5,7 @@ has one row a line.
 """
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, digest_file
-from chunkvisor.units import counted
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import write_blocks
 
@@ -76,48 +73,3 @@ def bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> dict[int, BadTe
         return {}
     pairs = zip(texts.tolist(), rows, strict=True)
     return {text: BadText(text, Outcome(row["outcome"]), row["reason"]) for text, row in pairs}
-
-
-_NUMBERS = re.compile(r"\d+")
-"""In which reasons may differ that are the same: of a line, of a text."""
-_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class BadReason:
-    """Why rows have no vector."""
-
-    outcome: str
-    """What became of the attempts at them."""
-    reason: str
-    """Of the first of them; of the others it may differ in numbers."""
-    rows: int
-    """How many."""
-
-    @property
-    def words(self) -> str:
-        """`27 rows: crashed: …`."""
-        return f"{counted(self.rows, 'row')}: {self.outcome}: {self.reason}"
-
-
-def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
-    """Return the reasons of rows as a manifest lists them, the most frequent first."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["outcome"], _NUMBERS.sub("0", row["reason"])), []).append(row)
-    alike = sorted(found.values(), key=len, reverse=True)
-    return tuple(BadReason(each[0]["outcome"], each[0]["reason"], len(each)) for each in alike)
-
-
-def reasons_in_words(reasons: Sequence[BadReason], rows: int) -> list[str]:
-    """Give lines about the reasons of so many rows, of which a manifest may list only the first."""
-    if rows == 1:
-        return [f"{each.outcome}: {each.reason}" for each in reasons]
-    if len(reasons) == 1 and reasons[0].rows == rows:
-        return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
-    lines = [each.words for each in reasons[:_SHOWN]]
-    if others := reasons[_SHOWN:]:
-        lines.append(f"{counted(sum(each.rows for each in others), 'row')}: {counted(len(others), 'other reason')}")
-    if (unlisted := rows - sum(each.rows for each in reasons)) > 0:
-        lines.append(f"{counted(unlisted, 'row')}: see the file that lists all of them")
-    return lines

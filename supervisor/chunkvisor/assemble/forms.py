@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -320,13 +320,6 @@ class Form:
         return self.is_exact and self.format is FinalFormat.NPY
 
     @property
-    def lost(self) -> str:
-        """What stands in the place of a vector that a row does not have."""
-        if self.format is FinalFormat.PARQUET:
-            return "null"
-        return "NaN" if self.dtype.is_float else "zeros"
-
-    @property
     def has_rows_table(self) -> bool:
         """Whether what is carried along lies next to the final; parquet has it inside."""
         return self.carried is not None and self.format is FinalFormat.NPY
@@ -348,14 +341,6 @@ def form_of(manifest: dict[str, Any]) -> Form:
     return Form(
         shards, FinalFormat(manifest.get("format", "npy")), FinalDtype(manifest.get("dtype", "float32")), carried
     )
-
-
-def without_vectors(rows: int, manifests: Mapping[str, dict[str, Any]]) -> str:
-    """Say `have no vector (in their place: NaN)`, of so many rows in these outputs, by name."""
-    found = {name: form_of(manifest).lost for name, manifest in manifests.items()}
-    alike = len(set(found.values())) == 1
-    lost = next(iter(found.values())) if alike else ", ".join(f"{each} in {name}" for name, each in found.items())
-    return f"{'has no vector (in its' if rows == 1 else 'have no vector (in their'} place: {lost})"
 
 
 class FinalPart(NamedTuple):

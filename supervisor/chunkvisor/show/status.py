@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.badrows import BadReason, count_of, reasons_in_words, reasons_of, where_listed
+from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
@@ -20,6 +20,7 @@ from chunkvisor.show.snapshot import Snapshot, figure, look_at, percent, rows_in
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
+from chunkvisor.words import BadReason, reasons_in_words, reasons_of
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
