@@ -64,11 +64,6 @@ def kill_template():
         time.sleep(0.001)
 
 
-def kill_template_and_die():
-    kill_template()
-    os._exit(44)
-
-
 def stop_template():
     if (template := template_pid()) is not None:
         os.kill(template, signal.SIGSTOP)
@@ -83,9 +78,9 @@ def hold_the_gil():
     ctypes.PyDLL(None).sleep(3600)
 
 
-DEEDS = {deed.__name__: deed for deed in (segfault, leave, kill, kill_template, kill_template_and_die, stop_template)}
+DEEDS = {deed.__name__: deed for deed in (segfault, leave, kill, kill_template, stop_template)}
 DEEDS |= {"sleep": sleep, "hold_the_gil": hold_the_gil}
-DEADLY = (segfault, leave, kill, kill_template_and_die, sleep, hold_the_gil)
+DEADLY = (segfault, leave, kill, sleep, hold_the_gil)
 
 
 def make(model, device):

@@ -178,41 +178,11 @@ def test_a_run_needs_no_nvidia_smi(make_gpu: MakeGpu, on: Callable[..., GpuWorkp
     assert len(told) == (not mode.startswith("slow"))
 
 
-def test_a_lost_gpu_does_not_keep_the_others_from_a_run(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """The run that is started again after a GPU was lost takes those that nvidia-smi still lists, and says so."""
-    workplace = on(make_gpu([8 * GIB] * 3))
-    run_without_torch(workplace)
-    workplace.gpu.lose(0)
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
-    assert all(name in ended.stderr for name in ("GPU-11f00000", "GPU-21f00000")), ended.stderr
-    assert "GPU0: 0000:1A:00.0: GPU is lost" in ended.stderr
-    assert set(used_devices(workplace)) == {0, 1}
-
-
 def impatient(workplace: GpuWorkplace) -> Ended:
     """Run, with little patience with nvidia-smi."""
     python = workplace.command()[0]
     process = workplace.gpu.start([python, "-c", _IMPATIENT, "run", str(workplace.config_path)])
     return finish(process, LIMIT_S)
-
-
-def test_nvidia_smi_may_hang_when_it_is_needed(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """After a fault the GPU is looked at; without an answer the run goes on, and says so."""
-    gpu = make_gpu([8 * GIB])
-    workplace = on(gpu)
-    run_without_torch(workplace)
-    gpu.fault(719, "cudaDeviceSynchronize", times=1)
-    gpu.fault("hold", "cudaMalloc", process=1)
-    process = gpu.start([workplace.command()[0], "-c", _IMPATIENT, "run", str(workplace.config_path)])
-    journal = workplace.hidden / "events.jsonl"
-    wait_for(lambda: journal.exists() and workplace.named("attempt_started"), LIMIT_S)
-    gpu.smi("hang")
-    gpu.release()
-    ended = finish(process, LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    assert [each["outcome"] for each in workplace.named("attempt_failed")] == ["device_fault"]
-    assert sum("without its readings" in each["text"] for each in workplace.named("note")) == 1
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [("7.5", "float16"), ("8.0", "bfloat16")])

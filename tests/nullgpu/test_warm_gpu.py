@@ -124,17 +124,6 @@ def test_a_plug_in_that_starts_cuda_at_import_is_not_forked(gpu_workplace: GpuWo
     assert starts(gpu_workplace) == []
 
 
-def test_auto_goes_on_without_a_template(gpu_workplace: GpuWorkplace) -> None:
-    """A plug-in that uses the GPU while it is imported may do so in fresh workers."""
-    code, words = _INITIALISES["torch"]
-    plug_in(gpu_workplace, f"{_PRODUCTS}\n{code}\n", **{"workers.start": "auto"})
-    ended = gpu_workplace.run()
-    assert ended.returncode == 0, ended.stderr
-    assert starts(gpu_workplace) == ["fresh"] * 2
-    assert ended.stderr.count(words) == 1
-    assert gpu_workplace.vectors().shape == (4, 8)
-
-
 _REMOTE = """
 import os
 

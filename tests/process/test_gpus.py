@@ -313,18 +313,6 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi, faul
     check_rows(gpus, TEXTS)
 
 
-def test_last_words_name_the_gpus_that_were_left_out_before(gpus: Workplace, smi: FakeSmi) -> None:
-    """Where every GPU is lost, the end of the last one names the others."""
-    smi.say(gpus="0 1")
-    kwargs = {"faulty": "every", "fault": [304, "OS call failed"], "at": "load"}
-    gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
-    ended = gpus.run()
-    assert ended.returncode == 69, ended.stderr
-    assert ended.stderr.count("before the first batch: no text is the cause") >= 2
-    assert "left out before: NVIDIA Fake" in ended.stderr
-    assert not (gpus.workdir / "out.npy").exists()
-
-
 def test_a_list_of_gpus_is_kept_to(gpus: Workplace, smi: FakeSmi) -> None:
     """A list names the GPUs, and CUDA_VISIBLE_DEVICES is what their numbers count."""
     smi.say(gpus="0 1 2 3 4 5")

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,7 +11,6 @@ import pytest
 from local_cluster import LocalCluster, local_cluster
 
 from harness import MARK, SOAK_SEED, Workplace, expected, finish, kill, wait_for
-from smallbert import save_small_bert
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
 
@@ -101,38 +99,6 @@ def test_warm_vectors_come_home(place: Workplace, cluster: LocalCluster) -> None
     assert ended.returncode == 0, ended.stderr
     assert {event["start"] for event in of(place, "attempt_started")} == {"warm"}
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-
-
-@pytest.mark.soak(only=True)
-def test_a_hang_comes_home(place: Workplace, cluster: LocalCluster) -> None:
-    """A worker that hangs leaves its stack in the log of its attempt."""
-    changes: dict[str, Any] = {"recovery.stall_timeout": 10}  # a busy node is slower than 3 s
-    configure(place, cluster, "misbehaving:make", model__kwargs={"plan": {"out/2": "sleep@encode"}}, **changes)
-
-    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
-
-    assert ended.returncode == 0, ended.stderr
-    (failed,) = of(place, "attempt_failed")
-    assert "it was at File" in failed["reason"]
-    assert "chunkvisor ends this worker: no progress" in Path(failed["log"]).read_text()
-
-
-@pytest.mark.model
-@pytest.mark.soak(only=True)  # test_truncated.py in `make test-ray` tries more of it
-@pytest.mark.timeout(900)
-def test_cut_rows_come_home(place: Workplace, cluster: LocalCluster, minilm_path: Path) -> None:
-    """Which rows the model has read in part is listed as on this machine: `cut.bin` travels with the vectors."""
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    place.write_source(["short", "word " * 100, "brief"])
-    model = save_small_bert(place.folder / "model", minilm_path, Pooling(32))
-    configure(place, cluster, "sentence-transformers", model__name=str(model))
-
-    ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
-
-    assert ended.returncode == 0, ended.stderr
-    assert place.manifest()["truncated"]["rows"] == 1
-    assert (place.workdir / "out.truncated.jsonl").read_text() == '{"row": 1, "tokens": 102}\n'
 
 
 @pytest.mark.soak(only=True)

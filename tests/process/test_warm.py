@@ -113,19 +113,6 @@ def test_auto_goes_on_without_a_template_that_dies_or_stops(workplace: Workplace
     assert starts(workplace)[-1][2] == "fresh"
 
 
-@local_engine_only
-def test_a_status_lost_with_the_template_is_a_crash(workplace: Workplace) -> None:
-    """A worker that dies without a result after its template is tried again, and the reason says what is not known."""
-    prepare(workplace, ["kill_template_and_die", *PLAIN], start="auto")
-
-    code, stderr = run_here(workplace)
-
-    assert code == 0, stderr
-    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
-    assert failed["outcome"] == "crashed"
-    assert "lost with its template" in failed["reason"]
-
-
 WITHOUT_A_TEMPLATE = {
     "open_gpu": "/dev/nvidiactl open",
     "start_thread": "has started threads",
