@@ -259,25 +259,13 @@ def test_the_report_is_readable() -> None:
     assert to_json(findings[:1])["ok"] is True
 
 
-@pytest.mark.parametrize(
-    ("lines", "files", "expected"),
-    [
-        ("0::/box\n", {"box/pids.max": "max", "box/memory.max": "max"}, (math.inf, math.inf, math.inf)),
-        ("0::/a\n", {"a/pids.max": "50", "a/pids.current": "45"}, (math.inf, math.inf, 5)),
-        (
-            "0::/\n",
-            {"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 1\ninactive_file 300\n"},
-            (400, 1000, math.inf),
-        ),
-    ],
-)
-def test_limits_of_a_container(tmp_path: Path, lines: str, files: dict[str, str], expected: Any) -> None:
+def test_limits_of_a_container(tmp_path: Path) -> None:
     """The limits of our own cgroup are read; cached files count as free."""
-    own = tmp_path / "own"
-    own.write_text(lines)
-    for name, content in files.items():
-        path = tmp_path / "fs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-
-    assert read_cgroup(tmp_path / "fs", own) == expected
+    own, folder = tmp_path / "own", tmp_path / "box"
+    own.write_text("0::/box\n")
+    assert read_cgroup(tmp_path, own) == (math.inf, math.inf, math.inf)
+    folder.mkdir()
+    files = {"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 1\ninactive_file 300\n"}
+    for name, content in {**files, "pids.max": "50", "pids.current": "45"}.items():
+        (folder / name).write_text(content)
+    assert read_cgroup(tmp_path, own) == (400, 1000, 5)

@@ -147,10 +147,12 @@ def verify(workdir: Path, as_json: bool) -> None:
     Example: chunkvisor verify cache/embeddings
     """  # noqa: D301 - as in the package
     from chunkvisor.commands import housekeeping
+    from chunkvisor.show.status import read_status
+    from chunkvisor.store.layout import Layout, is_workdir
 
     findings = list(housekeeping.verify(workdir))
     damaged = [each for each in findings if each.problem is not None]
-    outputs = {} if workdir.is_file() else housekeeping.how_far(workdir)
+    outputs = read_status(workdir).outputs if is_workdir(Layout(workdir)) else {}
     missing = {name: each for name, each in outputs.items() if not each.complete}
     if as_json:
         keys = ("rows", "rows_done", "chunks", "chunks_done")

@@ -21,14 +21,7 @@ from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.modelsource import resolve_local
-from chunkvisor.engine.trial import (
-    Conditions,
-    Trial,
-    allowed_difference,
-    difference_and_cosine,
-    try_texts,
-    write_line,
-)
+from chunkvisor.engine.trial import Conditions, Trial, allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_fixed
@@ -59,20 +52,15 @@ class Audit:
 
     def in_words(self) -> list[str]:
         """Lines for a terminal."""
-        rows, dtype, note = self.told["rows"], self.told["dtype"] or "an unknown dtype", self.told["note"]
+        rows, wrong, note = self.told["rows"], self.differing, self.told["note"]
         worst = max((row["difference"] for row in rows), default=0.0)
-        least = min((row["cosine"] for row in rows), default=1.0)
-        lines = [
-            f"{self.told['output']}: {len(rows):,} rows encoded again; {len(self.differing):,} differ by more than "
-            f"{self.told['allowed']:g} of their length (weights in {dtype}); largest difference {worst:.2g}, least "
-            f"cosine {least:.5f}"
-        ]
-        lines += [f"  note: {note}"] * bool(note)
-        for row in self.differing[:_SHOWN]:
+        line = f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
+        line += f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
+        lines = [f"{line}the largest difference is {worst:.2g}", *[f"  note: {note}"] * bool(note)]
+        for row in wrong[:_SHOWN]:
             numbers = f"difference {row['difference']:.2g}, cosine {row['cosine']:.5f}"
             lines.append(f"  row {row['row']:,} ({row['place']}): {numbers}")
-        more = len(self.differing) - _SHOWN
-        return [*lines, *[f"  and {more:,} more; --json lists them all"] * (more > 0)]
+        return [*lines, *[f"  and {len(wrong) - _SHOWN:,} more; --json lists them all"] * (len(wrong) > _SHOWN)]
 
 
 def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:

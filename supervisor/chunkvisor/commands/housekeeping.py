@@ -24,7 +24,6 @@ from chunkvisor.assemble.manifest import (
 )
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
-from chunkvisor.show.status import OutputStatus, read_status
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
@@ -66,11 +65,6 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
         yield from _chunk_checks(output, whole=bool(finals) and not any(finding.problem for finding in finals))
     for name in combined:
         yield from final_checks(layout.combined(name))
-
-
-def how_far(workdir: Path) -> dict[str, OutputStatus]:
-    """Return how far each output is, by name; nothing if the folder is not a workdir."""
-    return read_status(workdir).outputs if is_workdir(Layout(workdir)) else {}
 
 
 def is_final(path: Path) -> bool:
