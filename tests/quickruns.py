@@ -16,7 +16,6 @@ import chunkvisor.heart.store
 import chunkvisor.judge
 import chunkvisor.supervise.means
 import chunkvisor.supervise.session
-from chunkvisor.show.record import packages
 
 _LOADED_LATE = (
     *("chunkvisor.cli.run", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
@@ -36,7 +35,6 @@ def be_quick() -> None:
     for name in _LOADED_LATE:
         importlib.import_module(name)
     fast = partial(yaml.dump, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
-    packages()
     for owner, name, stand_in in (
         (yaml, "safe_dump", fast),
         # It looks at every process of the machine; workers end with their supervisor all the same.

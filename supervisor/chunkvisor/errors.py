@@ -24,30 +24,26 @@ class ExitCode(IntEnum):
 
 KEPT = "; finished work is kept"
 """At the end of a remedy; a run of which nothing is kept takes it away."""
+_LABELS = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
 
 
 class ChunkvisorError(Exception):
     """Why a job did not end well, with an exit code and a message for the person who reads it at 7 a.m.
 
     `what` happened, `why` as far as we know, `remedy` to do, and the `log` to open; each is a sentence or two. `see` is
-    the entry of the handbook about it, which `chunkvisor explain` prints, `outcome` what became of the worker. It is
-    the one error that the Python interface raises, under the name `chunkvisor.ChunkvisorError`.
+    the entry of the handbook about it, which `chunkvisor explain` prints. It is the one error that the Python interface
+    raises, under the name `chunkvisor.ChunkvisorError`.
     """
 
     def __init__(
         self, code: ExitCode, what: str, *, why: str = "", remedy: str = "", log: Path | None = None, see: str = ""
     ) -> None:
         super().__init__(what)
-        self.code = code
-        self.what = what
-        self.why = why
-        self.remedy = remedy
-        self.log = log
-        self.see = see
+        self.code, self.what, self.why, self.remedy, self.log, self.see = code, what, why, remedy, log, see
 
     @property
     def outcome(self) -> str:
-        """What became of the attempt that ended the run, such as `crashed`; empty where no attempt did."""
+        """What became of the attempt that ended the run, such as `crashed`; empty if no attempt did."""
         from chunkvisor_worker.contract.exits import Outcome
         from chunkvisor_worker.contract.rules import RULES
 
@@ -62,13 +58,12 @@ class ChunkvisorError(Exception):
         return halt_of, (self.details(),)
 
     def lines(self) -> list[str]:
-        """The message, one part a line, without colour or decoration."""
+        """The message, one part a line, without color or decoration."""
         return lines_of_end(self.details())
 
     def details(self) -> dict[str, Any]:
         """Plain values, for the journal and for programs."""
-        log = str(self.log) if self.log else ""
-        words = {"what": self.what, "why": self.why, "remedy": self.remedy, "log": log, "see": self.see}
+        words = {name: str(getattr(self, name) or "") for name in _LABELS}
         return {"code": int(self.code), "outcome": self.outcome, **words}
 
 
@@ -85,12 +80,12 @@ def lines_of_end(details: Mapping[str, Any]) -> list[str]:
     A log in which there is nothing to read (what is killed writes no last words) is said to be empty; of a worker that
     came to its end, and whose vectors cannot be used, it is not named.
     """
-    log = str(details.get("log", ""))
-    if is_empty(log) and details.get("outcome") == "bad_output":
-        details = {**details, "log": ""}
-    labels = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
-    notes = {"log": " (empty: nothing was written into it)" if is_empty(log) else ""}
-    return [f"{label}{details[key]}{notes.get(key, '')}" for key, label in labels.items() if details.get(key)]
+    words = {name: f"{label}{details[name]}" for name, label in _LABELS.items() if details.get(name)}
+    if is_empty(details.get("log", "")):
+        words["log"] += " (empty: nothing was written into it)"
+        if details.get("outcome") == "bad_output":
+            del words["log"]
+    return list(words.values())
 
 
 def is_empty(log: str) -> bool:
@@ -115,10 +110,10 @@ def to_check(final: Path) -> str:
 
 def no_workdir(path: Path) -> Halt:
     """Return a Halt for a path that was given as a workdir and is not one."""
-    made = path.with_suffix("") if path.name else path  # "." and "/" have no name
+    made = path.with_suffix("") if path.suffix == ".chunkvisor" else path
     if path.exists():
         what = f"{path} is not a workdir of chunkvisor"
-    elif path.suffix == ".chunkvisor" and made.is_file() and made.with_suffix(".json").is_file():
+    elif made != path and made.with_suffix(".json").is_file():
         what = f"{path} is gone: `chunkvisor encode` has finished {made} and has removed its folder"
         return config_error(what, remedy=f"nothing; {to_check(made)}")
     else:

@@ -76,17 +76,12 @@ def open_standard_streams() -> None:
 
     Else the next file that is opened, a journal say, would be standard error, and get what libraries print.
     """
-    streams = (("stdin", "r", None), ("stdout", "w", None), ("stderr", "w", "backslashreplace"))
-    for number, (name, mode, errors) in enumerate(streams):
-        try:
-            os.fstat(number)
-        except OSError:
-            fd = os.open(os.devnull, os.O_RDWR)
-            if fd != number:
-                os.dup2(fd, number)
-                os.close(fd)
-            os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, errors=errors, closefd=False))  # noqa: SIM115 - for all of the process
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for all of the process
 
 
 def _silence(stream: TextIO | None) -> None:

@@ -20,12 +20,6 @@ def human_time(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-def human_elapsed(seconds: float) -> str:
-    """Say it as `human_time`, but `2 min 20 s` up to ten minutes: it is looked at while it passes."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if 90 <= seconds < 600 else human_time(seconds)
-
-
 def human_moment(at_s: float) -> str:
     """Say `2026-01-31 23:59:59`, local time; `at_s` counts from the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))

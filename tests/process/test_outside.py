@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,7 +22,6 @@ from chunkvisor.events.event import (
     ChunkCommitted,
     Draining,
     Event,
-    Go,
     Halted,
     Invoked,
     OutputOpened,
@@ -228,34 +226,6 @@ def test_the_end_waits_a_little(tmp_path: Path, receiver: Receiver, monkeypatch:
     wait_for(lambda: len(receiver.got) == 4)
     told.close()
     assert len((tmp_path / "notices.jsonl").read_text().splitlines()) == 3
-
-
-@pytest.mark.parametrize(
-    ("commits_s", "now_s", "stalled"),
-    [
-        pytest.param([], 1700, False, id="first chunk, half an hour not over"),
-        pytest.param([], 1900, True, id="first chunk, too long"),
-        pytest.param([1000, 2000], 11_000, False, id="slow chunks have ten times the usual"),
-        pytest.param([1000, 2000], 12_500, True, id="slow chunks, too long"),
-    ],
-)
-def test_stalls(
-    commits_s: list[float], now_s: float, stalled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten times the usual, and half an hour at least, without a chunk is a stall, which is told once."""
-    sent: list[str] = []
-    told, state = Notices(["json://localhost"], Layout(tmp_path), None), RunState()
-    monkeypatch.setattr(told, "_send", lambda what, _body: sent.append(what))
-    monkeypatch.setattr(outside, "time", SimpleNamespace(time=lambda: 1e6 + now_s))
-    events: list[tuple[float, Event]] = [(0, OutputOpened("o", 9, 9, 9)), (0, Go("o", 0, 1, 8))]
-    for at_s, event in [*events, *((at_s, ChunkCommitted("o", 0, 1, 1, 1, 9)) for at_s in commits_s)]:
-        state.apply(event, 1e6 + at_s)
-        told.event(event, state)
-
-    told.tick()
-    told.tick()
-
-    assert sent == ["no progress"] * stalled
 
 
 # systemd.

@@ -125,7 +125,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "stopped: it was interrupted (Ctrl-C, SIGINT)",
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
                 "  attempts: 10 committed",
-                f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min 5 s later",
+                f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min later",
                 "  to go on: run the same command again",
                 "  the command: cd /a && chunkvisor run b.yaml",
             ],

@@ -329,7 +329,7 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     """Figures for a monitoring system."""
     notify: values.Addresses = ()
-    """Addresses that are told of the end, of stalls and of the first bad row. They may hold passwords, and are never
+    """Addresses that are told of the end and of the first bad row. They may hold passwords, and are never
     repeated anywhere."""
     outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_some)]
     """The final files, one entry each, at least one."""

@@ -89,9 +89,6 @@ def event_of(name: str, details: Mapping[str, Any] | bytes) -> Event | None:
     return from_json(KINDS[name], line) if name in KINDS else None
 
 
-# The run as a whole.
-
-
 class Invoked(Event):
     """The first event of a run, which holds the workdir from now on."""
 
@@ -222,15 +219,9 @@ class RunEnded(Event):
     code: int
 
 
-# The model.
-
-
 class Resolving(Event):
     words = stage = "asking the model hub for {model}"
     model: str
-
-
-# Outputs: their sources are read, their chunks are joined.
 
 
 class OutputEvent(Event):
@@ -286,9 +277,6 @@ class OutputComplete(OutputAlreadyComplete):
         at = f" at {self.max_length:,} tokens" if self.max_length else ""
         cut = f"; {counted(self.truncated, 'row')} cut{at}, listed in {PurePath(self.path).stem}.truncated.jsonl"
         return super()._sentence() + cut * bool(self.truncated)
-
-
-# Chunks, and the attempts at them.
 
 
 class ChunkEvent(OutputEvent):
@@ -434,9 +422,6 @@ class Quarantined(OutputEvent, weight=LOSS):
 class ChunkSetAside(ChunkEvent, weight=LOSS):
     words = "{output} chunk {chunk} is set aside; the next run tries it again: {reason}"
     reason: str = ""
-
-
-# Devices, the nodes of a cluster, and the template process that warm workers are forked from.
 
 
 class NodeJoined(Event):

@@ -14,7 +14,7 @@ from typing import Any
 
 from chunkvisor.errors import ExitCode
 from chunkvisor.events import event as of
-from chunkvisor.events.event import COMPUTING, Event, plain
+from chunkvisor.events.event import Event, plain
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Observer
 from chunkvisor.show.snapshot import Snapshot, snapshot_of
@@ -26,8 +26,6 @@ INTERVAL_S = 15.0
 """Between two files of metrics."""
 END_S, HURRIED_S = 10.0, 3.0
 """How long the end of a run may take longer for its notices; after SIGTERM, which has something stronger behind it."""
-STALL_LEAST_S, STALL_TIMES = 1800.0, 10
-"""A run stalls if no chunk was committed for so long, and for so many times the usual."""
 STATUS_S = 5.0
 """Between two words to systemd, at most."""
 Value = float | dict[str, float]
@@ -106,7 +104,7 @@ def is_textfile(head: bytes) -> bool:
 
 
 class Notices(Observer):
-    """Sends a notice when a run ends, stalls, or meets the first text that cannot be encoded.
+    """Sends a notice when a run ends, or meets the first text that cannot be encoded.
 
     A thread delivers them by apprise, in order; the run waits for it only at its end.
     """
@@ -116,10 +114,9 @@ class Notices(Observer):
         self._sender, self._wrong = sender_to(urls)
         self._queue = SimpleQueue[tuple[str, str] | None]()
         self._thread: Thread | None = None
-        self._state, self._stalled_s, self._end_s = RunState(), 0.0, END_S
+        self._end_s = END_S
 
     def event(self, event: Event, state: RunState) -> None:
-        self._state = state
         match event:
             case of.Quarantined() if state.total("quarantined") == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
@@ -132,18 +129,6 @@ class Notices(Observer):
             case of.Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
                 self._end_s = HURRIED_S if event.code == ExitCode.TERMINATED else END_S
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
-
-    def tick(self) -> None:
-        """See whether the run stalls: what does not commit, such as a join, is left alone."""
-        state, commits_s = self._state, [point[0] for point in self._state.points]
-        last_s = max([state.doing_since_s, *commits_s[-1:]])
-        usual_s = (commits_s[-1] - commits_s[0]) / (len(commits_s) - 1) if len(commits_s) > 1 else 0.0
-        waited_s = time.time() - last_s
-        stalls = state.doing == COMPUTING and waited_s > max(STALL_LEAST_S, STALL_TIMES * usual_s)
-        if stalls and self._stalled_s != last_s:
-            self._stalled_s = last_s
-            words = f"no chunk was committed for {human_time(waited_s)}"
-            self._send("no progress", f"{words}\nLook at: chunkvisor status {self._workdir}")
 
     def close(self) -> None:
         """Give the thread a little time for what it has not delivered yet."""

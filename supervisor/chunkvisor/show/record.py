@@ -4,16 +4,11 @@ What the disk refuses is missing. Nothing is imported to learn its version, and 
 """
 
 import contextlib
-import functools
 import json
-import os
-import platform
 import re
-import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from importlib import metadata
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,7 +24,6 @@ from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console, Observer
 from chunkvisor.show.outside import Metrics, Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import make_folder, remove_folder, write_atomic
 
 KEPT = 50
@@ -43,7 +37,6 @@ MOST_BYTES = 48 << 20
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that a person has put in front, not one of ours."""
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
-_OF_NOTE = re.compile(r"(CUDA|NVIDIA|NCCL|HF|TRANSFORMERS|TORCH|PYTORCH|OMP|MKL|TOKENIZERS|SLURM_JOB|LD|VIRTUAL)_")
 _CREDENTIALS = re.compile(r"://[^/\s@]+@")
 """Without the scheme before it: to look for the start of one at every letter of a long text takes for ever."""
 
@@ -79,7 +72,10 @@ def observers_of_run(config: Config, layout: Layout, files: InvocationFiles | No
     made: list[Observer] = []
     if files is not None:
         with contextlib.suppress(OSError):
-            describe(config, files)
+            values = yaml.safe_dump(
+                without_secrets(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True
+            )
+            write_atomic(files.config, values.encode(errors="backslashreplace"), durable=False)
             made.append(_Log(files))
         made.append(Sensors(files))
     if config.metrics.textfile is not None:
@@ -97,27 +93,6 @@ class _Log(Console):
 
     def close(self) -> None:
         self._file.close()
-
-
-@functools.cache
-def packages() -> dict[str, str]:
-    """Return the versions of the parent's packages; a manifest has the worker's own."""
-    return {name: metadata.version(name) for name in ("numpy", "duckdb", "pydantic", "psutil", "rich")}
-
-
-def describe(config: Config, files: InvocationFiles) -> None:
-    """Write down the config with every default, and what the run finds around it. Raises OSError."""
-    surroundings = {
-        "chunkvisor": __version__,
-        "python": f"{platform.python_version()} at {sys.executable}",
-        "packages": packages(),
-        "host": f"{platform.node()}, {platform.platform()}, {len(os.sched_getaffinity(0))} cores",
-        "memory_bytes": psutil.virtual_memory().total,
-        "variables": without_secrets({name: os.environ[name] for name in os.environ if _OF_NOTE.match(name)}),
-    }
-    values = yaml.safe_dump(without_secrets(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
-    for path, text in ((files.environment, json.dumps(surroundings, indent=2) + "\n"), (files.config, values)):
-        write_atomic(path, text.encode(errors="backslashreplace"), durable=False)
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

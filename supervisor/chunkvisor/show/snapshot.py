@@ -12,7 +12,7 @@ from pathlib import Path
 from chunkvisor.events.event import COMPUTING, STARTING, STOPPING, Weight
 from chunkvisor.events.state import AttemptKey, Progress, RunState
 from chunkvisor.store.layout import Layout
-from chunkvisor.units import counted, human_elapsed, human_time
+from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import read_beat
 
@@ -65,7 +65,7 @@ class Snapshot:
     def stage(self) -> str:
         """What the run is at, for how long if that is less than all the time, and all the time."""
         alone = self.doing_s >= 1 and self.elapsed_s - self.doing_s >= 1
-        return f"{self.doing}{f' ({human_time(self.doing_s)})' * alone}, {human_elapsed(self.elapsed_s)} so far"
+        return f"{self.doing}{f' ({human_time(self.doing_s)})' * alone}, {human_time(self.elapsed_s)} so far"
 
     @property
     def far(self) -> str:
@@ -95,7 +95,7 @@ class Snapshot:
         """What a run has done, and how far all is if work is left; empty if there was nothing to do."""
         here, parts = self.state.chunks_here, list[str]()
         if here:
-            parts.append(f"{counted(here, 'chunk')} encoded in {human_elapsed(self.elapsed_s)}, start-up included")
+            parts.append(f"{counted(here, 'chunk')} encoded in {human_time(self.elapsed_s)}, start-up included")
         if self.rates:
             parts.append(f"{', '.join(self.rates)} (start-up not counted)")
         if self.total("chunks") and self.share < 1:

@@ -19,7 +19,7 @@ from chunkvisor.events.state import DeviceTimes, Progress
 from chunkvisor.show.snapshot import Snapshot, figure, look_at, percent, rows_in_words
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.store.records import DamagedError
-from chunkvisor.units import counted, human_elapsed, human_moment, human_time, listed
+from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor.words import BadReason, reasons_in_words, reasons_of
 
 SCHEMA = 1
@@ -187,10 +187,6 @@ def status_of(run: Follower, now: Snapshot) -> Status:
     state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
     if not run.alive and outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
         state = State.COMPLETE
-    rate, distinct = now.rows_per_s, sum(output.distinct_texts for output in outputs.values())
-    if not run.alive:  # as its last commit told
-        rows = sum(output.rows for output in outputs.values())
-        rate = told.texts_per_s * rows / distinct if told.texts_per_s and distinct else None
     # Last words are worth showing after a halt, and after a stop amid troubles.
     worth = ending is not None and ending.code not in _DONE and (state is State.HALTED or bool(ending.why))
     numbers = dict.fromkeys((*told.devices, *told.device_times))
@@ -199,7 +195,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         holder.pid if holder else None,
         outputs,
         dict(told.attempts_before + told.attempts),
-        round(rate, 3) if rate else None,
+        round(now.rows_per_s, 3) if now.rows_per_s else None,
         round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
         {told.devices.get(n, f"device {n}"): told.device_times.get(n, DeviceTimes()) for n in numbers},
         ending.last_words if ending is not None and worth and state is not State.COMPLETE else [],
@@ -238,7 +234,7 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
     ending = now.state.ending.code if now.state.ending is not None else None
     if status.began_at and status.told_at:
         last = "last sign of life" if ending is None else "ended"
-        lasted = human_elapsed(status.told_at - status.began_at)
+        lasted = human_time(status.told_at - status.began_at)
         lines.append(f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later")
     lines += status.message
     if running:
