@@ -106,7 +106,7 @@ def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) ->
     assert "run the same command again to go on from here\n" in ended.stderr
     place.lay("t4", "wait")
     run = place.start("run", str(place.config_path))
-    wait_for(lambda: len(place.calls()) == 4)
+    wait_for(lambda: len(place.calls()) == 4 and "chunk_committed" in {each["event"] for each in place.events()})
     kill(run)
     status = place.call("status", str(place.workdir)).stdout
     assert f"stopped: its process was killed, the machine went down, or the disk was full; {KEPT}\n" in status
