@@ -214,22 +214,16 @@ class Planner:
         self._emit, self._on_wait = emit, on_wait
         self._problems: dict[tuple[str, str], str | None] = {}
 
-    def plan(
-        self, name: str, folder: Path, table: StagedTable, candidates: Iterable[Offer], *, needed: bool
-    ) -> Facts | None:
+    def plan(self, name: str, folder: Path, table: StagedTable, candidates: Iterable[Offer]) -> Facts | None:
         """Make the plan of the output in `folder`, from the candidates in the order in which they are preferred.
 
-        There is none if nothing can be taken, unless it is `needed`. Returns the facts of the first vectors that are
-        taken, if they are known. Raises OSError, Halt.
+        Returns the facts of the first vectors that are taken, if they are known. Raises OSError, Halt.
         """
         partial = unfinished(folder)
         remove_folder(partial)
         make_folder(partial, durable=False)  # its name comes with the last rename
         writer = WhereWriter(partial, table)
         used, facts = self._look_up(name, writer, TableFiles(table.folder).index, candidates)
-        if not used and not needed:
-            remove_folder(partial)
-            return None
         encoded, places = table.distinct, list[Place]()
         if used:
             encoded, taken = writer.write()

@@ -1,7 +1,8 @@
 """Opens outputs: stages the source, compares its identity, settles which texts are encoded, and reads what is done.
 
-What an earlier run has fixed stays as it was, unless the run is asked to update it, or to begin from scratch: then the
-next generation is prepared next to it, takes over what it can, and takes its place. The final file stays until then.
+Each generation of an output is prepared next to what is there, takes over what vectors it can, and takes its place.
+What an earlier run has fixed stays, unless the run is to update it or to begin from scratch; the final file stays until
+the new one is there.
 """
 
 import os
@@ -60,7 +61,7 @@ from chunkvisor.store.identity import (
     write_facts,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, anything_kept
-from chunkvisor.store.ledger import Ledger, Place, PlaceKind, is_planned, read_reuse, work_with
+from chunkvisor.store.ledger import Ledger, Place, PlaceKind, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, digest_of, write_record
 from chunkvisor.supervise.finish import finish
 from chunkvisor.supervise.means import Means, Request
@@ -155,9 +156,10 @@ class Opening:
         now = self._identity(name, record.staged.digest, record.staged.rows)
         if before is not None and not anew:
             self._refuse_changed(layout, before, now, fresh)
-        if anew or (before is not None and before.identity.fingerprint != now.fingerprint):
-            fixed = Fixed(now, self._chunk_size(name), before.generation + 1 if before is not None else 2)
-            self._note(f"{name}: this is generation {fixed.generation}, of {counted(now.rows, 'row')}")
+        if anew or before is None or before.identity.fingerprint != now.fingerprint:
+            fixed = Fixed(now, self._chunk_size(name), before.generation + 1 if before is not None else 1)
+            if begun(layout):
+                self._note(f"{name}: this is generation {fixed.generation}, of {counted(now.rows, 'row')}")
             made = Prepared(layout, fixed, record)
             self._move_on(made, fresh)
             return made
@@ -165,9 +167,6 @@ class Opening:
             remove_folder(layout.table)
             fresh.rename(layout.table)
             write_record(layout.staged, record)
-        if before is None:
-            before = Fixed(now, self._chunk_size(name))
-            write_record(layout.identity, before)
         made = Prepared(layout, before, record)
         form = asked_form(self._config.outputs[name], record.staged.carried)
         made.manifest = keep_finished(layout, now.fingerprint, form, self._run.emit, self._means.on_wait)
@@ -275,23 +274,19 @@ class Opening:
         """
         layout = each.layout
         if not each.moves_on:
-            if not is_planned(layout) and (layout.chunks.exists() or not self._config.reuse):
-                return  # begun by a run that encodes everything
-            if is_planned(layout):
-                problem = self._problem_of_plan(each)
-                if problem is None:
-                    return
-                self._note(f"{each.name}: {problem}; its texts are looked up again")
-                self._move_on(each)
-        target = layout.next if each.moves_on else layout
-        table = StagedTable.open(target.table if target.table.exists() else layout.table)
+            problem = self._problem_of_plan(each)
+            if problem is None:
+                return
+            self._note(f"{each.name}: {problem}; its texts are looked up again")
+            self._move_on(each)
+        prepared = layout.next
+        table = StagedTable.open(prepared.table if prepared.table.exists() else layout.table)
         offers = self._offers(each) if self._config.reuse else []
-        facts = self._planner.plan(each.name, target.reuse, table, offers, needed=each.moves_on)
+        facts = self._planner.plan(each.name, prepared.reuse, table, offers)
         if facts is not None:
-            write_facts(target, facts)
-        if each.moves_on:
-            switch(layout)
-            each.moves_on = False
+            write_facts(prepared, facts)
+        switch(layout)
+        each.moves_on = False
 
     def _problem_of_plan(self, each: Prepared) -> str | None:
         """Why the plan does not hold any more, in words."""
