@@ -188,12 +188,11 @@ def test_side_by_side(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_side_by_side_in_other_dtypes(tmp_path: Path, dtype: str) -> None:
-    """Outputs of one dtype are combined in it, int8 with the ranges of both; a part without a vector is NaN or zero."""
-    place = combining(tmp_path / "place", dtype=dtype, shards=3)
+def test_side_by_side_in_int8(tmp_path: Path) -> None:
+    """Outputs of one dtype are combined in it, int8 with the ranges of both; a part without a vector is zero."""
+    place = combining(tmp_path / "place", dtype="int8", shards=3)
     config = yaml.safe_load(place.config_path.read_text())
-    config["outputs"]["out"]["dtype"] = dtype
+    config["outputs"]["out"]["dtype"] = "int8"
     place.config_path.write_text(yaml.safe_dump(config))
     place.lay("t5", "value_error!")
     ended = place.run_here()
@@ -202,17 +201,12 @@ def test_side_by_side_in_other_dtypes(tmp_path: Path, dtype: str) -> None:
     parts.append(np.concatenate([np.load(path) for path in sorted((place.workdir / "again").iterdir())]))
     found = np.load(place.workdir / "both.npy")
     np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
-    assert found.dtype == parts[0].dtype
-    lacking = found[7, : parts[0].shape[1]]
-    assert np.isnan(lacking).all() if dtype == "float16" else not lacking.any()
-    manifest = json.loads((place.workdir / "both.json").read_text())
-    assert (manifest["dtype"], manifest["dimension"]) == (dtype, 16)
-    if dtype == "int8":
-        ranges = [np.load(place.workdir / f"{name}.ranges.npy") for name in ("out", "again", "both")]
-        np.testing.assert_array_equal(np.concatenate(ranges[:2], axis=1), ranges[2])
-        (place.workdir / "both.ranges.npy").unlink()
-        assert "both.ranges.npy: is missing" in place.here("verify", str(place.workdir)).stderr
-        assert place.run_here().returncode == 3
+    assert (found.dtype, found[7, :8].any()) == (np.int8, False)
+    ranges = [np.load(place.workdir / f"{name}.ranges.npy") for name in ("out", "again", "both")]
+    np.testing.assert_array_equal(np.concatenate(ranges[:2], axis=1), ranges[2])
+    (place.workdir / "both.ranges.npy").unlink()
+    assert "both.ranges.npy: is missing" in place.here("verify", str(place.workdir)).stderr
+    assert place.run_here().returncode == 3
     assert place.here("verify", str(place.workdir)).returncode == 0
 
 

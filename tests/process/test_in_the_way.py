@@ -132,13 +132,6 @@ def test_state_that_is_not_ours(
     assert contents(place.workdir) == before
 
 
-def test_torn_mark_is_a_mark(place: ScriptedWorkplace) -> None:
-    """A power cut may leave the mark empty: that it is there says enough."""
-    Layout(place.workdir).mark.write_bytes(b"")
-    assert place.run_here().returncode == 0
-    assert place.here("verify", str(place.workdir)).returncode == 0
-
-
 @pytest.mark.parametrize("source", [".chunkvisor/*.jsonl", "../place/.chunkvisor/events.jsonl"])
 def test_source_is_not_a_state_file(tmp_path: Path, source: str) -> None:
     """A source that is a file of the run's own, or a pattern that matches one, is refused, by `plan` as well."""

@@ -1,7 +1,6 @@
 """Updates of finals in other forms than float32, and into them; other rows by `where`."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from harness import SOAK_SEED, expected, sweep
+from harness import expected
 from scripted_workplace import ScriptedWorkplace
-from soaked import wide
 
 TEXTS = [f"t{number}" for number in range(8)]
 NEW_TEXTS = ["n0", *TEXTS[3:], TEXTS[4]]
@@ -69,24 +67,6 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
     assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", after)
     assert place.here("verify", str(place.workdir)).returncode == 0
     assert "complete already" in place.run_here().stderr
-
-
-def test_parquet(tmp_path: Path) -> None:
-    """An array becomes a table by an update, which goes with it; an update of the table takes its vectors."""
-    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
-    assert place.run_here().returncode == 0
-    done = len(calls(place))
-    set_output(place, format="parquet")
-    for texts, new in (([*TEXTS, "n0"], ["n0"]), (["n1", *TEXTS[:3]], ["n1"])):
-        place.write_source(texts)
-        ended = place.run_here("--update")
-        assert ended.returncode == 0, ended.stderr
-        assert sorted(calls(place)[done:]) == sorted(new)
-        assert own_files(place) == {"out.parquet", "out.json"}
-        assert pq.read_table(place.workdir / "out.parquet")["vector"].to_pylist() == expected(texts).tolist()
-        assert place.here("verify", str(place.workdir)).returncode == 0
-        done += len(new)
 
 
 def test_what_tables_have_is_not_encoded_again(tmp_path: Path) -> None:
@@ -166,49 +146,3 @@ def test_other_outputs_that_are_rounded(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     assert len(calls(place)) == len(TEXTS)
-
-
-def test_other_rows(tmp_path: Path) -> None:
-    """Another `where` wants --update, and then only new texts are encoded; the table of rows goes with the final."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
-    rows = [{"text": text, "id": number} for number, text in enumerate(TEXTS)]
-    place.source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    set_output(place, where="id < 6", columns=["id"])
-    assert place.run_here().returncode == 0
-    done = len(calls(place))
-    set_output(place, where="id > 2")
-    refused = place.run_here()
-    assert refused.returncode == 78
-    assert 'where: "id < 6" before, "id > 2" now' in refused.stderr
-    assert "--update" in refused.stderr
-    ended = place.run_here("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert calls(place)[done:] == ["t6", "t7"]
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS[3:]))
-    assert own_files(place) == {"out.npy", "out.json", "out.rows.parquet"}
-    assert place.here("verify", str(place.workdir)).returncode == 0
-    set_output(place, columns=["id", "text"])
-    assert place.run_here().returncode == 0
-    assert place.here("verify", str(place.workdir)).returncode == 0
-    assert calls(place)[done:] == ["t6", "t7"]
-
-
-@pytest.mark.parametrize("when", ["after", *wide("before")])
-def test_killed_anywhere(tmp_path: Path, when: str) -> None:
-    """Killed at any change of a name or of a record on the way to int8, the same command or a plain run goes on."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__out__shards=2)
-    assert place.run_here().returncode == 0
-    done = len(calls(place))
-    place.write_source(NEW_TEXTS)
-    set_output(place, dtype="int8", shards=None)
-    right = as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
-    targets = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink", "shutil:rmtree")
-    share = "1:" if SOAK_SEED else f"6:{random.Random(0).random()}"
-    told = sweep("each", when, place.folder, tmp_path / "scratch", *targets, options="--update", share=share)
-    assert told
-    for line in told:
-        left = ScriptedWorkplace(Path(line["folder"]))
-        assert line["returncode"] == 0, (line["call"], line["stderr"])
-        assert (left.workdir / "out.npy").read_bytes() == right, line["call"]
-        assert own_files(left) == FILES["int8"], line["call"]
-        assert sorted(set(calls(left)[done:])) == ["n0"], line["call"]

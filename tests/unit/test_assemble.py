@@ -22,7 +22,7 @@ from chunkvisor.assemble.join import ChunkDamagedError, Final
 from chunkvisor.assemble.manifest import describe_files, publish
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
-from chunkvisor.store.artifact import inspect
+from chunkvisor.store.artifact import inspect, npy_header
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger, chunk_files
@@ -163,48 +163,37 @@ def test_what_stands_in_the_place(shards: int | None) -> None:
         assert sorted(path.name for path in place.parent.glob("out*")) == sorted(["out.json", place.name, aside.name])
 
 
-def chunk_path(ledger: Ledger, chunk: int) -> Path:
-    """File of a committed chunk."""
-    return dict(chunk_files(ledger.layout))[chunk]
-
-
-def flip(path: Path) -> None:
-    """Change the last bit."""
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def other_shape(path: Path) -> None:
-    """A whole array, but not of this output."""
-    np.save(path, np.ones((2, DIMENSION + 1), dtype=np.float32))
+def array(rows: int, dimension: int) -> bytes:
+    """A whole array, of ones."""
+    return npy_header(rows, dimension) + np.ones((rows, dimension), dtype="<f4").tobytes()
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        Path.unlink,
-        flip,
-        other_shape,
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-        lambda path: path.rename(path.with_name(path.name.replace("-", "-0")[:-5] + ".npy")),
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda _: array(2, DIMENSION + 1),
+        lambda _: b"",
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        None,
     ],
+    ids=["flipped", "shape", "empty", "shorter", "longer", "gone"],
 )
 @pytest.mark.parametrize(("chunk", "block_rows"), [(0, 1), (1, 100), (3, 1), (3, 100)])
-def test_damaged_chunk(damage: Callable[[Path], None], chunk: int, block_rows: int) -> None:
+def test_damaged_chunk(damage: Callable[[bytes], bytes] | None, chunk: int, block_rows: int) -> None:
     """A chunk that is not what was committed is named, no final appears, and nothing is left in the way of the next."""
     with assembled(ROWS, 2, block_rows) as (ledger, table, right):
-        whole, path = chunk_path(ledger, chunk).read_bytes(), chunk_path(ledger, chunk)
-        damage(path)
+        path = dict(chunk_files(ledger.layout))[chunk]
+        whole = path.read_bytes()
+        path.unlink()
+        if damage is not None:
+            path.write_bytes(damage(whole))
         with pytest.raises(ChunkDamagedError) as caught:
             publish_joined(ledger, table)
         assert caught.value.chunk == chunk
         assert not ledger.layout.final.exists()
         assert not list(ledger.layout.hidden.glob("out.*"))
-        for each in path.parent.glob(f"{chunk:06d}-*"):
-            each.unlink()
         path.write_bytes(whole)
         publish_joined(ledger, table)
         np.testing.assert_array_equal(np.load(ledger.layout.final), right)
