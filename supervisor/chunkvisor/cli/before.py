@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -76,9 +77,8 @@ def doctor(config: Path | None, as_json: bool) -> None:
     help="Only this failure; may be given more than once. The page docs/reference/drill.md lists them.",
 )
 @set_option("Override a key, e.g. device=cpu.")
-@click.option("--keep", is_flag=True, help="Keep the scratch folder, and say where it is.")
 @json_option()
-def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep: bool, as_json: bool) -> None:
+def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Fire drill: cause each kind of failure on purpose.
 
     It shows that a run recovers from each. It works in a scratch folder, with the model of CONFIG and the first rows of
@@ -99,26 +99,21 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
     faults, loaded = [fault for fault in FAULTS if not names or fault.name in names], load(config, overrides)
     parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
     place = parent if os.access(parent, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place))
+    folder, failed = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place)), list[dict[str, Any]]()
     try:
         say(f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}", err=True)
         findings = drilling.drill(loaded, faults, folder, lambda line: say(line, err=as_json))
+        failed = [each for each in findings if each["problem"]]
     finally:
-        if not keep:
+        if not failed:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
         say(json.dumps(findings, indent=2))
-    failed = [each for each in findings if each["problem"]]
     say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
-    if keep:
-        say(f"kept: {folder}", err=True)
     if failed:
-        raise Halt(
-            ExitCode.TRY_AGAIN,
-            f"the run did not recover from: {', '.join(each['fault'] for each in failed)}",
-            why=failed[0]["problem"],
-            remedy=f"To see what happened: chunkvisor drill {config} --fault {failed[0]['fault']} --keep",
-        )
+        names_of = ", ".join(each["fault"] for each in failed)
+        what, remedy = f"the run did not recover from: {names_of}", f"see the logs of these runs in {folder}"
+        raise Halt(ExitCode.TRY_AGAIN, what, why=failed[0]["problem"], remedy=remedy)
 
 
 @click.command("tune")
@@ -131,18 +126,8 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], keep
     metavar="PER_HOUR",
     help="What an hour of this machine costs; the table then has the cost of the whole job.",
 )
-@click.option(
-    "--least-cosine",
-    type=click.FloatRange(0, 1),
-    default=0.999,
-    show_default=True,
-    metavar="COSINE",
-    help="Recommend only settings whose every vector has at least this cosine to its float32 one.",
-)
 @json_option("For programs: one JSON object, in hours.")
-def tune(
-    config: Path, overrides: tuple[str, ...], write: bool, price: float | None, least_cosine: float, as_json: bool
-) -> None:
+def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | None, as_json: bool) -> None:
     """Try settings on texts of CONFIG, and recommend the fastest.
 
     Dtypes, batch sizes and numbers of workers are compared by their speed, and by how near their vectors are to those
@@ -154,14 +139,11 @@ def tune(
     from chunkvisor.commands import tune as tuning
     from chunkvisor.config.load import load
 
-    found = tuning.tune(load(config, overrides), least_cosine, price, _say)
+    found = tuning.tune(load(config, overrides), price, _say)
     say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
     if not any(each["recommended"] for each in found["candidates"]):
-        raise Halt(
-            ExitCode.QUARANTINED,
-            f"no setting has a least cosine of {least_cosine:g} to float32",
-            remedy="ask for less: --least-cosine 0.99; the table says what each setting has",
-        )
+        what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
+        raise Halt(ExitCode.QUARANTINED, what, remedy="choose one by the table, and set it in the config")
     if write and found["changes"]:
         from chunkvisor.config.yaml import with_values
         from chunkvisor_worker.contract.files import write_atomic

@@ -96,8 +96,8 @@ class _Drill:
                 ExitCode(code),
                 "the undisturbed run did not complete, so there is nothing to drill",
                 why=words,
-                remedy="Correct what made it fail (--keep keeps the folder named above, with its logs), or put an "
-                "output whose first rows are good first.",
+                remedy=f"correct what made it fail, or put an output whose first rows are good first; `chunkvisor run "
+                f"--max-rows {ROWS}` shows more",
             )
         phases = [event.phase_s for event in self._events("undisturbed") if isinstance(event, ChunkCommitted)]
         self._stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])

@@ -34,15 +34,15 @@ _FIRST_TEXTS, _MOST_TEXTS = 64, 2000
 _EACH_S = 4.0
 # A setting that gains less than a twentieth is not worth a change of the config.
 _MATTERS = 1.05
+# Of the vectors of a setting to those of float32; with less, it is not recommended.
+LEAST_COSINE = 0.999
 _DTYPE, _BATCH, _WORKERS = "model.dtype", "encode.batch_tokens", "workers.per_device"
 
 # Keys of the config -> values to try.
 Settings = dict[str, Any]
 
 
-def tune(
-    loaded: LoadedConfig, least_cosine: float, price_per_hour: float | None, say: Callable[[str], None]
-) -> dict[str, Any]:
+def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Try settings, and return what `tune --json` prints. Takes a minute or two.
 
     Raises Halt: 78 for a plug-in or a model that is not here; what a run would end with if a source is wrong or no
@@ -95,7 +95,7 @@ def tune(
                 tried.append(found)
             best = None
             for each in tried:
-                near = not each["problem"] and each["least_cosine"] >= least_cosine
+                near = not each["problem"] and each["least_cosine"] >= LEAST_COSINE
                 if near and (best is None or each["texts_per_s"] > best["texts_per_s"] * _MATTERS):
                     best = each
             return best
