@@ -19,10 +19,11 @@ _SHAPE = ModelShape(hidden=384, intermediate=1536, queries=384, keys=384, gated=
 
 def sample() -> str:
     """As a block of text."""
-    return "\n".join(["```text", *draw(_forecast()), "```"])
+    return "\n".join(["```text", *draw(forecast()), "```"])
 
 
-def _forecast() -> dict[str, Any]:
+def forecast() -> dict[str, Any]:
+    """As `plan --json` gives it."""
     batch = activation_bytes(_SHAPE, 4, _BATCH_TOKENS // _MAX_LENGTH, _MAX_LENGTH)
     bins = [{"low": low + 1, "high": high, "count": _COUNTS[high]} for low, high in pairwise((-1, *_COUNTS))]
     lengths = {"count": _TEXTS, "median": 25, "p95": 119, "longest": 3553, "bins": bins}

@@ -2,15 +2,13 @@
 
 import os
 import stat
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from harness import Ended, expected
+from harness import Ended
 from otheruser import OTHER, closed_above, run_as_other, why_not
 from scripted_workplace import ScriptedWorkplace
 
@@ -83,24 +81,3 @@ def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
     assert modes(place.workdir) == before
     ended = as_other(place, "init", str(place.folder / "new.yaml"))
     assert ended.returncode == 78
-
-
-def test_read_only_disk(shared: Path) -> None:
-    """A workdir on a disk that is mounted read-only is 74, and says so."""
-    place = ScriptedWorkplace.make(shared / "place", TEXTS)
-    assert place.run_here().returncode == 0
-    mount = ["mount", "--bind", "-o", "ro", str(place.workdir), str(place.workdir)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("nothing can be mounted here")
-    try:
-        if os.access(place.workdir, os.W_OK):
-            subprocess.run(["mount", "-o", "remount,ro,bind", str(place.workdir)], capture_output=True, check=False)
-        for arguments in (["run", str(place.config_path)], ["clean", str(place.workdir)]):
-            ended = place.here(*arguments)
-            assert ended.returncode == 74, ended
-            assert "mounted read-only" in ended.stderr
-        assert np.array_equal(place.vectors(), expected(TEXTS))
-        assert place.here("verify", str(place.workdir)).returncode == 0
-        assert place.here("status", str(place.workdir)).returncode == 0
-    finally:
-        subprocess.run(["umount", str(place.workdir)], capture_output=True, check=False)

@@ -110,6 +110,7 @@ def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
 
 
 NO_GPU: dict[str, Any] = {"smi": SmiAnswer(None, ""), "nodes": {}, **torch("Found no NVIDIA driver on your system")}
+UNLIKE = Sample(DONE, GPU, unexpected="cosine 0.2")
 EXPECTED = Expected(Path("e.jsonl"), ("a", "b"), VECTORS[:2])
 SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
 REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.ValueError")
@@ -145,22 +146,12 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     # torch
     ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
     ("torch", FAULT, "not installed", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
-    (
-        "torch",
-        FAULT,
-        "it hangs",
-        lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT))),
-    ),
+    ("torch", FAULT, "it hangs", lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT)))),
     ("torch", FAULT, "older than the build", lambda: well(probe=ILLEGAL)),
     ("torch-gpu", OK, "torch computes on NVIDIA A100 (compute capability 8.0)", well),
     ("torch-gpu", FAULT, "not built for CUDA", lambda: well(**torch(cuda=None, phase=Phase.DONE))),
     ("torch-gpu", FAULT, "older than the CUDA", lambda: well(**TOO_OLD)),
-    (
-        "torch-gpu",
-        FAULT,
-        "SIGSEGV",
-        lambda: well(probe=replace(torch()["probe"], returncode=-11)),
-    ),
+    ("torch-gpu", FAULT, "SIGSEGV", lambda: well(probe=replace(torch()["probe"], returncode=-11))),
     ("torch-gpu", WARNING, "a product of matrices of ones", lambda: well(place="plugin", **WRONG_PRODUCT)),
     # variables
     ("allocator", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
@@ -191,12 +182,7 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("encoding", WARNING, "get the same vector", lambda: vectors((4, 2), (4, 2), (4, 2))),
     ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=())),
     ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),
-    (
-        "expect",
-        FAULT,
-        "cosine 0.2",
-        lambda: well(expected=EXPECTED, samples=(Sample(DONE, GPU, unexpected="cosine 0.2"),)),
-    ),
+    ("expect", FAULT, "cosine 0.2", lambda: well(expected=EXPECTED, samples=(UNLIKE,))),
 ]
 
 
