@@ -5,7 +5,6 @@ Nothing here imports torch: it is what runs on the GPU, in processes of its own.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import Ended, Workplace, expected, finish, lives, wait_for
+from harness import Ended, Workplace, expected, finish
 
 pytestmark = pytest.mark.timeout(1200)  # models are started again and again
 
@@ -130,15 +129,6 @@ def test_a_fault_in_one_chunk_is_not_felt_in_the_next(trouble: str, code: int, p
     assert "afterwards" not in noted[1, 2]
 
 
-def test_a_plugin_out_of_memory_is_halved(place: GpuPlace) -> None:
-    """A plug-in bounded by set_per_process_memory_fraction runs out of memory, and finishes with smaller batches."""
-    kwargs = {"limit_bytes": 300 * MIB, "row_bytes": 16 * MIB}
-    place.configure(model__kwargs=kwargs, encode={"batch_size": 32})
-    assert set(place.complete()) == {(0, "gpu_oom")}
-    place.check_rows()
-    assert place.lowered()
-
-
 def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> None:
     """MiniLM bounded by the allocator's own setting runs out of memory in a forward pass, and finishes."""
     share = 400 * MIB / (smi("memory.total") << 20)
@@ -148,24 +138,6 @@ def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> 
     assert {outcome for _, outcome in place.complete()} == {"gpu_oom"}
     assert place.vectors().shape == (192, 384)
     assert place.lowered()
-
-
-def test_a_worker_killed_while_it_computes_gives_its_memory_back(place: GpuPlace) -> None:
-    """SIGKILL in the middle of kernels: the run goes on, and the driver takes the memory back."""
-    kwargs = {"trouble": {"1": "compute"}, "ballast_bytes": 1024 * MIB}
-    place.configure(model__kwargs=kwargs, workers={"start": "fresh", "standby": 0})
-    process = place.start("run", str(place.config_path))
-    try:
-        wait_for(lambda: "trouble" in place.noted().get((1, 1), {}), LIMIT_S)
-        pid, full = place.noted()[1, 1]["pid"], smi("memory.used")
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not lives(pid), LIMIT_S)
-        # The next worker may have its context by then, but not more of the ballast than this one had.
-        wait_for(lambda: smi("memory.used") < full - 768, LIMIT_S)
-    finally:
-        ended = finish(process, LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    place.check_rows()
 
 
 def test_a_kernel_that_never_ends_is_ended(place: GpuPlace) -> None:

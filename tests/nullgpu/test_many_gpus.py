@@ -1,15 +1,12 @@
 """Several GPUs in a run, and GPUs in trouble: neighbors, lost ones, MIG, nvidia-smi's moods; dtypes, and the doctor."""
 
 import json
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from chunkvisor.devices.gpu import find_devices
 from harness import Ended, finish, wait_for
@@ -183,50 +180,6 @@ def impatient(workplace: GpuWorkplace) -> Ended:
     python = workplace.command()[0]
     process = workplace.gpu.start([python, "-c", _IMPATIENT, "run", str(workplace.config_path)])
     return finish(process, LIMIT_S)
-
-
-@pytest.mark.parametrize(("capability", "dtype"), [("7.5", "float16"), ("8.0", "bfloat16")])
-def test_a_model_larger_than_the_gpu_ends_the_run_at_once(
-    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace], capability: str, dtype: str
-) -> None:
-    """One worker finds out, nothing is waited for, and the code is 69; the remedy names a dtype that the card has."""
-    workplace = on(make_gpu([CONTEXT_BYTES + 8 * MIB], capability=capability))
-    large = shutil.copytree(workplace.model, workplace.folder / "large")
-    weights = load_file(large / "model.safetensors")
-    (name,) = (each for each in weights if each.endswith("position_embeddings.weight"))
-    weights[name] = np.full((1 << 16, 64), 0.1, dtype=np.float32)  # 16 MiB
-    save_file(weights, large / "model.safetensors", {"format": "pt"})
-    config = json.loads((large / "config.json").read_text())
-    (large / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 16}))
-    workplace.model = large
-    workplace.write_texts(8)
-    workplace.write_model_config(**{"chunk.size": 4})
-    ended = workplace.run()
-    assert ended.returncode == 69, ended.stderr
-    assert len(workplace.named("attempt_started")) == 1
-    assert workplace.named("waiting") == []
-    assert "larger than" in ended.stderr or "too large" in ended.stderr, ended.stderr
-    assert f"compute capability {capability}), model.dtype {dtype} takes half the memory" in ended.stderr
-    assert capability != "7.5" or "bfloat16 takes" not in ended.stderr
-
-
-def test_a_blind_run_waits_for_a_neighbour(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
-    """NVML is broken and somebody fills the GPU: nothing is learnt or taken apart, and it goes on when they leave."""
-    gpu = make_gpu([1 * GIB])
-    gpu.nvml(init=999)
-    workplace = on(gpu)
-    gpu.neighbour(0, 1 * GIB - CONTEXT_BYTES - 10 * MIB)
-    workplace.write_texts(2)
-    workplace.write_torch_config(**{"device": "cuda:0", "chunk.size": 2, "encode.batch_size": 1})
-    run = begin(workplace, commits=0)
-    wait_for(lambda: workplace.named("waiting") or run.poll() is not None, timeout_s=LIMIT_S)
-    gpu.neighbours_leave()
-    ended = finish(run, LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    names = {each["event"] for each in workplace.events()}
-    assert "waiting" in names
-    assert names.isdisjoint({"lesson", "chunk_split", "part_failed", "quarantined", "chunk_set_aside"})
-    assert "INTERNAL ASSERT FAILED" in (workplace.attempts()[0] / "worker.log").read_text()
 
 
 @pytest.mark.parametrize(

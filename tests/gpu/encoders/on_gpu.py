@@ -1,9 +1,8 @@
 """An encoder that uses the GPU for real, and there meets the trouble that a test asks for.
 
-`model.kwargs`: `trouble` maps a chunk's number to one of TROUBLES, met in the first attempt at it; `limit_bytes` bounds
-what torch may take of the GPU; `row_bytes` is taken for each row of a batch, `ballast_bytes` from the start. What it
-sees it writes to `notes/CHUNK-ATTEMPT.json` in the config's folder. The vectors are those of tests/encoders/good.py,
-through the GPU's memory and back.
+`model.kwargs.trouble` maps a chunk's number to one of TROUBLES, met in the first attempt at it; it writes what it sees to
+`notes/CHUNK-ATTEMPT.json` in the config's folder. The vectors are those of tests/encoders/good.py, through the GPU's
+memory and back.
 """
 
 import hashlib
@@ -52,15 +51,7 @@ def spin():
     torch.cuda.synchronize()
 
 
-def compute():
-    """Kernels without end, until somebody ends the process."""
-    a = torch.ones(1024, 1024, device="cuda")
-    while True:
-        a = a @ a
-        torch.cuda.synchronize()
-
-
-TROUBLES = {each.__name__: each for each in (assert_async, index_out_of_range, illegal_address, spin, compute)}
+TROUBLES = {each.__name__: each for each in (assert_async, index_out_of_range, illegal_address, spin)}
 
 
 class Encoder:
@@ -72,11 +63,7 @@ class Encoder:
         self.trouble = kwargs.get("trouble", {}).get(str(spec["chunk"])) if spec["attempt"] == 1 else None
         self.note_path = Path(spec["import_path"][0]) / "notes" / f"{spec['chunk']}-{spec['attempt']}.json"
         self.notes = {"pid": os.getpid(), "initialised_before": torch.cuda.is_initialized()}
-        if limit := kwargs.get("limit_bytes"):
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
         self.notes["allocated_at_start"] = torch.cuda.memory_allocated()
-        self.ballast = torch.empty(kwargs.get("ballast_bytes", 0), dtype=torch.uint8, device=device)
 
     def note(self, **what):
         self.notes |= what
@@ -93,11 +80,8 @@ class Encoder:
         return np.concatenate([self.batch(texts[i : i + batch_size]) for i in range(0, len(texts), batch_size)])
 
     def batch(self, texts):
-        room = torch.empty(len(texts) * self.kwargs.get("row_bytes", 0), dtype=torch.uint8, device=self.device)
         rows = [np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8] for text in texts]
-        vectors = torch.from_numpy(np.stack(rows).astype(np.float32) + 1).to(self.device).cpu().numpy()
-        del room
-        return vectors
+        return torch.from_numpy(np.stack(rows).astype(np.float32) + 1).to(self.device).cpu().numpy()
 
     def meet(self, name):
         self.note(trouble=name)
