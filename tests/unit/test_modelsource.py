@@ -9,7 +9,7 @@ import pytest
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine import modelsource
-from chunkvisor.engine.modelsource import resolve_hub, resolve_local, revision_at_hand, source_at_hand
+from chunkvisor.engine.modelsource import resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.agent import model_path
 from chunkvisor.errors import Halt
 from chunkvisor.judge import Verdict
@@ -44,16 +44,6 @@ def test_the_current_folder_makes_no_difference(models: Path, monkeypatch: pytes
     assert source_at_hand(named("own/model", models / "elsewhere"), cache) is None
     with pytest.raises(Halt, match="there is no model folder a/b/model"):
         source_at_hand(named("a/b/model", models / "elsewhere"), cache)
-
-
-def test_the_revision_of_a_folder(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is that of a run, and no file is read that a run has read; before any, only if that is wanted."""
-    model, cache = named("own/model", models), models / "cache.json"
-    assert revision_at_hand(model, cache) == ""
-    revision = revision_at_hand(model, cache, read=True)
-    assert resolve_local(model, cache).revision == revision
-    monkeypatch.setattr(modelsource, "stamp_file", lambda path: pytest.fail(str(path)))
-    assert revision_at_hand(model, cache) == revision
 
 
 def test_a_node_must_have_the_same_model(models: Path, tmp_path: Path) -> None:

@@ -60,160 +60,6 @@ _OF_TEMPLATE = {
 }
 
 
-class TemplateProcess:
-    """A template process; nothing here waits for it, except that `fork` waits for an answer."""
-
-    def __init__(self, folder: Path, spec: TemplateSpec, environment: Mapping[str, str], startup_s: float) -> None:
-        """Start it in an empty folder for its spec, log and fault. Raises OSError if no process can be started.
-
-        `environment` is the workers'.
-        """
-        remove_folder(folder)
-        folder.mkdir()
-        self.files = files = AttemptFiles(folder)
-        self.ready = False
-        self.failure = ""  # why it is dead, or was given up and killed; empty = it is neither
-        self.loaded_s = 0.0
-        self._environment = {**environment, **_OF_TEMPLATE}
-        self._startup_s, self._started_s = startup_s, time.monotonic()
-        self.statuses: dict[int, int] = {}  # return codes of ended workers, by pid
-        self._forked: int | None = None
-        self._not_forked = ""
-        write_message(files.spec, spec, durable=False)
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
-        command = [sys.executable, "-P", "-m", "chunkvisor_worker.template", str(files.folder)]
-        try:
-            self._process = spawn(command, theirs, files.log, self._environment)
-        except OSError:
-            self._socket.close()
-            raise
-        self.pid = self._process.pid
-
-    @property
-    def loading(self) -> bool:
-        """Whether it gets ready."""
-        return not self.ready and not self.failure
-
-    def watched(self) -> list[int]:
-        """Give a descriptor that becomes readable when the template has something to say, or has died."""
-        return [] if self.failure else [self._socket.fileno()]
-
-    def attend(self, wait_s: float = 0.0) -> None:
-        """Take in what it has said; the first word is waited for, `wait_s` at most."""
-        while not self.failure and readable(self._socket.fileno(), wait_s):
-            wait_s = 0.0
-            try:
-                data = self._socket.recv(MESSAGE_LIMIT_BYTES)
-            except OSError:
-                data = b""
-            report = from_json(TemplateNews, data) if data else None
-            if report is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(ANSWER_S)
-                code = self._process.returncode
-                self.fail(f"it ended with {describe_exit(code)}" if code is not None else "it has closed its socket")
-            elif report.loaded_s is not None:
-                self.ready, self.loaded_s = True, report.loaded_s
-            elif report.unfit is not None:
-                self.fail(report.unfit)
-            elif report.forked is not None:
-                self._forked = report.forked
-            elif report.not_forked is not None:
-                self._not_forked = report.not_forked
-            elif report.ended is not None:
-                self.statuses[report.ended] = report.returncode
-        if self.loading and time.monotonic() - self._started_s > self._startup_s:
-            self.fail(f"it has not loaded within {self._startup_s:.0f} s (startup_timeout)")
-
-    def fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> "WarmWorker":
-        """Start a worker with this environment for the attempt.
-
-        Raises BlockingIOError if there is none; the template has failed by then if it was its fault. OSError.
-        """
-        changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        removed = tuple(name for name in self._environment if name not in environment)
-        worker, self._forked, self._not_forked = WarmWorker(self), None, ""
-        try:
-            with open(files.log, "ab") as log:
-                order = to_json(TemplateOrder(str(files.folder), changed, removed))
-                socket.send_fds(self._socket, [order], [worker.theirs.fileno(), log.fileno()])
-            deadline_s = time.monotonic() + ANSWER_S
-            while self._forked is None and not self._not_forked and not self.failure:
-                self.attend(max(0.0, deadline_s - time.monotonic()))
-                if time.monotonic() > deadline_s:
-                    self.fail(f"it has not answered for {ANSWER_S:.0f} s")
-            if self._forked is not None:
-                worker.runs(self._forked)  # the template keeps its number, even if it has ended
-        except (BlockingIOError, ConnectionError) as error:
-            self.fail(f"it takes no orders ({error})")
-        finally:
-            if not worker.pid:
-                worker.close()
-        if not worker.pid:
-            raise BlockingIOError(f"the template could not fork: {self._not_forked or self.failure}")
-        return worker
-
-    def reap(self, pid: int) -> None:
-        """Let the number of an ended worker be given away."""
-        self.statuses.pop(pid, None)
-        if not self.failure:
-            with contextlib.suppress(OSError):  # a zombie more in a template that is about to be given up
-                self._socket.send(to_json(TemplateOrder(reap=pid)))
-
-    def fail(self, why: str, grace_s: float = 0.0) -> None:
-        """Give it up: kill it, if it does not end in time; its workers live on without it."""
-        if not self.failure:
-            self.failure = why
-            self._socket.close()
-            end(self._process, grace_s)
-
-
-class WarmWorker(LocalWorker):
-    """A worker that was forked from a template, whose child it is."""
-
-    warm = True
-
-    def __init__(self, template: TemplateProcess) -> None:
-        super().__init__()
-        self._template = template
-        self._ended_s: float | None = None
-        self._returncode: int | None = None
-
-    def watched(self) -> list[int]:
-        """See Worker; after its end only the template's report is waited for."""
-        return super().watched() if self._ended_s is None else self._template.watched()
-
-    def poll(self) -> int | None:
-        """See Worker; the template keeps the zombie until its group is dead."""
-        if self._returncode is not None:
-            return self._returncode
-        if self._ended_s is None:
-            if not readable(self._pidfd):
-                return None
-            self._ended_s = time.monotonic()
-        template = self._template
-        template.attend()
-        status = template.statuses.get(self.pid)
-        if status is None and not template.failure:
-            if time.monotonic() - self._ended_s <= ANSWER_S:
-                return None
-            template.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
-        super().signal(signal.SIGKILL)
-        template.reap(self.pid)
-        if status == WorkerExit.TAINTED_TEMPLATE:
-            template.fail("a worker found that it had begun to use the GPU")
-        self._returncode = STATUS_LOST if status is None else status
-        self.close()
-        return self._returncode
-
-    def signal(self, number: signal.Signals) -> None:
-        """See Worker."""
-        # Once the template is gone, the number of an ended worker may be given away.
-        if not self._template.failure or not readable(self._pidfd):
-            super().signal(number)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """What all workers of one machine have in common."""
@@ -228,14 +74,26 @@ class WorkerSettings:
 
 
 class LocalEngine:
-    """The engine of this machine, see `engine.Engine`; each node of a cluster has one as well."""
+    """The engine of this machine, see `engine.Engine`; each node of a cluster has one as well.
+
+    It has one template at most. Nothing waits for it, except that a fork waits for an answer.
+    """
 
     def __init__(
         self, devices: Sequence[Device], settings: WorkerSettings, emit: Callable[[TemplateEvent], None]
     ) -> None:
         self._devices, self._settings, self._emit = devices, settings, emit
-        self._template: TemplateProcess | None = None
-        self._begun = False
+        self._files = AttemptFiles(settings.template_folder)
+        self._template: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None  # to the template; None before it begins, and after it has failed
+        self._loaded_s: float | None = None
+        self.failure = ""  # why the template is dead, or was given up and killed; empty = it is neither
+        self._given_up = False
+        self._began_s = 0.0
+        self._base: dict[str, str] = {}  # the template's environment
+        self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
+        self._forked = 0
+        self._not_forked = ""
         self._room, self._room_s = False, float("-inf")
 
     # --- the template
@@ -247,44 +105,121 @@ class LocalEngine:
         With `auto`, too: a fresh worker has its first vector no sooner than one that is forked as soon as the template
         has loaded, and the two of them would load the weights twice, at the same time.
         """
-        return self._template is not None and self._template.loading
+        return self._socket is not None and self._loaded_s is None
 
     @property
     def warm(self) -> bool:
         """Whether a worker can be forked now."""
-        return self._template is not None and self._template.ready and not self._template.failure
+        return self._socket is not None and self._loaded_s is not None
 
     def expect(self, pending: int, at_once: int = 0) -> None:
         """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
-        settings = self._settings
+        settings, files = self._settings, self._files
         of_use = settings.start is Start.WARM or (settings.start is Start.AUTO and pending > at_once)
-        if self._begun or not of_use:
+        if self._began_s or not of_use:
             return
-        self._begun, environment = True, self._environment(self._devices[0], threads=1)
+        self._began_s = time.monotonic()
+        self._base = {**self._environment(self._devices[0], threads=1), **_OF_TEMPLATE}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        command = [sys.executable, "-P", "-m", "chunkvisor_worker.template", str(files.folder)]
         try:
-            self._template = TemplateProcess(
-                settings.template_folder, settings.template, environment, settings.startup_s
-            )
+            remove_folder(files.folder)
+            files.folder.mkdir()
+            write_message(files.spec, settings.template, durable=False)
+            self._template = spawn(command, theirs, files.log, self._base)
         except OSError as error:
-            self._give_up(f"no template process can be started: {error}", None)
+            theirs.close()
+            self.fail(f"no template process can be started: {error}")
         else:
             self._emit(TemplateStarted(self._template.pid))
 
-    def _give_up(self, why: str, failed: TemplateProcess | None) -> None:
+    def hear(self, wait_s: float = 0.0) -> None:
+        """Take in what the template has said; the first word is waited for, `wait_s` at most."""
+        while self._socket is not None and readable(self._socket.fileno(), wait_s):
+            wait_s = 0.0
+            try:
+                data = self._socket.recv(MESSAGE_LIMIT_BYTES)
+            except OSError:
+                data = b""
+            news = from_json(TemplateNews, data) if data else None
+            if news is None:
+                assert self._template is not None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._template.wait(ANSWER_S)
+                code = self._template.returncode
+                self.fail(f"it ended with {describe_exit(code)}" if code is not None else "it has closed its socket")
+            elif news.loaded_s is not None:
+                self._loaded_s = news.loaded_s
+            elif news.unfit is not None:
+                self.fail(news.unfit)
+            elif news.ended is not None:
+                self.statuses[news.ended] = news.returncode
+            else:
+                self._forked, self._not_forked = news.forked or 0, news.not_forked or ""
+        if self.loading and time.monotonic() - self._began_s > self._settings.startup_s:
+            self.fail(f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)")
+
+    def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> "WarmWorker":
+        """Start a worker from the template; if there is none, and it was the template's fault, that has failed by then.
+
+        Raises OSError.
+        """
+        changed = {name: value for name, value in environment.items() if self._base.get(name) != value}
+        removed = tuple(name for name in self._base if name not in environment)
+        order = to_json(TemplateOrder(str(files.folder), changed, removed))
+        worker, self._forked, self._not_forked = WarmWorker(self), 0, ""
+        try:
+            assert self._socket is not None
+            with open(files.log, "ab") as log:
+                socket.send_fds(self._socket, [order], [worker.theirs.fileno(), log.fileno()])
+            deadline_s = time.monotonic() + ANSWER_S
+            while not self._forked and not self._not_forked and not self.failure:
+                self.hear(max(0.0, deadline_s - time.monotonic()))
+                if time.monotonic() > deadline_s:
+                    self.fail(f"it has not answered for {ANSWER_S:.0f} s")
+            if self._forked:
+                worker.runs(self._forked)  # the template keeps its number, even if it has ended
+        except (BlockingIOError, ConnectionError) as error:
+            self.fail(f"it takes no orders ({error})")
+        finally:
+            if not worker.pid:
+                worker.close()
+        if not worker.pid:
+            raise BlockingIOError(f"the template could not fork: {self._not_forked or self.failure}")
+        return worker
+
+    def reap(self, pid: int) -> None:
+        """Let the number of an ended worker be given away."""
+        self.statuses.pop(pid, None)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # a zombie more in a template that is about to be given up
+                self._socket.send(to_json(TemplateOrder(reap=pid)))
+
+    def fail(self, why: str, grace_s: float = 0.0) -> None:
+        """Give the template up: kill it, if it does not end in time; its workers live on without it."""
+        if self._socket is not None:
+            self.failure = why
+            self._socket.close()
+            self._socket = None
+            if self._template is not None:
+                end(self._template, grace_s)
+
+    def _give_up(self) -> None:
         """Go on without a template. Raises Halt if the config wants one."""
-        self._template = None
+        self._given_up = True
         if self._settings.start is not Start.WARM:
-            self._emit(WarmGivenUp(reason=why))
+            self._emit(WarmGivenUp(reason=self.failure))
             return
-        fault = read_message(Fault, failed.files.fault) if failed is not None else None
+        fault = read_message(Fault, self._files.fault)
         rule = diagnose(fault).rule if fault is not None else None
         raise Halt(
             ExitCode(rule.exit_code or ExitCode.CONFIG) if rule is not None else ExitCode.CONFIG,
             "no worker can be started warm",
-            why=f"of the template process: {why}",
+            why=f"of the template process: {self.failure}",
             remedy=f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
             "then run the same command again.",
-            log=failed.files.log if failed is not None else None,
+            log=self._files.log,
         )
 
     # --- see Engine
@@ -296,18 +231,16 @@ class LocalEngine:
 
     def attend(self) -> None:
         """See Engine."""
-        template, loading = self._template, self.loading
-        if template is None:
-            return
-        template.attend()
-        if loading and template.ready:
-            self._emit(TemplateReady(template.pid, loaded_s=template.loaded_s))
-        if template.failure:  # which a worker may have noticed before
-            self._give_up(template.failure, template)
+        loading = self.loading
+        self.hear()
+        if loading and self._template is not None and self._loaded_s is not None:
+            self._emit(TemplateReady(self._template.pid, loaded_s=self._loaded_s))
+        if self.failure and not self._given_up:  # which a worker may have noticed before
+            self._give_up()
 
     def watched(self) -> list[int]:
         """See Engine."""
-        return self._template.watched() if self._template is not None else []
+        return [self._socket.fileno()] if self._socket is not None else []
 
     def holding(self, _station: Station) -> bool:
         """See Engine."""
@@ -328,9 +261,9 @@ class LocalEngine:
     ) -> Worker:
         """See Engine."""
         environment = self._environment(station.device, spec.threads, blocking_launches=blocking_launches)
-        if not fresh and self._template is not None and self.warm:
+        if not fresh and self.warm:
             try:
-                return self._template.fork(files, environment)
+                return self._fork(files, environment)
             except BlockingIOError:
                 if self.warm:
                     raise
@@ -343,6 +276,50 @@ class LocalEngine:
 
     def close(self) -> None:
         """See Engine."""
-        if self._template is not None:
-            # While it loads it does not listen.
-            self._template.fail("the run is over", _GRACE_S if self._template.ready else 0.0)
+        # While it loads it does not listen.
+        self.fail("the run is over", _GRACE_S if self.warm else 0.0)
+
+
+class WarmWorker(LocalWorker):
+    """A worker that was forked from the template, whose child it is."""
+
+    warm = True
+
+    def __init__(self, engine: LocalEngine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._ended_s: float | None = None
+        self._returncode: int | None = None
+
+    def watched(self) -> list[int]:
+        """See Worker; after its end only the template's report is waited for."""
+        return super().watched() if self._ended_s is None else self._engine.watched()
+
+    def poll(self) -> int | None:
+        """See Worker; the template keeps the zombie until its group is dead."""
+        if self._returncode is not None:
+            return self._returncode
+        if self._ended_s is None:
+            if not readable(self._pidfd):
+                return None
+            self._ended_s = time.monotonic()
+        engine = self._engine
+        engine.hear()
+        status = engine.statuses.get(self.pid)
+        if status is None and not engine.failure:
+            if time.monotonic() - self._ended_s <= ANSWER_S:
+                return None
+            engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
+        super().signal(signal.SIGKILL)
+        engine.reap(self.pid)
+        if status == WorkerExit.TAINTED_TEMPLATE:
+            engine.fail("a worker found that it had begun to use the GPU")
+        self._returncode = STATUS_LOST if status is None else status
+        self.close()
+        return self._returncode
+
+    def signal(self, number: signal.Signals) -> None:
+        """See Worker."""
+        # Once the template is gone, the number of an ended worker may be given away.
+        if not self._engine.failure or not readable(self._pidfd):
+            super().signal(number)

@@ -251,15 +251,3 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
         raise config_error(f"there is no model folder {name} here, and no hub id looks like that", remedy=NAME_REMEDY)
     pinned = pinned_source(cache, model)
     return pinned if pinned is not None and _is_here(pinned) else None
-
-
-def revision_at_hand(model: ModelConfig, cache: Path, *, read: bool = False) -> str:
-    """Say which revision a run would resolve, if that is known without asking the hub; else "". Raises Halt, OSError.
-
-    A folder of which no run here has noted the files is read only if `read` asks for that.
-    """
-    if not model.is_folder:
-        source = None if model.is_plugin else source_at_hand(model, cache)
-        return (source.revision if source is not None else model.revision) or ""
-    stamps = read_stamps(cache)
-    return LocalModel.read(Path(model.name), stamps).revision if stamps or read else ""

@@ -1,7 +1,7 @@
 """An encoder that uses the GPU for real, and there meets the trouble that a test asks for.
 
-`model.kwargs.trouble` maps a chunk's number to one of TROUBLES, met in the first attempt at it; it writes what it sees to
-`notes/CHUNK-ATTEMPT.json` in the config's folder. The vectors are those of tests/encoders/good.py, through the GPU's
+`model.kwargs.trouble` maps a chunk's number to one of TROUBLES, met in the first attempt at it. What it sees it writes
+to `notes/CHUNK-ATTEMPT.json` in the config's folder. The vectors are those of tests/encoders/good.py, through the GPU's
 memory and back.
 """
 

@@ -268,7 +268,7 @@ class TemplateNews:
 
     loaded_s: float | None = None  # how long it took to load; it forks from now on
     unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
-    forked: int | None = None  # the pid of the worker asked for; with it comes its pidfd
+    forked: int | None = None  # the pid of the worker asked for
     not_forked: str | None = None  # why there is no worker
     ended: int | None = None  # the pid of a worker that is a zombie, and stays one until it is to be reaped
     returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
