@@ -124,7 +124,7 @@ class FinalRows(ArrayRows):
             for _ in final_rows(self._layout, self._manifest):
                 on_block()
         except (BadVectorsError, OSError) as error:
-            return f"it {error}" if isinstance(error, BadVectorsError) else str(error)
+            return str(error)
         return None
 
     def read(self, rows: Rows) -> Vectors:

@@ -22,7 +22,6 @@ from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, blocks, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.units import counted
 
 Stored = npt.NDArray[Any]
 """Rows as they stand in a final, of shape (rows, `Numbers.width`)."""
@@ -304,10 +303,6 @@ class Form:
     dtype: FinalDtype = FinalDtype.FLOAT32
     carried: str | None = None
     """sha256 of the rows table that is carried along, hex."""
-
-    def __str__(self) -> str:
-        files = "one file" if self.shards is None else counted(self.shards, "shard")
-        return files if self.is_of_rows else f"{files} of {self.dtype} in {self.format}"
 
     @property
     def is_exact(self) -> bool:

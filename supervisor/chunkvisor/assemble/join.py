@@ -4,7 +4,6 @@ The rows are put together in float32. A final of another form is made from a fil
 """
 
 import contextlib
-import errno
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -100,11 +99,6 @@ class Portions:
             count -= len(taken[-1])
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
-    def finish(self) -> None:
-        """Read to the end, where digests are compared."""
-        assert not self._left
-        assert next(self._blocks, None) is None
-
 
 def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
     """Give the vectors of all chunks in order, in blocks. Raises ChunkDamagedError, OSError."""
@@ -147,12 +141,9 @@ def take_texts(chunks: Portions, taken: Taken | None, start: int, stop: int, dim
 
     Raises ChunkDamagedError, TakenDamagedError, OSError.
     """
-    if taken is None and start < stop:
+    if taken is None:
         return chunks.take(stop - start)
-    found = np.empty((stop - start, dimension), dtype="<f4")
-    if taken is None or start == stop:
-        return found
-    where = taken.reuse.where(start, stop)
+    found, where = np.empty((stop - start, dimension), dtype="<f4"), taken.reuse.where(start, stop)
     encoded = where["place"] == ENCODED
     if count := int(np.count_nonzero(encoded)):
         found[encoded] = chunks.take(count)
@@ -196,7 +187,10 @@ def final_rows(layout: OutputLayout, manifest: dict[str, Any], *, compare: bool 
     form = form_of(manifest)
     numbers = Numbers(form.dtype, int(manifest["dimension"]))
     for part, digest in recorded_parts(layout, manifest):
-        yield from FORMATS[form.format].read(part.path, part.rows, numbers, digest if compare else None)
+        try:
+            yield from FORMATS[form.format].read(part.path, part.rows, numbers, digest if compare else None)
+        except BadVectorsError as error:
+            raise BadVectorsError(f"{part.path} {error}") from None
 
 
 @dataclass(slots=True)
@@ -259,11 +253,12 @@ def _joined(
         for start in range(0, table.rows, per_block):
             ids = table.row_text(start, min(start + per_block, table.rows))
             upto = max(seen, int(ids.max()) + 1)
-            block = new = take_texts(chunks, taken, seen, upto, final.dimension)
-            if len(new) < len(ids):  # else no text came before, and ids rise by one from row to row
+            block = np.zeros((1, final.dimension), dtype="<f4")
+            if upto > seen:
+                block = take_texts(chunks, taken, seen, upto, final.dimension)
+            if upto - seen < len(ids):  # else no text came before, and ids rise by one from row to row
                 # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
-                some = new if len(new) else np.empty((1, final.dimension), dtype="<f4")
-                block = np.take(some, ids - seen, axis=0, mode="clip")
+                block = np.take(block, ids - seen, axis=0, mode="clip")
                 old = np.flatnonzero(ids < seen)
                 block[old] = written.read(table.first_rows_of(ids[old]))
             seen = upto
@@ -275,7 +270,7 @@ def _joined(
             final.bad_rows += [(start + row, int(ids[row])) for row in hits.tolist()]
             yield block, hits
             on_block()
-        chunks.finish()
+        next(blocks, None)  # the digest of the last chunk is compared at its end
 
 
 def texts_without(ledger: Ledger, taken: Taken | None) -> dict[int, BadText]:
@@ -320,8 +315,8 @@ def write_final(
     block, missing = np.empty((0, numbers.width), dtype=numbers.numpy), NO_ROWS
     try:
         if form.carried is not None and not form.has_rows_table:
-            if (rows_table := find_rows_table(layout, form.carried)) is None:
-                raise FileNotFoundError(errno.ENOENT, "the columns to carry along are gone", str(layout.table))
+            rows_table = find_rows_table(layout, form.carried)
+            assert rows_table is not None, "it is staged again if it is lost"
             carried = Carried(rows_table)
         if form.shards is not None:
             at.mkdir()

@@ -10,7 +10,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,7 @@ from chunkvisor.assemble.join import (
     write_final,
     write_form,
 )
-from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Note
 from chunkvisor.sources.table import TableFiles
@@ -380,7 +381,7 @@ def keep_finished(
             return None
         try:
             if there != asked:
-                emit(Note(f"{layout.name}: dividing its rows again, into {asked}"))
+                emit(Note(f"{layout.name}: dividing its rows again, into {place_of(layout, asked).name}"))
                 manifest = _reformed(layout, manifest, asked, on_block)
             write_sides(layout, manifest)
         except BadVectorsError:
@@ -402,17 +403,11 @@ def _reformed(
     layout: OutputLayout, manifest: dict[str, Any], form: Form, on_block: Callable[[], None]
 ) -> dict[str, Any]:
     """Make the other form of its rows. Raises BadVectorsError if they are not what was written."""
-    before, rows, dimension = form_of(manifest), int(manifest["rows"]), int(manifest["dimension"])
-    said = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
-    if before.format is FinalFormat.NPY and replace(form, carried=before.carried) == before:
-        digests = [part["digest"].removeprefix("sha256:") for part in manifest.get("shards", [manifest])]
-        said |= describe_files(layout, form, rows, digests, ranges_of(manifest))
-        write_records(layout, said)  # the array itself stays as it is, next to other columns
-        return said
+    rows, dimension, ranges = int(manifest["rows"]), int(manifest["dimension"]), ranges_of(manifest)
     missing = sorted(each["row"] for each in every_row(layout, manifest))
-    digests, ranges = write_form(
-        layout, form, rows, dimension, lambda: final_rows(layout, manifest), missing, ranges_of(manifest), on_block
-    )
+    read = partial(final_rows, layout, manifest)
+    digests, ranges = write_form(layout, form, rows, dimension, read, missing, ranges, on_block)
+    said = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
     said |= describe_files(layout, form, rows, digests, ranges)
     publish(layout, said)
     return said
@@ -420,13 +415,11 @@ def _reformed(
 
 def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
     """Say whether the rows table that the form carries has to be staged again, because it is needed and is gone."""
-    recorded = read_recorded(layout)
-    if form.carried is None or (recorded is None and not layout.table.exists()):
-        return False  # the whole table is staged again
-    as_asked = recorded is not None and form_of(recorded) == form.of(recorded["rows"])
-    if as_asked and not any(problem for _, problem in damaged_sides(layout, recorded or {})):
+    if form.carried is None or find_rows_table(layout, form.carried) is not None:
         return False
-    return find_rows_table(layout, form.carried) is None
+    if (recorded := read_recorded(layout)) is None:
+        return layout.table.exists()  # else the whole table is staged again
+    return form.has_rows_table or form_of(recorded) != form.of(recorded["rows"])
 
 
 # --- generations
@@ -528,17 +521,22 @@ def combine(
 
     def side_by_side() -> Iterator[tuple[Stored, Positions]]:
         nonlocal zero_rows
-        portions = [Portions(_of_member(outputs[name], each)) for name, each in members.items()]
+        found = [final_rows(outputs[name], each) for name, each in members.items()]
+        portions = [Portions(each) for each in found]
         per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
         for start in range(0, rows, per_block):
             block = np.concatenate([each.take(min(per_block, rows - start)) for each in portions], axis=1)
             zero_rows += int(np.count_nonzero(~block.any(axis=1)))
             yield block, NO_ROWS
             on_block()
-        for each in portions:
-            each.finish()
+        for rest in found:
+            next(rest, None)  # digests are compared at the end
 
-    digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
+    try:
+        digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
+    except BadVectorsError as error:
+        remedy = "move it away, and the next run computes it again"
+        raise Halt(ExitCode.DISK, f"a final that {layout.name} is made of is damaged: {error}", remedy=remedy) from None
     ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
     quarantined = dict[int, dict[str, Any]]()
     for name, manifest in members.items():
@@ -563,14 +561,3 @@ def combine(
     }
     publish(layout, manifest)
     return manifest, False
-
-
-def _of_member(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
-    try:
-        yield from final_rows(layout, manifest)
-    except BadVectorsError as error:
-        raise Halt(
-            ExitCode.DISK,
-            f"the final of {layout.name} is damaged: it {error}",
-            remedy="`chunkvisor verify` names the file; move it away, and the next run computes it again",
-        ) from None
