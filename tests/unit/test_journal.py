@@ -17,7 +17,7 @@ RUN: list[Event] = [
     Go("a", 0, 1, rows=32),
     AttemptFailed("a", 0, 1, "crashed", "no"),
     WorkerEnded("a", 1, 1, busy_s=0.25, texts=10, tokens=99),
-    ChunkCommitted("a", 1, 10, 10, 1, 2, True, 40.0, 1.5, 99),
+    ChunkCommitted("a", 1, 10, 10, 1, 2, True, 40.0, 99),
 ]
 
 

@@ -301,8 +301,6 @@ class Go(AttemptEvent):
     stage = COMPUTING
     rows: int
     tokens: int | None = None
-    padding: int | None = None
-    measured: bool = False
 
 
 class WorkerEnded(AttemptEvent):
@@ -375,7 +373,6 @@ class ChunkCommitted(ChunkEvent):
     chunks: int
     attempt_ok: bool = False  # False if it was put together from parts
     texts_per_s: float | None = None  # since the run began to compute, over all devices
-    eta_s: float | None = None
     tokens: int = 0  # of the attempt; those of parts are in their own events
     padded_tokens: int = 0
     phase_s: dict[str, float] = field(default_factory=dict)

@@ -107,7 +107,6 @@ class RunState:
     doing_since_s: float = 0.0  # 0 = since it began
     ending: of.Halted | None = None  # one that has ended well has a code and no words
     attempts: Counter[str] = field(default_factory=Counter)  # that have ended, by outcome
-    eta_s: float | None = None
     workers: dict[AttemptKey, ActiveWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # names by number
     on_cluster: bool = False  # its devices come with the nodes of a cluster
@@ -152,7 +151,7 @@ class RunState:
         match event:
             case of.RunStarted():
                 self.started, self.wanted = True, event.outputs
-                self.device_times, self.texts_per_s, self.eta_s = {}, None, None
+                self.device_times, self.texts_per_s = {}, None
                 self.on_cluster = event.engine == "ray"
                 self.devices = {} if self.on_cluster else _labels_of(event.device)
                 self.outputs = {name: each for name, each in self.outputs.items() if name in event.outputs}
@@ -223,7 +222,7 @@ class RunState:
         output.texts_here += max(0, event.texts - saved)
         output.tokens_here += event.tokens
         self.chunks_here, self.kept_s = self.chunks_here + 1, t
-        self.texts_per_s, self.eta_s = event.texts_per_s, event.eta_s
+        self.texts_per_s = event.texts_per_s
         self.attempts[str(Outcome.COMMITTED)] += event.attempt_ok  # no single attempt has made one of parts
         if self.points:
             self._add_point(t)

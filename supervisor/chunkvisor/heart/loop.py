@@ -288,7 +288,7 @@ class Loop:
         slot = self._slots[worker]
         slot.go(limits)
         self._store.first_go_s = self._store.first_go_s or slot.go_s
-        self._emit(event.Go(*slot.names, limits.rows, limits.tokens, limits.padding, limits.measured))
+        self._emit(event.Go(*slot.names, limits.rows, limits.tokens))
 
     def end(self, worker: int, why: str) -> None:
         """End the worker."""

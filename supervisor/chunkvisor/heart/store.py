@@ -169,8 +169,6 @@ class Keeper:
         # Start-up is not counted: it comes once, and would make the estimate too long for hours.
         if self.first_go_s is not None:
             rate = sum(each.texts_here for each in self._outputs) / max(1e-6, time.monotonic() - self.first_go_s)
-        # Of all outputs, because they share the devices.
-        left = sum(each.ledger.plan.distinct - each.ledger.texts_done for each in self._outputs)
         committed = event.ChunkCommitted(
             output.name,
             chunk,
@@ -180,7 +178,6 @@ class Keeper:
             ledger.plan.count,
             attempt_ok=result is not None,
             texts_per_s=rate and round(rate, 3),
-            eta_s=round(left / rate, 1) if rate else None,
             tokens=result.tokens if result else 0,
             padded_tokens=result.padded_tokens if result else 0,
             phase_s=result.phase_s if result else {},

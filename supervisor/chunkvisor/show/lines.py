@@ -32,10 +32,14 @@ _LEVELS = {Weight.NEWS: logging.INFO, Weight.CARE: logging.WARNING, Weight.LOSS:
 
 
 class Observer:
-    """Hears the events of a run, in order, from the thread of its loop; this one takes no notice of them."""
+    """Hears the events of a run, in order, from the thread of its loop; this one only keeps the state."""
 
-    def event(self, event: Event, state: RunState) -> None:
-        """Something happened; the state has it already, is the same object throughout, and is only to be looked at."""
+    state = RunState()
+    """It has all events, is the same object throughout a run, and is only to be looked at."""
+
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - it is for others
+        """Something happened; the state has it already."""
+        self.state = state
 
     def tick(self) -> None:
         """Called a few times a second while the run lives, and while it waits for its sources."""
@@ -92,13 +96,12 @@ class Console(Observer):
     def __init__(self, stream: TextIO | None = None, *, last_words: bool = False, least: Weight = Weight.NEWS) -> None:
         self._stream = stream or sys.stderr
         self._last_words, self._least = last_words, least
-        self._state = RunState()
         self._began_s = self._said_s = time.monotonic()
         self.in_words: Callable[[str], str] = str
         """Puts each line into the words of the caller."""
 
     def event(self, event: Event, state: RunState) -> None:
-        self._state = state
+        self.state = state
         if event.weight >= self._least and (line := event.line):
             self._write(line)
         if isinstance(event, Halted | RunEnded) and (closing := snapshot_of(state, time.time()).closing_line):
@@ -109,10 +112,10 @@ class Console(Observer):
     def tick(self) -> None:
         """Say how far it is, now and then: the longer it lasts, the more rarely."""
         now_s = time.monotonic()
-        if now_s - self._said_s >= heartbeat_s(now_s - self._began_s, waiting=bool(self._state.waits_for)):
+        if now_s - self._said_s >= heartbeat_s(now_s - self._began_s, waiting=bool(self.state.waits_for)):
             self._said_s = now_s
-            if self._state.ending is None and self._state.workdir:
-                self.say(look_at(self._state).line)
+            if self.state.ending is None and self.state.workdir:
+                self.say(look_at(self.state).line)
 
     def say(self, text: str) -> None:
         if self._least is Weight.NEWS:

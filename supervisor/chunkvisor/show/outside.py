@@ -71,11 +71,7 @@ class Metrics(Observer):
     """Keeps a file of figures up to date, in the text format of Prometheus, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._state, self._next_s = RunState(), 0.0
-
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - all is in the state
-        self._state = state
+        self._path, self._next_s = path, 0.0
 
     def tick(self) -> None:
         if time.monotonic() >= self._next_s:
@@ -83,7 +79,7 @@ class Metrics(Observer):
             self.close()
 
     def close(self) -> None:
-        now, lines = snapshot_of(self._state, time.time()), list[str]()
+        now, lines = snapshot_of(self.state, time.time()), list[str]()
         for head, (meaning, value_of) in METRICS.items():
             name, _, label = head.rstrip("}").partition("{")
             full, value = f"chunkvisor_{name}", value_of(now)
@@ -183,10 +179,10 @@ class Systemd(Observer):
     def __init__(self, address: str, every_s: float) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._every_s, self._next_s = min(STATUS_S, every_s), 0.0
-        self._state, self._ready = RunState(), False
+        self._ready = False
 
     def event(self, event: Event, state: RunState) -> None:
-        self._state = state
+        self.state = state
         # Before them, a model may be fetched for an hour. A run that finds all its work done has to be ready all the
         # same: systemd takes a service of Type=notify that ends without having been ready for a failed one.
         self._ready |= isinstance(event, of.AttemptStarted | of.Assembling | of.RunEnded)
@@ -196,9 +192,9 @@ class Systemd(Observer):
             self._send("STOPPING=1")
 
     def tick(self) -> None:
-        if self._state.workdir and time.monotonic() >= self._next_s:
+        if self.state.workdir and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + self._every_s
-            line = snapshot_of(self._state, time.time()).line
+            line = snapshot_of(self.state, time.time()).line
             self._send("READY=1\n" * self._ready + f"WATCHDOG=1\nSTATUS={plain(line)}")
 
     def close(self) -> None:

@@ -115,12 +115,12 @@ class Sensors(Observer):
     """Writes `sensors.jsonl`: every few seconds the load of the GPUs and the memory of the workers."""
 
     def __init__(self, files: InvocationFiles) -> None:
-        self._path, self._state, self._uuids = files.sensors, RunState(), tuple[str, ...]()
+        self._path, self._uuids = files.sensors, tuple[str, ...]()
         self._reading: Future[None] | None = None
         self._began_s, self._next_s = time.monotonic(), 0.0
 
     def event(self, event: Event, state: RunState) -> None:
-        self._state = state
+        self.state = state
         if isinstance(event, RunStarted):
             self._uuids = event.gpus if any(event.gpus) else ()
 
@@ -129,7 +129,7 @@ class Sensors(Observer):
         if now_s >= self._next_s and (self._reading is None or self._reading.done()):
             # However long the run lasts, the file stays small: after an hour lines come more and more rarely.
             self._next_s = now_s + min(MOST_S, max(INTERVAL_S, (now_s - self._began_s) / 700))
-            pids = [worker.pid for worker in self._state.workers.values() if worker.pid]
+            pids = [worker.pid for worker in self.state.workers.values() if worker.pid]
             self._reading = in_background(self._read, pids)  # nvidia-smi may hang
 
     def _read(self, pids: list[int]) -> None:
@@ -147,15 +147,12 @@ class Reporter(Observer):
     """Writes `report.html` when a run ends; after a very long one that is left to `chunkvisor report`."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout, self._state = layout, RunState()
-
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - of every observer
-        self._state = state
+        self._layout = layout
 
     def close(self) -> None:
         """Write it, unless the run found everything complete; a full disk costs the report, nothing else."""
         from chunkvisor.show.report import write_report
 
         with contextlib.suppress(OSError, Halt):  # another page of that name stays
-            if self._state.worked and self._layout.events.stat().st_size <= MOST_BYTES:
+            if self.state.worked and self._layout.events.stat().st_size <= MOST_BYTES:
                 write_report(self._layout.workdir, self._layout.report)

@@ -35,18 +35,19 @@ _MARKS = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}
 
 def view(now: Snapshot) -> list[Text]:
     """Draw a snapshot as lines, of which the last ones may be cut off if room is short."""
-    drawn = [Text(plain(now.stage), "bold")]
+    drawn = [_line(plain(now.stage), "bold")]
     if now.total("rows"):
-        drawn.append(Text(bar(now.share, 30), "cyan").append(f" {percent(now.share)}", "not cyan"))
+        drawn.append(_line(f"{bar(now.share, 30)} {percent(now.share)}", "cyan"))
         drawn.append(Text(", ".join([now.far, *now.rates])))
-    health = Text(_MARKS[now.weight] + plain(now.health), _STYLES[now.weight] or "green")
+    drawn.append(Text(_MARKS[now.weight] + plain(now.health), _STYLES[now.weight] or "green"))
     for name, output in now.outputs.items() if len(now.outputs) > 1 else ():
         rows = counted(output.rows, "row")
-        drawn.append(Text(f"{bar(output.share, 20)} {percent(output.share):>5}  {plain(name)}, {rows}", "dim"))
-    drawn += map(Text, now.workers)
-    for line in [*drawn[:2], *drawn[3:]]:
-        line.no_wrap, line.overflow = True, "ellipsis"
-    return [*drawn[:3], health, *drawn[3:]]
+        drawn.append(_line(f"{bar(output.share, 20)} {percent(output.share):>5}  {plain(name)}, {rows}", "dim"))
+    return [*drawn, *map(_line, now.workers)]
+
+
+def _line(words: str, style: str = "") -> Text:
+    return Text(words, style, no_wrap=True, overflow="ellipsis")
 
 
 def bar(share: float, width: int) -> str:
@@ -68,32 +69,31 @@ class Live(Observer):
     def __init__(self, stream: TextIO) -> None:
         self._console = _Terminal(file=stream, highlight=False, markup=False, emoji=False)
         self._live: RichLive | None = None
-        self._state = RunState()
         self._news = list[Logged]()
         self._drawn_s = 0.0
         self._over = False
 
     def event(self, event: Event, state: RunState) -> None:
-        self._state = state
+        self.state = state
         self._news.append(Logged(state.told_s, "", event))
         if event.stage and not state.chunks_here:  # which may take long before the next tick
             self._drawn_s = 0.0
             self.tick()
 
     def tick(self) -> None:
-        if time.monotonic() - self._drawn_s >= REFRESH_S and self._state.workdir:
+        if time.monotonic() - self._drawn_s >= REFRESH_S and self.state.workdir:
             self._drawn_s = time.monotonic()
-            self.draw(look_at(self._state), self._news)
+            self.draw(look_at(self.state), self._news)
             self._news.clear()
 
     def close(self) -> None:
         """Take the view away; what the run has come to stays."""
         self._over = True
-        self.say(snapshot_of(self._state, time.time()).closing_line)
+        self.say(snapshot_of(self.state, time.time()).closing_line)
 
     def say(self, text: str) -> None:
         self._news.append(Logged(time.time(), "", Note(text)))
-        if self._over or not self._state.workdir:
+        if self._over or not self.state.workdir:
             self.leave(self._news)
             self._news.clear()
 
