@@ -158,10 +158,6 @@ class Keeper:
         return True
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
-        # The first chunk tells the dimension, and with it what the rest will need: better refused now than at night.
-        output.committed_here += 1
-        if output.committed_here == 1 and output.left:
-            _check_space(output)
         ledger, before = output.ledger, output.saved_before.pop(chunk, 0)
         texts = ledger.plan.size(chunk)
         output.texts_here += texts - before
@@ -184,6 +180,10 @@ class Keeper:
             texts_before=before,
         )
         self._emit(committed)
+        # The first chunk tells the dimension, and with it what the rest will need: better refused now than at night.
+        output.committed_here += 1
+        if output.committed_here == 1 and output.left:
+            _check_space(output)
 
     def with_need(self, why: str) -> str:
         """Say why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
