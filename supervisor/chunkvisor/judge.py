@@ -7,7 +7,7 @@ from enum import Enum, StrEnum
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
-from chunkvisor_worker.contract.rules import BEFORE_WORK, CONFIG, DISK, NO_ROOM, ON_TEXTS, RULES
+from chunkvisor_worker.contract.rules import BEFORE_WORK, CONFIG, DISK, NO_ROOM, ON_TEXTS
 from chunkvisor_worker.contract.taxonomy import Diagnosis, OomFigures, diagnose, diagnose_log, read_oom
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 60.0  # pause before the second try; it doubles with each further one, up to the other
@@ -78,16 +78,8 @@ class Pulse:
 
 # --- one that has ended
 
-_CAUSES = {rule.name: rule.cause.rstrip(".") for rule in RULES}
-
 # Outcomes that leave nothing behind on a GPU, and do not come from it.
 _NOT_OF_GPU = (Outcome.COMMITTED, Outcome.BAD_INPUT, Outcome.BAD_OUTPUT, Outcome.DISK_FULL, Outcome.HUB, Outcome.LOST)
-
-
-def without_cause(reason: str, rule: str) -> str:
-    """What the reason of an attempt says beyond the cause that its rule gives, with which it begins."""
-    cause = _CAUSES.get(rule, "")
-    return reason.removeprefix(cause).lstrip(":. ") if cause else reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
-from chunkvisor.events.event import (
-    AttemptInterrupted,
-    BatchesKept,
-    ChunkCommitted,
-    Draining,
-    Event,
-    FailureEvent,
-    Go,
-    OutputOpened,
-    PartCommitted,
-    Quarantined,
-)
+from chunkvisor.events import event
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.store.identity import BadText
@@ -177,7 +166,6 @@ def end_in_words(
     device: str = "",
     *,
     dropped: bool = False,
-    waited_s: float = 0.0,
 ) -> Halt:
     """Put the end of a run, or of a device that it does without (`dropped`), into words.
 
@@ -190,16 +178,11 @@ def end_in_words(
             what, see = f"{device} cannot be used any more", ""
             remedy = f"correct that, then run the same command again{KEPT}"
         case "busy":
-            what = f"{device} stayed busy for {waited_s:.0f} s"
+            what = f"{device} stayed busy for longer than recovery.wait_timeout"
             remedy = "end the other process, or wait for it; then run the same command again"
         case "too large":
             what = f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory"
-            because = f"{because}; nvidia-smi shows no other process on it"
-            if (figures := verdict.figures) is not None:
-                held, wanted = human_bytes(figures.ours_bytes), human_bytes(figures.wanted_bytes)
-                memory = human_bytes(figures.total_bytes)
-                because = f"the worker held {held} of the GPU's {memory} and wanted {wanted} more before its first "
-                because += "batch; no other process held much"
+            because = f"{because}; no other process held much of it"
             remedy = f"Use a GPU with more memory, or a smaller model. Then run the same command again{KEPT}."
         case "canary" | "first" if dropped:
             # Not even a text that was encoded before, or (first) not one text, short ones tried alone.
@@ -213,11 +196,9 @@ def end_in_words(
         case "first":
             what = f"halted at {output}: no text has been encoded so far (0 of {texts:,}); short texts, each tried "
             what += f"alone, failed too, the last in chunk {chunk}"
-            look_at = "the encoder and the model" if verdict.on_cpu else "the encoder, the model and the device"
             remedy = (
-                f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at {look_at} (`chunkvisor "
-                "doctor CONFIG` tries them on a few words). Then run the same command again; without a repair it will "
-                "hardly get further."
+                f"{last_remedy(verdict)} A single text is unlikely to be the cause: look at encoder, model and device "
+                "(`chunkvisor doctor CONFIG` tries them on a few words). Then run the same command again."
             )
         case _:
             meaning = ENTRIES[verdict.outcome].what.partition(". ")[0].rstrip(".")
@@ -370,26 +351,26 @@ class Troubles:
 
     _since_s: float | None = None  # when it last got on; None = it has not begun
     _draining: bool = False
-    _failures: list[FailureEvent] = field(default_factory=list)  # since then
+    _failures: list[event.FailureEvent] = field(default_factory=list)  # since then
     _rows: list[str] = field(default_factory=list)  # given up, with their places in the source
     _rows_before: dict[str, int] = field(default_factory=dict)  # by output, how many rows earlier runs gave up
 
-    def heed(self, event: Event, now_s: float) -> None:
+    def heed(self, told: event.Event, now_s: float) -> None:
         """Take in what has happened; `now_s` in seconds, by any clock."""
-        match event:
-            case Draining():
+        match told:
+            case event.Draining():
                 self._draining = True  # what is finished or saved now is no sign that it would have got on
-            case Go() if self._since_s is None:
+            case event.Go() if self._since_s is None:
                 self._since_s = now_s
-            case ChunkCommitted() | PartCommitted() | BatchesKept() if not self._draining:
+            case event.ChunkCommitted() | event.PartCommitted() | event.BatchesKept() if not self._draining:
                 self._since_s = now_s
                 self._failures.clear()
-            case FailureEvent() if not isinstance(event, AttemptInterrupted):
-                self._failures.append(event)
-            case OutputOpened():
-                self._rows_before.setdefault(event.output, event.quarantined)  # opened again, it has ours as well
-            case Quarantined():
-                self._rows.append(f"{event.output} row {event.row} ({event.place})")
+            case event.FailureEvent() if not isinstance(told, event.AttemptInterrupted):
+                self._failures.append(told)
+            case event.OutputOpened():
+                self._rows_before.setdefault(told.output, told.quarantined)  # opened again, it has ours as well
+            case event.Quarantined():
+                self._rows.append(f"{told.output} row {told.row} ({told.place})")
 
     def added_to(self, halt: Halt, now_s: float) -> Halt:
         """The Halt, with the troubles as its reason if a run was stopped amid them, and the rows that it gave up."""

@@ -69,7 +69,7 @@ def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.M
         ended = place.run_here()
     assert ended.returncode == 74, ended.stderr
     assert "No space left on device" in ended.stderr
-    assert f" are free in {place.workdir}; what is left to do needs up to 64.0 MiB" in ended.stderr
+    assert f" are free in {place.workdir}" in ended.stderr
     assert "finished work is kept" in ended.stderr
     calls = len(place.calls())
     assert place.run_here().returncode == 0

@@ -199,7 +199,7 @@ def gpus(smi: FakeSmi, workplace: Workplace) -> Workplace:
     ("said", "words", "tries"),
     [
         (message(7.9), "held 7.9 GiB of the GPU's 8.0 GiB", 1),
-        ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", "nvidia-smi shows no other process on it", 2),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", "no other process held much of it", 2),
     ],
     ids=["figures", "none"],
 )

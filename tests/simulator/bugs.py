@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from chunkvisor.heart.memory import Memory
+from chunkvisor.heart.policy import Memory
 from chunkvisor.heart.scheduler import GateState, Scheduler
 from chunkvisor.heart.work import Backlog
 

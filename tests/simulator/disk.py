@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 
-from chunkvisor.heart.memory import Lesson
+from chunkvisor.heart.policy import Lesson
 from chunkvisor_worker.contract.messages import Limits
 
 MISSING, VECTOR, BAD = 0, 1, 2  # what a text has: nothing yet, its vector, or its quarantine record

@@ -444,7 +444,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "a machine is left out by two canaries where none of its devices works, a device where another does",
+        "devices of machines are left out by two canaries each, and the run goes on",
         {"chunks": 12, "size": 2},
         """
         join 0 node n0 look none          | start 1 on 0: 0..2
@@ -458,7 +458,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         killed 6 1x10 canary              | start 8 on 2: 14..16 canary 2
         ok 4                              | keep 4, start 9 on 1: 16..18
         ready 7, ready 8, ready 9, wait 1 | go 7: 32, go 8: 32, go 9: 32
-        killed 8 1x10 canary              | drop n1 69
+        killed 8 1x10 canary              | drop 2 69
         killed 9 1x10 canary              | start 10 on 1: 14..16 canary 2
         ready 10, wait 1                  | go 10: 32
         killed 10 1x10 canary             | start 11 on 1: 0..2 canary 2

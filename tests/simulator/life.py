@@ -15,7 +15,7 @@ from typing import Any, cast
 from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
-from chunkvisor.heart.memory import Lesson
+from chunkvisor.heart.policy import Lesson
 from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, Scheduler
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Company, Verdict
@@ -329,11 +329,8 @@ class _Run:
     def drop(self, ending: Ending) -> None:
         """See Loop."""
         self.last_halt = ending.code
-        if isinstance(ending.place, str):
-            self.aside.add(ending.place)
-            self._leave(ending.place)
-        elif ending.place is not None:
-            self.devices[ending.place].left = True
+        if ending.device is not None:
+            self.devices[ending.device].left = True
 
     def halt(self, ending: Ending) -> None:
         """See Loop."""
@@ -588,7 +585,7 @@ class _Run:
         """The loop's own business: patience is over."""
         self._end_now(process, hang=True)
 
-    def end(self, worker: int, _why: str) -> None:
+    def end(self, worker: int) -> None:
         """See Loop."""
         if worker in self.processes:
             self._end_now(self.processes[worker], hang=False)

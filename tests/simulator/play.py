@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.heart import policy
-from chunkvisor.heart.memory import Lesson
+from chunkvisor.heart.policy import Lesson
 from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Company, Verdict
@@ -208,7 +208,7 @@ class Play:
         rows = limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
         self._said.append(f"go {worker}: {min(limits.rows, rows)}")
 
-    def end(self, worker: int, _why: str) -> None:
+    def end(self, worker: int) -> None:
         """See Loop."""
         self._said.append(f"end {worker}")
 
@@ -256,7 +256,7 @@ class Play:
 
     def drop(self, ending: Ending) -> None:
         """See Loop."""
-        self._said.append(f"drop {ending.place} {int(ending.code)}")
+        self._said.append(f"drop {ending.device} {int(ending.code)}")
 
     def halt(self, ending: Ending) -> None:
         """See Loop."""

@@ -7,16 +7,15 @@ import pytest
 
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.policy import (
     LIMITS,
     OWN,
     GiveUp,
     History,
     How,
+    Lesson,
     Quarantine,
     Retry,
-    Scope,
     Split,
     Step,
     Stop,
@@ -74,28 +73,28 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "two canaries failed": (
         suspect(),
         History(canaries=1, **DOUBTED),
-        Stop(ExitCode.TRY_AGAIN, Scope.DEVICE, "canary"),
+        Stop(ExitCode.TRY_AGAIN, local=True, why="canary"),
     ),
     "two canaries failed by a device fault": (
         suspect(Outcome.DEVICE_FAULT),
         History(canaries=1, **DOUBTED),
-        Stop(ExitCode.MACHINE, Scope.DEVICE, "canary"),
+        Stop(ExitCode.MACHINE, local=True, why="canary"),
     ),
     "two canaries of another dimension": (
         suspect(Outcome.BAD_OUTPUT),
         History(canaries=1, **DOUBTED),
-        Stop(ExitCode.CONFIG, Scope.DEVICE, "canary"),
+        Stop(ExitCode.CONFIG, local=True, why="canary"),
     ),
     "two shortest failed": (suspect(), History(canary=OWN, canaries=1), Retry(1.0, charge=False, note="canary")),
     "three shortest failed": (
         suspect(),
         History(canary=OWN, canaries=2),
-        Stop(ExitCode.MACHINE, Scope.DEVICE, "first"),
+        Stop(ExitCode.MACHINE, local=True, why="first"),
     ),
     "three shortest refused": (
         suspect(Outcome.BAD_OUTPUT),
         History(canary=OWN, canaries=2),
-        Stop(ExitCode.CONFIG, Scope.DEVICE, "first"),
+        Stop(ExitCode.CONFIG, local=True, why="first"),
     ),
     "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
     "proven, second look": (suspect(), History(tries=1, **PROVEN), Split(How.HALVES)),
@@ -117,9 +116,9 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "a bad vector alone": (suspect(Outcome.BAD_OUTPUT, bad_rows=(0,)), History(texts=1, **PROVEN), Quarantine()),
     # Starts
     "first start": (of(Outcome.CRASHED, **ON_DEVICE), History(), START),
-    "third start": (of(Outcome.CRASHED, **ON_DEVICE), History(starts=2), Stop(ExitCode.MACHINE, Scope.DEVICE)),
-    "third load": (of(Outcome.CRASHED, **LOADING), History(starts=2), Stop(ExitCode.CONFIG, Scope.NODE)),
-    "set up wrongly": (of(Outcome.SETUP, **LOADING), History(), Stop(ExitCode.CONFIG, Scope.NODE)),
+    "third start": (of(Outcome.CRASHED, **ON_DEVICE), History(starts=2), Stop(ExitCode.MACHINE, local=True)),
+    "third load": (of(Outcome.CRASHED, **LOADING), History(starts=2), Stop(ExitCode.CONFIG, local=True)),
+    "set up wrongly": (of(Outcome.SETUP, **LOADING), History(), Stop(ExitCode.CONFIG, local=True)),
     "set up, and worked": (of(Outcome.SETUP, **LOADING), History(worked=True), START),
     "eighth start, after work": (
         of(Outcome.CRASHED, **ON_DEVICE),
@@ -129,7 +128,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "waited for a start": (
         of(Outcome.CRASHED, **ON_DEVICE),
         History(starts=2, worked=True, failing_s=600),
-        Stop(ExitCode.MACHINE, Scope.DEVICE),
+        Stop(ExitCode.MACHINE, local=True),
     ),
     "too large alone": (suspect(Outcome.GPU_OOM), History(texts=1, tries=1, too_large=3, **PROVEN), Quarantine()),
     "three too large, and the shortest": (
@@ -165,19 +164,19 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "the model is larger than the GPU": (
         of(Outcome.GPU_BUSY, rule="gpu-full-before-work"),
         History(company=Company.ALONE),
-        Stop(ExitCode.MACHINE, Scope.DEVICE, "too large"),
+        Stop(ExitCode.MACHINE, local=True, why="too large"),
     ),
     # The world
     **{f"{o}: wait": (of(o), History(waited_s=50, spell_s=50), Wait(6.0)) for o, _ in WAITED},
-    "busy for too long": (of(Outcome.GPU_BUSY), History(waited_s=600), Stop(ExitCode.TRY_AGAIN, Scope.DEVICE)),
+    "busy for too long": (of(Outcome.GPU_BUSY), History(waited_s=600), Stop(ExitCode.TRY_AGAIN, local=True)),
     "no hub for too long": (of(Outcome.HUB), History(waited_s=600), Stop(ExitCode.TRY_AGAIN)),
-    "full for too long": (of(Outcome.DISK_FULL), History(waited_s=600), Stop(ExitCode.DISK, Scope.NODE)),
+    "full for too long": (of(Outcome.DISK_FULL), History(waited_s=600), Stop(ExitCode.DISK, local=True)),
     "a machine is lost": (of(Outcome.LOST), History(tries=8), Retry()),
     "the tenth machine is lost": (of(Outcome.LOST), History(tries=9), GiveUp()),
     "stopped by us": (of(Outcome.INTERRUPTED, asked_for=True), History(tries=9), Retry(charge=False)),
     "stopped by others": (of(Outcome.INTERRUPTED), History(), Retry(0.5)),
-    "hardware": (of(Outcome.HARDWARE_FAULT), History(), Stop(ExitCode.MACHINE, Scope.DEVICE)),
-    "setup in a batch": (of(Outcome.SETUP), History(), Stop(ExitCode.CONFIG, Scope.NODE)),
+    "hardware": (of(Outcome.HARDWARE_FAULT), History(), Stop(ExitCode.MACHINE, local=True)),
+    "setup in a batch": (of(Outcome.SETUP), History(), Stop(ExitCode.CONFIG, local=True)),
     "setup in a batch, after work": (of(Outcome.SETUP), History(worked=True), Retry(0.5)),
 }
 
@@ -201,7 +200,7 @@ def test_a_model_larger_than_its_gpu_by_the_figures_of_its_message() -> None:
         wanted_bytes=2 * GIB, total_bytes=8 * GIB, free_bytes=0, process_bytes=7 * GIB, reserved_bytes=0
     )
     verdict = of(Outcome.GPU_BUSY, rule="gpu-full-before-work", figures=figures)
-    assert decide(verdict, History(), RECOVERY) == Stop(ExitCode.MACHINE, Scope.DEVICE, "too large")
+    assert decide(verdict, History(), RECOVERY) == Stop(ExitCode.MACHINE, local=True, why="too large")
 
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.COMMITTED])

@@ -8,8 +8,7 @@ import pytest
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import AttemptFailed, ChunkSplit, Event, OutputOpened, RunStarted, Waiting, WorkPlanned
 from chunkvisor.heart.loop import what_follows
-from chunkvisor.heart.memory import Lesson
-from chunkvisor.heart.policy import GiveUp, How, Quarantine, Retry, Split, Step, Stop, Wait
+from chunkvisor.heart.policy import GiveUp, How, Lesson, Quarantine, Retry, Split, Step, Stop
 from chunkvisor.heart.run import WaitTeller
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
@@ -29,8 +28,8 @@ from chunkvisor_worker.contract.files import AttemptFiles
         (Retry(2, note="start"), "starting another worker in 2 s"),
         (Split(How.SUSPECTS), "trying the texts of that batch one by one"),
         (Split(How.HALVES), "trying it in two halves"),
-        (Wait(1), "waiting, then retrying"),
-        (Stop(ExitCode.MACHINE), "retrying would not help"),
+        (Split(How.BAD), "keeping the others, and trying each bad text alone"),
+        (Stop(ExitCode.MACHINE), ""),
         (Quarantine(), ""),
         (GiveUp(), ""),
     ],
@@ -40,13 +39,10 @@ def test_what_follows(step: Step, words: str) -> None:
     assert what_follows(step, Verdict(Outcome.CRASHED, "")) == words
 
 
-def test_what_follows_a_device_fault_and_bad_vectors() -> None:
-    """The next worker names the kernel that failed; bad vectors are tried alone."""
+def test_what_follows_a_device_fault() -> None:
+    """The next worker names the kernel that failed."""
     blocking = "retrying, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
     assert what_follows(Retry(), Verdict(Outcome.DEVICE_FAULT, "")) == blocking
-    for bad, words in (((3,), "the bad text"), ((3, 5), "the 2 bad texts")):
-        verdict = Verdict(Outcome.BAD_OUTPUT, "", bad_rows=bad)
-        assert what_follows(Split(How.BAD), verdict) == f"keeping the others, and trying {words} alone"
 
 
 def test_a_failure_without_an_attempt() -> None:

@@ -1,4 +1,4 @@
 """The heart of a run: who works on which texts, what a failure means, and the loop that does it.
 
-`work`, `policy`, `memory` and `scheduler` are pure and decide; `loop` and what it uses do what they say.
+`work`, `policy` and `scheduler` are pure and decide; `loop` and what it uses do what they say.
 """

@@ -11,10 +11,11 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ParamSpec
 
 from chunkvisor import words
 from chunkvisor.config.choices import OnBadRow
@@ -25,8 +26,8 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
 from chunkvisor.heart import policy
-from chunkvisor.heart.memory import Lesson
 from chunkvisor.heart.output import OutputRun
+from chunkvisor.heart.policy import Lesson
 from chunkvisor.heart.run import Run, WaitTeller
 from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, GateState, Scheduler
 from chunkvisor.heart.slot import Slot
@@ -43,6 +44,7 @@ from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Limits
 from chunkvisor_worker.contract.wire import read_batch_log, write_message
 
+_P = ParamSpec("_P")
 _PAUSE_S = 0.25  # the loop looks around so often, even if no worker calls
 
 
@@ -81,7 +83,7 @@ class Loop:
             if self._pending():
                 self._engine.open(self._stations, self._pending, self._workers.per_device + self._workers.standby)
             self._turn()
-            while not self._over():
+            while not self._scheduler.finished or self._store.joins(begin=not self._signals.draining):
                 self._sleep()
                 self._turn()
         finally:
@@ -95,10 +97,6 @@ class Loop:
     def _pending(self) -> int:
         return sum(output.left for output in self._outputs)
 
-    def _over(self) -> bool:
-        joining = self._store.joining or (self._store.may_join and not self._signals.draining)
-        return self._scheduler.finished and not joining
-
     def _seen(self, station: Station, opinion: Opinion | None, gone: bool) -> None:
         node, kind = station.site.node, station.device.model
         self._news.append(partial(self._scheduler.seen, station.number, node, kind, opinion, gone=gone))
@@ -111,8 +109,7 @@ class Loop:
         self._stations.attend(self._pids)
         news, self._news = self._news, []
         for happened in news:
-            happened()
-            self._obey()
+            self._tell(happened)
         for slot in list(self._slots.values()):
             self._attend(slot, time.monotonic())
         if time.monotonic() >= self._joins_until_s or self._signals.stopping:
@@ -120,8 +117,7 @@ class Loop:
         for output, chunk in self._store.attend():
             self._scheduler.lost(output, chunk)
         self._tick()
-        self._scheduler.tick()
-        self._obey()
+        self._tell(self._scheduler.tick)
         for slot in self._ended.values():  # of a failed attempt, record and log are what is left to read
             if slot.files.verdict.exists():
                 drop_bulk(slot.files)
@@ -137,17 +133,17 @@ class Loop:
                 self._joins_until_s = signals.until_s - min(RESERVE * left_s, RESERVE_S)
                 how = f"saving within {human_time(left_s)} what they have done"
             self._emit(event.Draining(signals.why, how))
-            self._scheduler.stop(signals.until_s)
+            self._tell(self._scheduler.stop, signals.until_s)
         if signals.stopping:
-            self._scheduler.stop(-math.inf)
-        self._obey()
+            self._tell(self._scheduler.stop, -math.inf)
 
     def _sleep(self) -> None:
         watched = (fd for slot in self._slots.values() for fd in slot.worker.watched())
         self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
 
-    def _obey(self) -> None:
-        """Do what the scheduler says, to the end."""
+    def _tell(self, what: Callable[_P, None], *args: _P.args, **named: _P.kwargs) -> None:
+        """Tell the scheduler, and do what it says, to the end."""
+        what(*args, **named)
         todo = deque(self._scheduler.take())
         while todo:
             todo.popleft()()
@@ -158,16 +154,12 @@ class Loop:
         now_s = time.monotonic()
         for slot in self._slots.values():
             if (gate := slot.heard(now_s)) is not None:
-                self._scheduler.called(slot.number, freed=gate is GateState.PASSED)
-                self._obey()  # `go`, or a look at the device: nothing that takes long
+                self._tell(self._scheduler.called, slot.number, freed=gate is GateState.PASSED)
 
     def _pids(self) -> dict[int, frozenset[int]]:
         """Name the workers that have each device, or have just given it back."""
-        found: dict[int, frozenset[int]] = {}
-        for slot in self._slots.values():
-            if slot.had_device:
-                found[slot.station.number] = found.get(slot.station.number, frozenset()) | {slot.worker.pid}
-        return found
+        pairs = [(slot.station.number, slot.worker.pid) for slot in self._slots.values() if slot.had_device]
+        return {number: frozenset(pid for at, pid in pairs if at == number) for number, _ in pairs}
 
     # --- workers
 
@@ -177,8 +169,7 @@ class Loop:
             self._conclude(slot, returncode, now_s)
             return
         if (gate := slot.heard(now_s)) is not None:
-            self._scheduler.called(slot.number, freed=gate is GateState.PASSED)
-            self._obey()
+            self._tell(self._scheduler.called, slot.number, freed=gate is GateState.PASSED)
         slot.attend(now_s, self._recovery)
         if slot.stuck(now_s):
             raise Halt(
@@ -197,8 +188,7 @@ class Loop:
         # The end of a warm worker that never had the device is its template's doing, not a text's.
         unused = slot.worker.warm and not slot.had_device and slot.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
-            self._scheduler.ended(AttemptEnded(slot.number, None))
-            self._obey()
+            self._tell(self._scheduler.ended, AttemptEnded(slot.number, None))
             return
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.
@@ -207,8 +197,7 @@ class Loop:
             slot.ended_by = EndedBy.STOP
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
-            self._scheduler.called(slot.number, freed=True)
-            self._obey()
+            self._tell(self._scheduler.called, slot.number, freed=True)
         self._answer_calls()  # all of its vectors are read now
         others = (each for each in self._slots.values() if each.gate is GateState.OPEN and each.station is slot.station)
         siblings = frozenset(each.worker.pid for each in others)
@@ -216,8 +205,7 @@ class Loop:
         slot.verdict = ended.verdict
         if slot.had_device:
             slot.station.worker_ended()
-        self._scheduler.ended(ended)
-        self._obey()
+        self._tell(self._scheduler.ended, ended)
 
     def _end_all(self) -> None:
         """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel."""
@@ -226,7 +214,7 @@ class Loop:
             now_s = time.monotonic()
             for slot in list(slots.values()):
                 if slot.worker.poll() is None:
-                    slot.end(EndedBy.STOP, "the run has ended", now_s)
+                    slot.end(EndedBy.STOP, "", now_s)
                 else:
                     del slots[slot.number]  # if it got done after all, the next run finds its result
             if slots:
@@ -290,10 +278,10 @@ class Loop:
         self._store.first_go_s = self._store.first_go_s or slot.go_s
         self._emit(event.Go(*slot.names, limits.rows, limits.tokens))
 
-    def end(self, worker: int, why: str) -> None:
+    def end(self, worker: int) -> None:
         """End the worker."""
         if worker in self._slots:
-            self._slots[worker].end(EndedBy.STOP, why, time.monotonic())
+            self._slots[worker].end(EndedBy.STOP, "", time.monotonic())
 
     def leave(self, worker: int) -> None:
         """Ask the worker to end after the batch under way."""
@@ -388,17 +376,14 @@ class Loop:
         self._emit(event.LimitsLowered(lesson.rows, lesson.tokens, f" on {kind}" if several else ""))
 
     def drop(self, ending: Ending) -> None:
-        """Do without a device or a machine."""
-        halt = self._in_words(ending, dropped=True)
-        if isinstance(ending.place, str):
-            self._stations.drop_node(ending.place, halt)
-        elif ending.place is not None:
-            self._stations.leave(ending.place, halt)
+        """Do without a device."""
+        if ending.device is not None:
+            self._stations.leave(ending.device, self._in_words(ending, dropped=True))
 
     def halt(self, ending: Ending) -> None:
         """End the run."""
         halt = self._in_words(ending, dropped=False)
-        if ending.place is not None:
+        if ending.device is not None:
             halt = self._stations.with_others(halt)
         if halt.log is None and ending.worker in self._ended:
             halt.log = last_log(self._ended[ending.worker].files)
@@ -415,14 +400,9 @@ class Loop:
             most = None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
             log, (_, where) = last_log(self._files_of(ending.worker, work)), output.place_of(work.texts[0])
             return words.too_bad(output.name, where, count, verdict, log, most)
-        device = str(self._stations[ending.place]) if isinstance(ending.place, int) else "this machine"
+        device = str(self._stations[ending.device]) if ending.device is not None else "this machine"
         at = output.name, work.chunk if work is not None else 0, output.texts
-        halt = words.end_in_words(
-            ending.why, ending.code, verdict, at, device, dropped=dropped, waited_s=ending.waited_s
-        )
-        if halt.code is ExitCode.DISK:
-            halt.why = self._store.with_need(halt.why)
-        return halt
+        return words.end_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
 
     def _files_of(self, worker: int, work: Work) -> AttemptFiles:
         """Find those of the ended worker; without one, the folder of the chunk's attempts."""
@@ -498,15 +478,6 @@ def what_follows(step: policy.Step, verdict: Verdict) -> str:
             if step.charge and verdict.outcome is Outcome.DEVICE_FAULT:
                 return f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
             return f"{'starting another worker' if step.note == 'start' else 'retrying'}{soon}"
-        case policy.Split(how=policy.How.SUSPECTS):
-            return "trying the texts of that batch one by one"
-        case policy.Split(how=policy.How.BAD):
-            bad = len(verdict.bad_rows)
-            return f"keeping the others, and trying {f'the {bad:,} bad texts' if bad > 1 else 'the bad text'} alone"
-        case policy.Split():
-            return "trying it in two halves"
-        case policy.Wait():
-            return "waiting, then retrying"
-        case policy.Stop():
-            return "retrying would not help"
+        case policy.Split(how=how):
+            return how.value
     return ""

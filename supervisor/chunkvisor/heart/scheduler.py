@@ -15,8 +15,7 @@ from chunkvisor.config.model import Config
 from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
-from chunkvisor.heart.memory import Memory, cause_of, start_of
-from chunkvisor.heart.policy import OWN, How, Scope
+from chunkvisor.heart.policy import OWN, How, Memory, cause_of, start_of
 from chunkvisor.heart.work import Backlog, DevicePlace, Work
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -47,15 +46,14 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why the run ends, or goes on without a device or a machine; `words` makes sentences of it."""
+    """Why the run ends, or goes on without a device; `words` makes sentences of it."""
 
     code: ExitCode
     why: str  # as in policy.Stop; or "bad rows" or "all bad"
     worker: int = 0
     work: Work | None = None
     verdict: Verdict | None = None
-    place: int | str | None = None  # the device or the machine
-    waited_s: float = 0.0
+    device: int | None = None  # whose end it is
 
 
 class GateState(Enum):
@@ -232,12 +230,12 @@ class Scheduler:
         now_s = self._clock()
         device.look_s = now_s + LOOK_PAUSE_S
         if opinion.health is Health.BROKEN:
-            self._do_without(device, Ending(ExitCode.MACHINE, "broken", verdict=_judged(opinion)), Scope.DEVICE)
+            self._do_without(device, Ending(ExitCode.MACHINE, "broken", verdict=_judged(opinion)), local=True)
         elif opinion.health is Health.BUSY:
             waited_s = now_s - max(since_s, self._memory.success_s)
             if waited_s > self._recovery.wait_timeout:
-                ending = Ending(ExitCode.TRY_AGAIN, "busy", verdict=_judged(opinion), waited_s=waited_s)
-                self._do_without(device, ending, Scope.DEVICE)
+                ending = Ending(ExitCode.TRY_AGAIN, "busy", verdict=_judged(opinion))
+                self._do_without(device, ending, local=True)
         else:
             device.suspected_s, device.look_s = None, now_s
             self._open_gates(device, now_s)
@@ -246,30 +244,22 @@ class Scheduler:
         # It stays known until its last worker has ended, so that their ends are judged like all others.
         device.gone = True
         for worker in device.workers:
-            self._end(worker, "its device was dropped")
+            self._end(worker)
         self._tidy(device)
 
     def _tidy(self, device: DeviceState) -> None:
         if device.gone and not device.workers:
             self.devices.pop(device.place.device, None)
 
-    def _do_without(self, device: DeviceState | None, ending: Ending, scope: Scope) -> bool:
-        """Do without the device, or its machine; False if that leaves nothing of our own: the run ends."""
-        node = device.place.node if device is not None else ""
-        if node and ending.why in ("canary", "first") and all(e.doubt for e in self.alive if e.place.node == node):
-            scope = Scope.NODE  # not one of its devices can do it
-        if scope is Scope.NODE and not node:  # our own machine: but it may be this device alone
-            scope = Scope.DEVICE if ending.code is ExitCode.MACHINE else Scope.RUN
-        if device is None or scope is Scope.RUN:
+    def _do_without(self, device: DeviceState | None, ending: Ending, *, local: bool) -> bool:
+        """Do without the device; False if the run ends: that leaves nothing of our own, or it is no device's matter."""
+        # On our own machine the set-up and the disk are those of every device.
+        of_machine = ending.why == "halted" and ending.code in (ExitCode.CONFIG, ExitCode.DISK)
+        if device is None or not local or (of_machine and not device.place.node):
             self._say(self._hands.halt, ending)
             return False
-        if scope is Scope.NODE:
-            self._say(self._hands.drop, replace(ending, place=node))
-            for each in [each for each in self.alive if each.place.node == node]:
-                self._leave(each)
-            return True
-        ending = replace(ending, place=device.place.device)
-        if not device.gone and len(self.alive) == 1 and not node:
+        ending = replace(ending, device=device.place.device)
+        if not device.gone and len(self.alive) == 1 and not device.place.node:
             self._say(self._hands.halt, ending)
             return False
         if not device.gone:
@@ -360,7 +350,7 @@ class Scheduler:
                     self._backlog.leave(work.output, work.chunk)
             case policy.Stop():
                 ending = Ending(step.code, step.why, end.worker, work, verdict)
-                if self._do_without(device, ending, step.scope):
+                if self._do_without(device, ending, local=step.local):
                     self._backlog.put_back(again)
 
     def _history(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None) -> policy.History:
@@ -483,15 +473,15 @@ class Scheduler:
         """Have those leave who compute, if the time is limited, and end who is still there when it is over."""
         for worker in self.workers.values():
             if worker.gate is GateState.SHUT or now_s >= self._last_s:
-                self._end(worker, "the run has to end")
+                self._end(worker)
             elif worker.gate is GateState.OPEN and self._last_s < math.inf and not (worker.leaving or worker.ending):
                 worker.leaving = True
                 self._say(self._hands.leave, worker.number)
 
-    def _end(self, worker: WorkerState, why: str) -> None:
+    def _end(self, worker: WorkerState) -> None:
         if not worker.ending:
             worker.ending = True
-            self._say(self._hands.end, worker.number, why)
+            self._say(self._hands.end, worker.number)
 
 
 def _judged(opinion: Opinion) -> Verdict:

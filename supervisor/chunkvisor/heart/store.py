@@ -23,7 +23,6 @@ from chunkvisor.judge import Verdict, judge
 from chunkvisor.store.attempt import gather, look, take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
-from chunkvisor.units import human_bytes
 from chunkvisor.words import damaged_again
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
@@ -128,8 +127,8 @@ class Keeper:
             raise error
         output = self._outputs[work.output]
         if error.errno == errno.EIO:
-            chunk = f"{output.name} chunk {work.chunk}"
-            self._emit(event.Alarmed(f"{chunk}: the disk reported an error, and the chunk is stored again: {error}"))
+            words = f"{output.name} chunk {work.chunk}: the disk reported an error, and the chunk is stored again: "
+            self._emit(event.Alarmed(f"{words}{error}"))
         reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
         return Verdict(Outcome.DISK_FULL, reason)
 
@@ -185,11 +184,6 @@ class Keeper:
         if output.committed_here == 1 and output.left:
             _check_space(output)
 
-    def with_need(self, why: str) -> str:
-        """Say why a run ends on a full disk, and how much its outputs still need, as far as that is known."""
-        needs = [need for output in self._outputs if output.left and (need := _still_needed(output)) is not None]
-        return f"{why}; what is left to do needs up to {human_bytes(sum(needs))}" if needs else why
-
     # --- what an earlier run left
 
     def adopt(self) -> None:
@@ -230,15 +224,10 @@ class Keeper:
 
     # --- joins
 
-    @property
-    def joining(self) -> bool:
-        """Whether an output is being joined."""
-        return self._join is not None
-
-    @property
-    def may_join(self) -> bool:
-        """Whether an output can be joined as soon as there is space, or another output is joined."""
-        return not self._stopped and any(map(self._is_ready, range(len(self._outputs))))
+    def joins(self, *, begin: bool) -> bool:
+        """Say whether an output is being joined, or (`begin`) can be, be it as soon as there is space."""
+        ready = begin and not self._stopped and any(map(self._is_ready, range(len(self._outputs))))
+        return self._join is not None or ready
 
     def attend(self) -> list[tuple[int, int]]:
         """Take in what was joined, and begin what can be joined now.
@@ -314,9 +303,7 @@ class Keeper:
         output, now_s = self._outputs[number], time.monotonic()
         self._emit(event.Warned(f"{output.name}: waiting for disk space: {error}"))
         if now_s - self._waits_since_s.setdefault(number, now_s) >= self._wait_timeout_s:
-            halt = disk_halt(error, output.ledger.layout.workdir)
-            halt.why = self.with_need(halt.why)
-            raise halt
+            raise disk_halt(error, output.ledger.layout.workdir)
         self._again_s = now_s + PAUSE_S
 
     def _still_wanted(self) -> None:
@@ -326,16 +313,9 @@ class Keeper:
 
 def _check_space(output: OutputRun) -> None:
     """Raise Halt (74) if the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
-    if (need := _still_needed(output)) is not None:
-        workdir = output.ledger.layout.workdir
-        check_disk(output.name, need, free_bytes(workdir), str(workdir))
-
-
-def _still_needed(output: OutputRun) -> int | None:
-    """Count the bytes of the rest of the output, at most; None until a chunk is committed."""
     ledger = output.ledger
-    if ledger.facts is None:
-        return None
-    left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
-    second_form = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
-    return need_bytes(output.table.rows, left, dimension, second_form)
+    if ledger.facts is not None:
+        left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
+        second_form = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
+        need = need_bytes(output.table.rows, left, dimension, second_form)
+        check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))

@@ -20,7 +20,6 @@ from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
-from chunkvisor.judge import without_cause
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
 from chunkvisor.store.attempt import read_tail
@@ -190,7 +189,7 @@ def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
         remedy = rule.remedy if rule and told else advice_on_row(last.outcome, last.rule)
         yield tag("p", *([rule.cause, " "] if rule else []), tag("b", "What to do: "), remedy or "Read the log.")
         where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
-        yield tag("p", f"Last: {where}: {without_cause(last.reason, last.rule)}{last.at}", class_="soft")
+        yield tag("p", f"Last: {where}: {last.reason}{last.at}", class_="soft")
         log = layout.output(last.output).attempt(last.chunk, last.attempt).log
         if last.output in status.outputs and log.is_file():  # a journal cannot name files from elsewhere
             lines = [clean(line.rstrip(), 180) for line in read_tail(log).splitlines() if line.strip()]
