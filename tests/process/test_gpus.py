@@ -198,7 +198,7 @@ def gpus(smi: FakeSmi, workplace: Workplace) -> Workplace:
 @pytest.mark.parametrize(
     ("said", "words", "tries"),
     [
-        (message(7.9), "held 7.9 GiB of the GPU's 8.0 GiB", 1),
+        (message(7.9), "no other process held much of it", 1),
         ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", "no other process held much of it", 2),
     ],
     ids=["figures", "none"],
