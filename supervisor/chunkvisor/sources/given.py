@@ -13,8 +13,6 @@ from chunkvisor.errors import config_error
 from chunkvisor.store.disk import refusal
 from chunkvisor.units import listed
 
-_MOST_NAMES = 20
-
 
 def _texts_of(given: Any, column: str | None) -> Iterable[object]:
     """Return the texts, or that column of rows or of a table. Raises Halt (78) for what is neither.
@@ -32,26 +30,21 @@ def _texts_of(given: Any, column: str | None) -> Iterable[object]:
         return given if column is None else _of_rows(given, column)
     if names.count(column or "") != 1:  # of two columns of a name, pandas gives both, as a table
         what = f"texts is {kind}, of whose columns one is wanted: {column!r}"
-        raise config_error(what, remedy=f"name one by column=…: {listed(names, _MOST_NAMES)}")
+        raise config_error(what, remedy=f"name one by column=…: {listed(names, 20)}")
     return given[column]  # type: ignore[no-any-return] # of whatever library
 
 
 def _columns_of(given: Any) -> list[str] | None:
     """Return the columns of a table of any library, or of the tables in a mapping; None for what is not a table."""
-    if isinstance(given, Mapping):
-        return list(map(str, given))
-    for name in ("column_names", "columns"):  # of datasets and pyarrow; of pandas and polars
-        found = getattr(given, name, None)
-        if found is not None and not callable(found):
-            return list(map(str, found))
-    return None
+    # Of datasets and pyarrow; of pandas and polars.
+    found = given if isinstance(given, Mapping) else getattr(given, "column_names", getattr(given, "columns", None))
+    return None if found is None or callable(found) else list(map(str, found))
 
 
 def _of_rows(rows: Iterable[object], column: str) -> Iterator[object]:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or column not in row:
-            has = f"it has {listed(list(row), _MOST_NAMES)}" if isinstance(row, Mapping) else f"it is {row!r:.60}"
-            raise config_error(f"texts[{index}] has no column {column!r}", why=has)
+            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it is {row!r:.100}")
         yield row[column]
 
 
@@ -83,19 +76,19 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
 
     Raises Halt: 78 for what is not a text, 74 for a full disk; OSError. What the texts themselves raise goes through.
     """
-    digest, texts, partial, count = hashlib.sha256(), iter(_texts_of(given, column)), Path(), 0
+    digest, partial = hashlib.sha256(), Path()
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
         partial = Path(name)
         with open(handle, "wb") as file:
-            for count, text in enumerate(texts, 1):
-                line = _line(text, given, column, count - 1)
+            for index, text in enumerate(_texts_of(given, column)):
+                line = _line(text, given, column, index)
                 digest.update(line)
                 file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        if not count:
-            raise config_error("there are no texts", remedy="give at least one")
+            if not file.tell():
+                raise config_error("there are no texts", remedy="give at least one")
         path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
         if not path.exists():
             partial.replace(path)
@@ -117,6 +110,4 @@ def _line(text: Any, given: Any, column: str | None, index: int) -> bytes:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
         what = f"{place_of(given, column, index)} has a lone surrogate, {error.object[error.start]!r}"
-        raise config_error(
-            what, remedy="correct it: it is half of a character, mostly of an emoji cut in two"
-        ) from None
+        raise config_error(what, remedy="correct it: it is half of a character, such as an emoji cut in two") from None

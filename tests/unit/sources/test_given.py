@@ -63,7 +63,7 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
         ([np.float32("nan")], None, r"texts\[0\] is not a string: float32 .*\ndo:  .*fillna"),
         (ROWS, None, r"texts\[0\] is not a string: dict .*\ndo:  .*name a column"),
         (TEXTS, "text", r"texts\[0\] has no column 'text'\nwhy: it is 'one'"),
-        (ROWS, "txt", r"texts\[0\] has no column 'txt'\nwhy: it has id, text"),
+        (ROWS, "txt", r"texts\[0\] has no column 'txt'\nwhy: it is \{'id': 0"),
         (Dataset(), None, r"texts is Dataset, .*None\ndo:  name one by column=…: id, text"),
         ({"train": Dataset(), "test": Dataset()}, "text", r"'text'\ndo:  name one by column=…: train, test"),
         (FRAME[["text", "text"]], "text", r"texts is DataFrame, of whose columns one is wanted: 'text'"),
