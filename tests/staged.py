@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.sources.table import StagedTable, TableFiles, TableSource, seal_table
+from chunkvisor.sources.table import StagedTable, TableFiles, TableRecord, TableSource, seal_table
 
 
 def first_come_first_numbered(rows: Sequence[int]) -> np.ndarray:
@@ -25,5 +25,5 @@ def make_table(folder: Path, row_text: np.ndarray) -> StagedTable:
     row_text.tofile(paths.row_text)
     np.unique(row_text, return_index=True)[1].astype("<i8").tofile(paths.first_row)
     source = TableSource("/nowhere.txt", 0, len(row_text))
-    seal_table(folder, len(row_text), distinct, 0, {}, False, (source,))
+    seal_table(folder, TableRecord(len(row_text), distinct, 0, {}, False, (source,)))
     return StagedTable.open(folder)

@@ -14,10 +14,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import Halt
 from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat
 
 if sys.version_info >= (3, 14):
@@ -44,17 +43,11 @@ class Number(str):
     __slots__ = ()
 
 
-def input_error(path: Path, what: str, *, line: int | None = None, unit: str = "line", remedy: str = "") -> Halt:
-    """Return a Halt (78) for a fault in a source; lines are counted from 1, rows of parquet from 0."""
-    return config_error(f"{path}{'' if line is None else f', {unit} {line}'}: {what}", remedy=remedy)
-
-
-def missing_column(path: Path, name: str, columns: Iterable[str]) -> Halt:
+def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
     """Return a Halt for a column that the file does not have; it names the nearest and lists all."""
     folded = {column.casefold(): column for column in columns if column}
     near = [f"The nearest is {folded[each]!r}. " for each in difflib.get_close_matches(name.casefold(), folded, n=1)]
-    remedy = "".join([*near, in_words(list(folded.values()))])
-    return input_error(path, f"there is no column {name!r}.", remedy=remedy)
+    return file.error(f"there is no column {name!r}.", remedy="".join([*near, in_words(list(folded.values()))]))
 
 
 def in_words(columns: Sequence[str]) -> str:
@@ -63,10 +56,10 @@ def in_words(columns: Sequence[str]) -> str:
     return f"The columns are: {', '.join(map(repr, columns[:60])) or 'none'}{more}."
 
 
-def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield number and bytes of each line, with its line feed; a byte order mark at the start is dropped.
+def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line, with its line feed; a byte order mark at the start is dropped.
 
-    Raises Halt (78) for a file that is empty or damaged, or has a line above `max_bytes`; OSError.
+    Raises Halt (78) for a file that is empty, damaged or not UTF-8, or has a line above `max_bytes`; OSError.
     """
     number = 0
     openers: dict[str, Callable[..., Any]] = {"": io.FileIO, "gzip": gzip.open, "zstd": zstd.open}
@@ -78,23 +71,17 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
                     break
                 number += 1
                 if len(line) > max_bytes and not line.endswith(b"\n"):
-                    what = f"the line is longer than {max_bytes:,} bytes, the most that is read."
-                    raise input_error(file.path, what, line=number)
-                yield number, line
+                    raise file.error(f"the line is longer than {max_bytes:,} bytes, the most that is read.", number)
+                yield number, line.decode()
+        except UnicodeDecodeError as error:
+            what = f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line."
+            remedy = "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16), or decompress it."
+            raise file.error(what, number, remedy) from error
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
             what = f"the {file.compression} data is damaged or cut short after line {number}: {error}"
-            raise input_error(file.path, what, remedy="Copy or compress the file again.") from error
+            raise file.error(what, remedy="Copy or compress the file again.") from error
     if not number:
-        raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
-
-
-def _decode(path: Path, number: int, line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        what = f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line."
-        remedy = "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16), or decompress it."
-        raise input_error(path, what, line=number, remedy=remedy) from error
+        raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
 
 
 def read_rows(
@@ -112,11 +99,10 @@ def columns_of(file: SourceFile) -> list[str]:
         return ["text"]
     line, header = next(_records(file))
     if not header:
-        raise input_error(file.path, "the line is blank; the header belongs here.", line=line)
+        raise file.error("the line is blank; the header belongs here.", line)
     for column, count in Counter(filter(None, header)).most_common(1):
         if count > 1:
-            what = f"the header has two columns {column!r}."
-            raise input_error(file.path, what, line=line, remedy="Rename one of them.")
+            raise file.error(f"the header has two columns {column!r}.", line, "Rename one of them.")
     return header
 
 
@@ -124,7 +110,7 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
     header = columns_of(file)
     for column in columns:
         if not column or column not in header:
-            raise missing_column(file.path, column, header)
+            raise missing_column(file, column, header)
     indexes, width = [header.index(column) for column in columns], len(header)
     records = _texts(file, skip_blank) if file.format is SourceFormat.TXT else islice(_records(file), 1, None)
     if width == 1 and not skip_blank:
@@ -134,23 +120,22 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
         if len(record) != width:
             what = f"the row has {len(record)} field{'s' * (len(record) != 1)}, the header has {width}."
             remedy = "Correct it: a field with a delimiter, a quote or a line break in it needs double quotes."
-            raise input_error(file.path, what, line=line, remedy=remedy)
+            raise file.error(what, line, remedy)
         yield line, [record[index] for index in indexes]
 
 
 def _texts(file: SourceFile, skip_blank: bool) -> Iterator[tuple[int, list[str]]]:
     for number, line in _lines(file, MAX_TEXT_BYTES):
         # A carriage return without a line feed is part of the text.
-        bare = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
-        text = _decode(file.path, number, bare)
+        text = line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
         yield number, [] if skip_blank and not text.strip() else [text]
 
 
 def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
     """Yield first line and fields of each record, the header first; a blank line is a record without fields."""
     csv.field_size_limit(_MAX_RECORD_BYTES)
-    decoded = (_decode(file.path, number, line) for number, line in _lines(file))
-    reader, start = csv.reader(decoded, delimiter="\t" if file.format is SourceFormat.TSV else ",", strict=True), 1
+    lines = (line for _, line in _lines(file))
+    reader, start = csv.reader(lines, delimiter="\t" if file.format is SourceFormat.TSV else ",", strict=True), 1
     try:
         for record in reader:
             yield start, record
@@ -158,7 +143,7 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
     except csv.Error as error:
         what = f"the row that starts here cannot be read: {error}."
         remedy = "Close each quote, double a quote inside quotes, and quote fields that hold line breaks."
-        raise input_error(file.path, what, line=start, remedy=remedy) from error
+        raise file.error(what, line=start, remedy=remedy) from error
 
 
 def _without_blanks(file: SourceFile, items: Iterable[tuple[int, _Item]], skip: bool) -> Iterator[tuple[int, _Item]]:
@@ -170,7 +155,7 @@ def _without_blanks(file: SourceFile, items: Iterable[tuple[int, _Item]], skip: 
             continue
         if blank and not skip:
             remedy = "Remove the blank line, or set skip_blank: true."
-            raise input_error(file.path, "the line is blank, and rows follow.", line=blank, remedy=remedy)
+            raise file.error("the line is blank, and rows follow.", blank, remedy)
         yield line, item
 
 
@@ -185,7 +170,7 @@ def _read_jsonl(file: SourceFile, columns: Sequence[str], skip_blank: bool, limi
         if limit is not None and rows >= limit and not missing:
             return
     if rows and missing:
-        raise missing_column(file.path, min(missing), item)
+        raise missing_column(file, min(missing), item)
 
 
 def read_objects(
@@ -199,8 +184,8 @@ def read_objects(
             yield number, json.dumps(item), item
         return
     decoder = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=Number)
-    decoded = ((number, _decode(file.path, number, line).strip(" \t\r\n")) for number, line in _lines(file))
-    for number, text in _without_blanks(file, decoded, skip_blank):
+    lines = ((number, line.strip(" \t\r\n")) for number, line in _lines(file))
+    for number, text in _without_blanks(file, lines, skip_blank):
         try:
             item, end = decoder.raw_decode(text)  # decode() takes half as long again, in search of white space
             if end != len(text):
@@ -213,21 +198,21 @@ def read_objects(
                 'Each line must be one whole JSON object, such as {"text": "..."}. '
                 "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line."
             )
-            raise input_error(file.path, f"malformed JSON: {problem}.", line=number, remedy=remedy) from error
+            raise file.error(f"malformed JSON: {problem}.", number, remedy) from error
         yield number, text, item
 
 
-def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[Path, int, Sequence[Any]], str]]:
+def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[SourceFile, int, Sequence[Any]], str]]:
     """Return the columns of a request by column or template, and what makes the text of their cells.
 
-    That takes path and line as well, and raises Halt (78) for a value that is not text.
+    That takes file and line as well, and raises Halt (78) for a value that is not text.
     """
     is_template, parts = request.template is not None, request.parts
     columns = tuple(dict.fromkeys(column for _, column in parts if column is not None))
     pieces = [(literal, columns.index(column)) for literal, column in parts if column is not None]
     rest, _ = parts[-1]
 
-    def text_of(path: Path, line: int, cells: Sequence[Any]) -> str:
+    def text_of(file: SourceFile, line: int, cells: Sequence[Any]) -> str:
         text = ""
         for literal, index in pieces:
             cell = cells[index]
@@ -239,7 +224,7 @@ def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[Path, i
                 elif not (is_template and isinstance(cell, Number)):
                     kind = {Number: "a number", bool: "a boolean", list: "an array", dict: "an object"}[type(cell)]
                     remedy = "Name a column of text, or use sql to convert it."
-                    raise input_error(path, f"the column holds {kind}, not text.", line=line, remedy=remedy)
+                    raise file.error(f"the column holds {kind}, not text.", line, remedy)
             text += literal + cell
         return text + rest
 

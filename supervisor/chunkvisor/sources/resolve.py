@@ -24,29 +24,20 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
 class IngestRequest:
     """What to stage: exactly one of column, template and sql makes the text of a row."""
 
-    sources: tuple[str, ...]
-    """Absolute paths, patterns or addresses, in the order of their rows."""
+    sources: tuple[str, ...]  # absolute paths, patterns or addresses, in the order of their rows
     column: str | None = None
     template: str | None = None
     sql: str | None = None
     skip_blank: bool = False
-    where: str | None = None
-    """SQL condition; rows for which it is not true are left out."""
-    columns: tuple[str, ...] = ()
-    """Carried along to the final file."""
-    max_rows: int | None = None
-    """Rows that are read, from the start of all sources; None means all."""
-    memory_limit_bytes: int = 1 << 30
-    """Of the child, about."""
+    where: str | None = None  # SQL condition; rows for which it is not true are left out
+    columns: tuple[str, ...] = ()  # carried along to the final file
+    max_rows: int | None = None  # rows that are read, from the start of all sources; None means all
+    memory_limit_bytes: int = 1 << 30  # of the child, about
 
     @property
     def parts(self) -> list[tuple[str, str | None]]:
         """The text in pairs of literal text and the column that follows; the last pair has no column. Raises Halt."""
         return [("", self.column), ("", None)] if self.template is None else parse_template(self.template)
-
-    def __post_init__(self) -> None:
-        if self.template is not None:
-            parse_template(self.template)
 
 
 def parse_template(template: str) -> list[tuple[str, str | None]]:
@@ -84,14 +75,16 @@ class SourceFormat(StrEnum):
 class SourceFile:
     """One file to read."""
 
-    place: str
-    """Path or address, for messages and records."""
-    path: Path
-    """Where it can be read, once it is fetched."""
+    place: str  # path or address, for messages and records
+    path: Path  # where it can be read, once it is fetched
     format: SourceFormat
-    compression: str
-    """gzip, zstd or nothing."""
+    compression: str  # gzip, zstd or nothing
     is_elsewhere: bool
+
+    def error(self, what: str, line: int | None = None, remedy: str = "") -> Halt:
+        """Return a Halt (78) for a fault in it; lines are counted from 1, rows of parquet from 0."""
+        unit = "row" if self.format is SourceFormat.PARQUET else "line"
+        return config_error(f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy=remedy)
 
 
 def resolve(sources: Iterable[str]) -> list[SourceFile]:

@@ -29,7 +29,6 @@ from chunkvisor.sources.readers import (
     columns_of,
     composer,
     in_words,
-    input_error,
     missing_column,
     read_objects,
     read_rows,
@@ -42,7 +41,7 @@ from chunkvisor.sources.resolve import (
     resolve,
     signature,
 )
-from chunkvisor.sources.table import Spool, TableFiles, TableSource, seal_table
+from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
 from chunkvisor.store.disk import DISK_ERRNOS, disk_halt, refusal
 
 _SHARE_BYTES = 256 << 20
@@ -93,24 +92,20 @@ def stage(request: IngestRequest, folder: Path) -> None:
     for path in folder.glob("*.*"):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-    seal_table(folder, spool.rows, distinct, spool.empty, state, request.skip_blank, tuple(files))
+    record = TableRecord(spool.rows, distinct, spool.empty, state, request.skip_blank, tuple(files))
+    seal_table(folder, record)
 
 
 @contextlib.contextmanager
 def _at_hand(file: SourceFile, scratch: Path) -> Iterator[SourceFile]:
-    """Give the file where it can be read; one that is fetched goes away afterwards, and messages have its address."""
+    """Give the file where it can be read; one that is fetched goes away afterwards."""
     if not file.is_elsewhere:
         yield file
         return
     local = scratch / f"fetched{''.join(file.path.suffixes[-2:])}"
-    try:
-        fetch(file.place, local)
-        yield replace(file, path=local)
-    except Halt as halt:
-        halt.what = halt.what.replace(str(local), file.place)
-        raise
-    finally:
-        local.unlink(missing_ok=True)
+    fetch(file.place, local)
+    yield replace(file, path=local)
+    local.unlink()
 
 
 def _texts(
@@ -123,7 +118,7 @@ def _texts(
     else:
         columns, compose = composer(request)
         read = read_rows(file, columns, skip_blank=request.skip_blank, limit=limit)
-        rows = ((line, compose(file.path, line, cells)) for line, cells in read)
+        rows = ((line, compose(file, line, cells)) for line, cells in read)
     for place, text in rows:
         if text is None:
             yield None
@@ -133,12 +128,11 @@ def _texts(
         except UnicodeEncodeError as error:
             what = f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}."
             remedy = "It is half of a character, mostly of an emoji that was cut in two. Correct it in the source."
-            raise input_error(file.path, what, line=place, remedy=remedy) from error
+            raise file.error(what, place, remedy) from error
         if len(data) > MAX_TEXT_BYTES:
             what = f"the text has {len(data):,} bytes of UTF-8, more than the {MAX_TEXT_BYTES:,} that one may have."
             remedy = "Correct or shorten it in the source, or use sql: left(column, 100000)."
-            unit = "row" if file.format is SourceFormat.PARQUET else "line"
-            raise input_error(file.path, what, line=place, unit=unit, remedy=remedy)
+            raise file.error(what, place, remedy)
         yield data
 
 
@@ -216,7 +210,7 @@ class SqlReader:
             relation, rows = (self._parquet if file.format is SourceFormat.PARQUET else self._text)(file, limit, types)
             for name in (*self._names, *request.columns):
                 if name not in types:
-                    raise missing_column(file.path, name, types)
+                    raise missing_column(file, name, types)
             cursor, expected = self._connection.execute(self._query(file, types, relation)), 0
             while fetched := cursor.fetchmany(4096):
                 for row, line, kept, text in fetched:
@@ -237,7 +231,7 @@ class SqlReader:
             what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
             reason = str(error).split("\n\n", 1)[0].replace("\n", " ")  # the rest is advice about DuckDB's settings
             remedy = in_words(list(types)) if types else "Write or copy the file again."
-            raise input_error(file.path, f"{what}: {reason}", remedy=remedy) from error
+            raise file.error(f"{what}: {reason}", remedy=remedy) from error
 
     def write_rows(self, path: Path) -> None:
         """Write what is known of each row: row, source_row if `where` leaves rows out, and the carried columns."""
@@ -253,7 +247,7 @@ class SqlReader:
     def _parquet(self, file: SourceFile, limit: int | None, types: dict[str, str]) -> tuple[str, int]:
         """Return SQL that can stand after FROM, and the number of rows; note the types of the columns."""
         if not file.path.stat().st_size:
-            raise input_error(file.path, "the file is empty.", remedy="Remove it from the sources, or fill it.")
+            raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
         # DuckDB takes every name for a pattern, and parts of a path for columns.
         name = _literal(glob.escape(str(file.path)))
         data = f"read_parquet({name}, hive_partitioning = false, union_by_name = false)"
@@ -274,7 +268,7 @@ class SqlReader:
             text = None
             if self._request.sql is None and (limit is None or rows < limit):
                 # Made of the cells, which keeps a JSON number as its source writes it.
-                text = self._compose(file.path, line, [item.get(name) for name in self._names])
+                text = self._compose(file, line, [item.get(name) for name in self._names])
             batch.append((line, json_text, text))
             rows, chars = rows + 1, chars + len(json_text)
             if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
@@ -289,7 +283,7 @@ class SqlReader:
             types |= {name: "VARCHAR" for name in columns_of(file) if name}
         if len({name.casefold() for name in types}) < len(types):
             what = "there are two columns whose names differ only in case, which SQL cannot tell apart."
-            raise input_error(file.path, what, remedy="Rename one of them.")
+            raise file.error(what, remedy="Rename one of them.")
         rows, columns = (
             rows if limit is None else min(rows, limit),
             ["rowid AS __row", "line AS __line", "text AS __text"],
@@ -324,14 +318,14 @@ class SqlReader:
                 nested = re.search(r"\]$|^(STRUCT|MAP|UNION|BLOB)", types[column])
                 if nested or (request.column is not None and types[column] not in ("VARCHAR", '"NULL"')):
                     remedy = f"If it is meant, use sql: {_quoted(column)}::VARCHAR, or decode({_quoted(column)})"
-                    raise input_error(file.path, f"column {column!r} holds {types[column]}, not text.", remedy=remedy)
+                    raise file.error(f"column {column!r} holds {types[column]}, not text.", remedy=remedy)
                 pieces.append(f"coalesce(CAST({_quoted(column)} AS VARCHAR), '')")
             select = " || ".join(pieces)
         kept = "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
         query = f"SELECT __row, __line, {kept} AS __kept, CASE WHEN __kept THEN {select} END FROM {relation}"  # noqa: S608 - their SQL
         kind = self._all(f"DESCRIBE {query}")[3][1]
         if kind not in ("VARCHAR", '"NULL"'):
-            raise input_error(file.path, f"`sql` gives {kind}, not text.", remedy="Convert it: (...)::VARCHAR")
+            raise file.error(f"`sql` gives {kind}, not text.", remedy="Convert it: (...)::VARCHAR")
         return query
 
 

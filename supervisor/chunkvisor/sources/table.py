@@ -9,7 +9,7 @@ import hashlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -44,38 +44,29 @@ class TableFiles:
 
     folder: Path
 
-    texts = FileIn("texts.bin")
-    """The distinct texts in UTF-8, one after the other, in the order of their first rows."""
-    offsets = FileIn("offsets.bin")
-    """Where each text begins in `texts`, and the end."""
-    row_text = FileIn("row_text.bin")
-    """Number of each row's text."""
-    first_row = FileIn("first_row.bin")
-    """First row of each text."""
-    index = FileIn("index.bin")
-    """Hash and first row of each text, in the order of the hashes."""
-    rows = FileIn("rows.parquet")
-    """If columns are carried along or rows are left out: what is to be known of each row."""
-    places = FileIn("places.bin")
-    """If rows are left out: number of each row in its file."""
-    record = FileIn("table.json")
-    """Sealed JSON: `TableRecord`."""
+    texts = FileIn("texts.bin")  # the distinct texts in UTF-8, one after the other, in the order of their first rows
+    offsets = FileIn("offsets.bin")  # where each text begins in `texts`, and the end
+    row_text = FileIn("row_text.bin")  # number of each row's text
+    first_row = FileIn("first_row.bin")  # first row of each text
+    index = FileIn("index.bin")  # hash and first row of each text, in the order of the hashes
+    rows = FileIn("rows.parquet")  # if columns are carried along or rows left out: what is to be known of each row
+    places = FileIn("places.bin")  # if rows are left out: number of each row in its file
+    record = FileIn("table.json")  # sealed JSON: `TableRecord`
 
     def holds_index(self) -> bool:
         """Return whether there is an index, as the record has it: `clean` leaves no more. Raises OSError."""
         try:
             record = read_record(TableRecord, self.record)
-        except DamagedError:
+            return record is not None and record.stamps[self.index.name].holds(self.index)
+        except (DamagedError, KeyError):
             return False
-        return record is not None and record.stamps[self.index.name].holds(self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
     """Where the rows of one source file stand in the table."""
 
-    place: str
-    """Path or address."""
+    place: str  # path or address
     first_row: int
     rows: int
 
@@ -86,17 +77,13 @@ class TableRecord:
 
     rows: int
     distinct: int
-    empty: int
-    """Rows whose text is empty."""
-    signature: dict[str, Any]
-    """State of all source files when they were read, see `resolve.signature`."""
+    empty: int  # rows whose text is empty
+    signature: dict[str, Any]  # state of all source files when they were read, see `resolve.signature`
     skip_blank: bool
-    files: tuple[TableSource, ...]
-    """Those that were read, in the order of their rows."""
-    digest: str
-    """sha256 of the texts, their lengths and the rows that have them: equal for equal content, whatever the files."""
-    stamps: dict[str, Stamp]
-    """Of the other files, by name."""
+    files: tuple[TableSource, ...]  # those that were read, in the order of their rows
+    # Set when the files are stamped.
+    digest: str = ""  # sha256 of the texts, their lengths and the rows that have them, whatever the sources
+    stamps: dict[str, Stamp] = field(default_factory=dict)  # of the other files, by name
 
 
 # --- writing
@@ -106,15 +93,12 @@ class Spool:
     """Appends texts to the table's text file, and what is to be known of them to the scratch folder."""
 
     def __init__(self, files: TableFiles, scratch: Path) -> None:
-        self.rows = 0
-        """Rows so far, whether or not they are written."""
-        self.empty = 0
-        """Rows that are written and whose text is empty."""
+        self.rows = 0  # so far, whether or not they are written
+        self.empty = 0  # rows that are written and whose text is empty
         self._files, self._lengths = files, scratch / "lengths.bin"
+        # Equal texts meet in one bin, and the bins follow each other as the hashes do.
         self._bins = [scratch / f"hashes-{number:03d}.tmp" for number in range(256)]
-        """Equal texts meet in one of them, and they follow each other as the hashes do."""
-        self._batches: list[tuple[int, int]] = []
-        """Rows that were written together, and bytes of their texts."""
+        self._batches: list[tuple[int, int]] = []  # rows that were written together, and bytes of their texts
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
@@ -196,27 +180,19 @@ class Spool:
             target.truncate(kept_bytes)
 
 
-def seal_table(
-    folder: Path,
-    rows: int,
-    distinct: int,
-    empty: int,
-    state: dict[str, Any],
-    skip_blank: bool,
-    files: tuple[TableSource, ...],
-) -> None:
+def seal_table(folder: Path, record: TableRecord) -> None:
     """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
     named = (paths.texts, paths.offsets, paths.row_text, paths.first_row, paths.index, paths.rows, paths.places)
     stamps = {path.name: stamp_file(path) for path in named if path.exists()}
     digest = digest_of([stamps[path.name].digest for path in named[:3]])
-    write_record(paths.record, TableRecord(rows, distinct, empty, state, skip_blank, files, digest, stamps))
+    write_record(paths.record, replace(record, digest=digest, stamps=stamps))
 
 
 # --- reading
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTable(TableRecord):
     """A table on disk, open for reading. Methods raise IndexError outside the table, DamagedError on a short read."""
 
@@ -276,7 +252,7 @@ class StagedTable(TableRecord):
         return self.texts_of_rows(np.arange(start, stop))
 
     def texts_of_rows(self, rows: Numbers) -> Numbers:
-        """Read the numbers of the texts of those rows, in that order; shape (len(rows),)."""
+        """Read the same of any rows, in their order."""
         return _pick(TableFiles(self.folder).row_text, rows, self.rows)
 
     def first_row(self, start: int, stop: int) -> Numbers:
@@ -284,7 +260,7 @@ class StagedTable(TableRecord):
         return self.first_rows_of(np.arange(start, stop))
 
     def first_rows_of(self, texts: Numbers) -> Numbers:
-        """Read the first rows of the distinct texts of those numbers, in that order; shape (len(texts),)."""
+        """Read the same of any texts, in their order."""
         return _pick(TableFiles(self.folder).first_row, texts, self.distinct)
 
     def place_of(self, row: int, *, with_line: bool = True) -> str:
@@ -346,7 +322,7 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
 # --- texts that have a vector elsewhere
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreshTable(StagedTable):
     """A staged table in which `distinct` and the numbers of texts are of those that are encoded."""
 
@@ -409,7 +385,6 @@ class WhereWriter:
     """
 
     def __init__(self, folder: Path, table: StagedTable) -> None:
-        """`folder` is that of the plan, and exists."""
         self._files, self._table = ReuseFiles(folder), table
         self._where: npt.NDArray[np.void] = np.empty(0, dtype=WHERE)
         self._first_rows: Numbers = np.empty(0, dtype=np.int64)
