@@ -111,12 +111,9 @@ def plain(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- faults
 
 
-@pytest.mark.parametrize(
-    ("trouble", "code"), [("assert_async", 710), ("index_out_of_range", 710), ("illegal_address", 700)]
-)
-def test_a_fault_in_one_chunk_is_not_felt_in_the_next(trouble: str, code: int, place: GpuPlace) -> None:
+def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace) -> None:
     """A genuine CUDA fault breaks its process for every later call; the next process computes as if nothing was."""
-    place.configure(model__kwargs={"trouble": {"1": trouble}}, chunk__size=64)
+    place.configure(model__kwargs={"trouble": {"1": "assert_async"}}, chunk__size=64)
     assert place.complete() == [(1, "device_fault")]
     place.check_rows()
     noted = place.noted()
@@ -124,7 +121,7 @@ def test_a_fault_in_one_chunk_is_not_felt_in_the_next(trouble: str, code: int, p
     assert len({each["pid"] for each in noted.values()}) == len(noted)
     assert all(each["product"] == 64**3 for each in noted.values())
     assert not any(each["initialised_before"] or each["allocated_at_start"] for each in noted.values())
-    assert noted[1, 1]["code"] == code
+    assert noted[1, 1]["code"] == 710
     assert noted[1, 1]["afterwards"], "the context was not broken"
     assert "afterwards" not in noted[1, 2]
 

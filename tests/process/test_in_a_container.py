@@ -36,8 +36,6 @@ INIT = ENTRYPOINT[:-1] if shutil.which(ENTRYPOINT[0]) else []
 """Process 1 of the image; where it is not installed, the command itself is."""
 TEXTS = [f"text {number}" for number in range(12)]
 
-Start = Callable[[], subprocess.Popen[str]]
-
 
 def why_not() -> str:
     """Why there can be no namespace here; empty where there can."""
@@ -54,7 +52,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def start(workplace: Workplace) -> Iterator[Start]:
+def start(workplace: Workplace) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts a container over a workplace whose second chunk waits: the image's entry point, the Job's arguments."""
     workplace.write_source(TEXTS)
     workplace.write_config("waiting:make", model__kwargs={"chunk": 1}, chunk__size=4)
@@ -72,47 +70,30 @@ def start(workplace: Workplace) -> Iterator[Start]:
         kill(process)
 
 
-def computing(workplace: Workplace, container: subprocess.Popen[str]) -> psutil.Process:
-    """Process 1, once the chunk that waits is being computed and the one before it is committed."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak(only=True))])
+def test_a_container_is_continued(
+    workplace: Workplace, start: Callable[[], subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    """SIGTERM to process 1 ends it with 143 and saved work, SIGKILL at once; the next one does what is left."""
+    container = start()
     wait_for((workplace.folder / "waiting").exists)
-    wait_for(lambda: committed(workplace) == [0])
+
+    def committed() -> list[int]:
+        return [event["chunk"] for event in workplace.events() if event["event"] == "chunk_committed"]
+
+    wait_for(lambda: committed() == [0])
     (process,) = psutil.Process(container.pid).children()
-    return process
+    inside = [process, *process.children(recursive=True)]
+    process.send_signal(number)
+    if number is signal.SIGTERM:
+        wait_for(lambda: any(event["event"] == "draining" for event in workplace.events()))
+        (workplace.folder / "release").touch()
+    ended = finish(container, POD["terminationGracePeriodSeconds"])
+    assert (ended.returncode == 143) is (number is signal.SIGTERM), ended.stderr
+    assert not any(each.is_running() for each in inside)
 
-
-def committed(workplace: Workplace) -> list[int]:
-    """The chunks that were committed, in their order."""
-    return [event["chunk"] for event in workplace.events() if event["event"] == "chunk_committed"]
-
-
-def check_next(workplace: Workplace, start: Start) -> None:
-    """Another container over the same volume does what is left, and nothing again."""
     (workplace.folder / "release").touch()
     ended = finish(start(), POD["terminationGracePeriodSeconds"])
     assert ended.returncode == 0, ended.stderr
-    assert committed(workplace) == [0, 1, 2]
+    assert committed() == [0, 1, 2]
     assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
-
-
-def test_a_stopped_container_is_continued(workplace: Workplace, start: Start) -> None:
-    """SIGTERM to process 1 ends it with 143 and saved work; nothing is left behind, and the next one goes on."""
-    container = start()
-    process = computing(workplace, container)
-    inside = [process, *process.children(recursive=True)]
-    process.send_signal(signal.SIGTERM)
-    wait_for(lambda: any(event["event"] == "draining" for event in workplace.events()))
-    (workplace.folder / "release").touch()
-    ended = finish(container, POD["terminationGracePeriodSeconds"])
-    assert ended.returncode == 143, ended.stderr
-    assert committed(workplace) == [0, 1]
-    assert not any(each.is_running() for each in inside)
-    check_next(workplace, start)
-
-
-@pytest.mark.soak(only=True)
-def test_a_killed_container_is_continued(workplace: Workplace, start: Start) -> None:
-    """After SIGKILL to process 1 the next one goes on, though its processes have the numbers of the dead ones."""
-    container = start()
-    computing(workplace, container).kill()
-    finish(container)
-    check_next(workplace, start)

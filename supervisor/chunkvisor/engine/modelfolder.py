@@ -19,10 +19,8 @@ from chunkvisor_worker.contract.files import read_bounded
 
 # Names of weight files, of the best kind first; a folder may have the same weights under several of them.
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
-# Keys of `model.kwargs` under which the weights in memory have little to do with those on disk.
-_PLACING = ("backend", "device_map", "quantization_config")
-# Keys that say in which dtype the weights are loaded, whatever `model.dtype` says.
-_TYPING = ("dtype", "torch_dtype")
+# Keys of `model.kwargs` under which the weights in memory have little to do with those on disk, or with `model.dtype`.
+_DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 _SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 # Model types whose feed-forward part has two layers.
@@ -113,16 +111,12 @@ def read_model_folder(folder: Path) -> ModelFolder:
 
 def computed_dtype(model: ModelConfig, path: str | None) -> str | None:
     """Say in which dtype a worker computes; None if the files do not say, and for a plug-in. Raises nothing."""
-    if path is None or _has(model, (*_PLACING, *_TYPING)):
+    kwargs = {**model.kwargs, **_mapping(model.kwargs.get("model_kwargs"))}
+    if path is None or any(kwargs.get(key) is not None for key in _DECIDING):
         return None
     found = read_model_folder(Path(path))
     stored = found.dtype if str(model.dtype) == "auto" else str(model.dtype)
     return None if found.quantized else stored
-
-
-def _has(model: ModelConfig, keys: tuple[str, ...]) -> bool:
-    kwargs = {**model.kwargs, **_mapping(model.kwargs.get("model_kwargs"))}
-    return any(kwargs.get(key) is not None for key in keys)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
