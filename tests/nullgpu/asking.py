@@ -88,8 +88,3 @@ def ask_each(
         answers.append(json.loads(process.stdout.readline()))
     assert not any(answer and "raised" in answer for answer in answers), answers
     return answers
-
-
-def ask(gpu: NullGpu, code: str, **environment: str) -> dict[str, Any]:
-    """`ask_each` of one process; the environment is there when torch is imported."""
-    return ask_each(gpu, code, **environment)[0]

@@ -6,7 +6,6 @@ The knobs may be turned while processes run on it. README.md beside this file te
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +26,6 @@ GIB = 1 << 30
 _SMI = {
     "ok": "ok",
     "hang": "hang",
-    "broken": "fail:9:NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
-    "latest NVIDIA driver is installed and running.",
     "mismatch": "fail:18:Failed to initialize NVML: Driver/library version mismatch",
     "unknown": "fail:255:Failed to initialize NVML: Unknown Error",
     "lost": "fail:15:Unable to determine the device handle for GPU0000:1A:00.0: GPU is lost.  Reboot the system to "
@@ -95,11 +92,8 @@ class NullGpu:
         *,
         process: int | str | None = None,
         gpu: int | None = None,
-        sticky: bool | None = None,
-        late: int = 0,
         times: int = 0,
         argv: str = "",
-        environment: str = "",
     ) -> None:
         """Add a fault at a place such as "launch:35": a CUDA error code, "hang", "hold", "kill", "kill:6", "slow:2.5".
 
@@ -107,22 +101,14 @@ class NullGpu:
 
         Places: init, context, call, launch, memcpy, malloc, wait, "kernel:part of its name", any function's name; with
         ":N" the Nth, ":N+" from it on, ":N-M". `process` is the place in the order in which processes first asked the
-        driver; `times` bounds it over all processes together; `late` calls that wait do not notice it yet.
+        driver; `times` bounds it over all processes together.
         """
         words = [f"{what}@{place}"]
         words += [f"process={process}"] if process is not None else []
         words += [f"gpu={gpu}"] if gpu is not None else []
-        words += ["sticky" if sticky else "plain"] if sticky is not None else []
-        words += [f"late={late}"] if late else []
         words += [f"times={times}"] if times else []
         words += [f"argv={argv}"] if argv else []
-        words += [f"with={environment}"] if environment else []
         self._faults.append(",".join(words))
-        self._write()
-
-    def mend(self) -> None:
-        """Take all faults out; an error that stays for a process stays for those that have it."""
-        self._faults.clear()
         self._write()
 
     def release(self, place: str = "") -> None:
@@ -146,17 +132,6 @@ class NullGpu:
         if mode != "absent":
             link.symlink_to(self.built.smi)
             self.set(smi=_SMI.get(mode, mode))
-
-    def without_device_files(self) -> None:
-        """As under WSL2: neither /dev/nvidia* nor /proc/driver/nvidia; CUDA works."""
-        shutil.rmtree(self.folder / "dev")
-        shutil.rmtree(self.folder / "proc")
-
-    def without_driver(self) -> None:
-        """The kernel module is not loaded: no device files, no GPU, and nvidia-smi says so."""
-        self.without_device_files()
-        self.smi("broken")
-        self.fault(100, "init")
 
     def lose(self, gpu: int, code: int = 999) -> None:
         """The GPU falls off the bus: whoever uses it gets the code; nvidia-smi ends with 15."""
@@ -191,10 +166,6 @@ class NullGpu:
             text=True,
             env=environment,
         )
-
-    def python(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        """Run Python code on these GPUs, to its end."""
-        return self.call([sys.executable, "-c", code, *arguments], env)
 
     def _write(self) -> None:
         lines = [f"gpus={len(self.gpus)}", *(f"memory.{index}={size}" for index, size in enumerate(self.gpus))]

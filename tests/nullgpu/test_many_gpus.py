@@ -101,7 +101,7 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
 
 
 def test_visible_devices_mean_the_same_to_us_as_to_torch(make_gpu: MakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By index, UUID, the beginning of one, and MIG id; `test_nullgpu` holds torch against the same table."""
+    """By index, UUID, the beginning of one, and MIG id."""
     gpu = make_gpu([8 * GIB] * 4, mig__3=2)
     for name, value in gpu.environment().items():
         if name != "LD_PRELOAD":

@@ -77,26 +77,6 @@ def test_a_malformed_file_is_refused(workplace: Workplace, content: str | None, 
     assert words in told
 
 
-@pytest.mark.model
-@pytest.mark.soak(only=True)
-def test_of_a_real_model(workplace: Workplace, minilm_path: Path) -> None:
-    """Another dtype passes, another prompt does not."""
-    name = {"model__name": str(minilm_path)}
-    workplace.write_source(["How do I sort a list?", "Wie sortiere ich eine Liste?", "A commit"])
-    workplace.write_config("sentence-transformers", **name)
-    assert workplace.run().returncode == 0
-    ended = workplace.call("audit", str(workplace.workdir), "--write-expect", str(workplace.folder / "expected.jsonl"))
-    assert ended.returncode == 0, ended.stderr
-    name["model__expect"] = "expected.jsonl"
-    workplace.write_config("sentence-transformers", **name, workdir="again", model__dtype="bfloat16")
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
-    workplace.write_config("sentence-transformers", **name, workdir="other", encode__prompt="query: ")
-    ended = workplace.run()
-    assert ended.returncode == 78
-    assert "3 of 3 vectors are not those in" in ended.stderr
-
-
 def test_weights_that_are_random_in_each_process_show(workplace: Workplace) -> None:
     """The doctor loads the model twice; that it has other weights each time is a fault of the config."""
     prepare(workplace)

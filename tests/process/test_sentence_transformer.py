@@ -1,6 +1,5 @@
 """The sentence-transformers encoder against the library's own `encode`, on real weights."""
 
-import functools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,25 +84,6 @@ def run(
         assert block.dtype == np.float32
         vectors[index] = block
     return vectors, encoder
-
-
-def test_batches_side_by_side_equal_the_librarys(
-    minilm: ModelSpec, library: Any, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Two batches at a time, each with one thread, and some texts alone: as plain `SentenceTransformer.encode`."""
-    import torch
-
-    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
-    torch.set_num_threads(2)
-    texts = [f"commit {number}: " + "refactor the parser " * (number % 9) for number in range(60)] + ["word " * 300]
-    progress = _Progress()
-
-    vectors, _ = run(minilm, texts, limits=Limits(rows=4, tokens=128), progress=progress)
-
-    np.testing.assert_allclose(vectors, library.encode(texts, **ALIKE), rtol=0, atol=1e-6)
-    assert "2 batches at a time, threads for each: 1" in capfd.readouterr().out
-    assert sum(rows for rows, *_ in progress.advances) == len(texts)
-    assert progress.batches[0] == (1, 256)
 
 
 def with_files(folder: Path, target: Path, leave_out: Any = (), **changes: Any) -> Path:

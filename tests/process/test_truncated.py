@@ -6,24 +6,22 @@ from typing import Any
 
 import pytest
 
+import modelkinds
 from chunkvisor import testing
 from harness import Workplace
-from smallbert import save_small_bert
 
 pytestmark = pytest.mark.model
 
-LONG = "word " * 100
+LONG = "w" * 100
 """102 tokens with those at both ends; the small model reads 64."""
-TEXTS = ["short", LONG, "brief", LONG, "word " * 62, "word " * 63, *(f"text {number}" for number in range(6))]
+TEXTS = ["short", LONG, "brief", LONG, "w" * 62, "w" * 63, *(f"text {number}" for number in range(6))]
 CUT = {1: 102, 3: 102, 5: 65}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, minilm_path: Path) -> Path:
-    """A model of 64 tokens that takes no second to load."""
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    return save_small_bert(tmp_path_factory.mktemp("model"), minilm_path, Pooling(32))
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 64 tokens, one a byte, that takes no second to load."""
+    return modelkinds.bert(tmp_path_factory.mktemp("model"))
 
 
 def prepare(workplace: Workplace, model: Path, texts: list[str] = TEXTS, **keys: Any) -> None:
@@ -59,7 +57,7 @@ def test_cut_rows_are_counted_and_listed(workplace: Workplace, model: Path) -> N
     assert listed(workplace) == CUT
 
     # An update encodes the new texts alone, and still lists the cut rows among those that it takes over.
-    prepare(workplace, model, ["first", LONG + "more", *TEXTS])
+    prepare(workplace, model, ["first", LONG + "m", *TEXTS])
     ended = workplace.run("--update")
     assert ended.returncode == 0, ended.stderr
     assert workplace.manifest()["texts_encoded"] == 2
