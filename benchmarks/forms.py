@@ -73,8 +73,8 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
     """Write a finished float32 final, or make another form of the one that is there and print seconds and megabytes."""
     if form == "float32":
         layout.state.mkdir(parents=True)
-        block, none = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32), np.empty(0, int)
-        found = ((block[: rows - first], none) for first in range(0, rows, BLOCK))
+        block = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32)
+        found = (block[: rows - first] for first in range(0, rows, BLOCK))
         numbers, partial = Numbers(FinalDtype.FLOAT32, DIMENSION), partial_of(layout, Form())
         described = describe_files(
             layout, Form(), rows, write_final(layout, partial, rows, numbers, Form(), found), None

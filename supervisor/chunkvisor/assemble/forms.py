@@ -53,8 +53,8 @@ class Numbers(NamedTuple):
         """Size of a row."""
         return self.width * np.dtype(self.numpy).itemsize
 
-    def of(self, block: Vectors, missing: Positions, ranges: Vectors | None) -> Stored:
-        """Make the rows of the block; `missing` are those without a vector: NaN, or zero in types without NaN.
+    def of(self, block: Vectors, ranges: Vectors | None) -> Stored:
+        """Make the rows of the block; those without a vector, all NaN, are zero in types without NaN.
 
         int8 needs the ranges, shape (2, dimension). Raises FloatingPointError for what float16 cannot hold.
         """
@@ -68,7 +68,7 @@ class Numbers(NamedTuple):
                 stored = (np.floor((block - ranges[0]) / _steps(ranges)).clip(0, 255) - 128).astype(np.int8)
         else:
             stored = np.packbits(block > 0, axis=-1)
-        stored[missing] = 0
+        stored[np.isnan(block[:, 0])] = 0
         return stored
 
     def back(self, stored: Stored, ranges: Vectors | None) -> Vectors:
@@ -160,8 +160,8 @@ class Carried:
         return taken.columns
 
 
-Append = Callable[[Stored, Positions], object]
-"""Appends rows; the positions are of those without a vector. Raises OSError."""
+Append = Callable[[Stored], object]
+"""Appends rows. Raises OSError."""
 
 
 class Format(NamedTuple):
@@ -195,7 +195,7 @@ def _write_npy(file: HashedFile, rows: int, numbers: Numbers, *_: object) -> Ite
     header = npy_header(rows, numbers.width, numbers.numpy)
     os.posix_fallocate(file.fileno(), 0, len(header) + rows * numbers.row_bytes)
     file.write(header)
-    yield lambda block, _: file.write(np.ascontiguousarray(block).data)
+    yield lambda block: file.write(np.ascontiguousarray(block).data)
 
 
 def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
@@ -225,9 +225,9 @@ def _write_parquet(
     schema = pa.schema([pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, _vector_type(numbers))])
     others, pending, next_row = [ROW, *(field.name for field in fields)], list[pa.Table](), first_row
 
-    def append(block: Stored, missing: Positions) -> None:
+    def append(block: Stored) -> None:
         nonlocal next_row
-        mask = np.isin(np.arange(len(block)), missing)
+        mask = np.isnan(block[:, 0]) if numbers.dtype.is_float else np.zeros(len(block), dtype=bool)
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), numbers.width, mask=pa.array(mask))
         columns = [] if carried is None else carried.take(len(block))
         number = pa.array(np.arange(next_row, next_row + len(block)))

@@ -54,11 +54,6 @@ BLOCK_BYTES = 4 << 20
 _HEADER_BYTES = len(npy_header(1, 1))
 """numpy pads the header of every 2-D array of ours to this length."""
 
-_TOO_LARGE = 65_520
-"""Is rounded to infinity in float16."""
-
-NO_ROWS: Positions = np.empty(0, dtype=np.int64)
-
 
 class ChunkDamagedError(Exception):
     """A committed chunk is not what was committed; it has to be computed again."""
@@ -86,16 +81,19 @@ class Portions:
     """The rows of blocks, in portions of any size."""
 
     def __init__(self, found: Iterator[Stored]) -> None:
-        self._blocks, self._left = found, list[Stored]()
+        self._blocks, self._left = found, np.empty(0)
+
+    def some(self, most: int) -> Stored:
+        """Return at least one of the next rows, at most so many."""
+        block = self._left if len(self._left) else next(self._blocks)
+        taken, self._left = block[:most], block[most:]
+        return taken
 
     def take(self, count: int) -> Stored:
-        """Return the next rows, at least one."""
+        """Return so many of the next rows, at least one."""
         taken: list[Stored] = []
         while count:
-            block = self._left.pop() if self._left else next(self._blocks)
-            taken.append(block[:count])
-            if len(block) > count:
-                self._left.append(block[count:])
+            taken.append(self.some(count))
             count -= len(taken[-1])
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
@@ -224,9 +222,8 @@ def assemble(
     found = _joined(ledger, table, taken, final, parts_of(at, rows, of_rows), on_block)
     final.digests = write_final(layout, at, rows, vectors, of_rows, found)
     if not form.is_of_rows:
-        missing = [row for row, _ in final.bad_rows]
         read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vectors, None)
-        made = write_form(layout, form, rows, final.dimension, read, missing, None, on_block)
+        made = write_form(layout, form, rows, final.dimension, read, None, on_block)
         final.digests, final.ranges = made
         at.unlink()
     return final
@@ -239,8 +236,8 @@ def _joined(
     final: Final,
     parts: Sequence[FinalPart],
     on_block: Callable[[], None],
-) -> Iterator[tuple[Vectors, Positions]]:
-    """Give the rows in blocks, and which of each have no vector; row i gets the vector of text `row_text[i]`.
+) -> Iterator[Vectors]:
+    """Give the rows in blocks; row i gets the vector of text `row_text[i]`.
 
     Texts are numbered in the order of their first row, so the chunks are read once, from the first to the last; a row
     whose text came before gets its vector from the parts, where it is written already.
@@ -268,7 +265,7 @@ def _joined(
                 raise _other_rows(int(ids[others[0]]), ledger, taken)
             final.zero_rows += len(zero)
             final.bad_rows += [(start + row, int(ids[row])) for row in hits.tolist()]
-            yield block, hits
+            yield block
             on_block()
         next(blocks, None)  # the digest of the last chunk is compared at its end
 
@@ -299,20 +296,14 @@ def find_rows_table(layout: OutputLayout, digest: str) -> Path | None:
 
 
 def write_final(
-    layout: OutputLayout,
-    at: Path,
-    rows: int,
-    numbers: Numbers,
-    form: Form,
-    found: Iterator[tuple[Stored, Positions]],
+    layout: OutputLayout, at: Path, rows: int, numbers: Numbers, form: Form, found: Iterator[Stored]
 ) -> list[str]:
-    """Write so many rows, which come in blocks with the positions of those without a vector, into the files at `at`.
+    """Write so many rows, which come in blocks, into the files at `at`; return the sha256, hex, of each file.
 
-    Returns the sha256, hex, of each file, once it is on the disk. Raises what `found` raises, and OSError, and then
-    leaves nothing: whoever waits for space would wait for this.
+    They are on the disk then. Raises what `found` raises, and OSError, and then leaves nothing: whoever waits for space
+    would wait for this.
     """
-    digests, carried = list[str](), None
-    block, missing = np.empty((0, numbers.width), dtype=numbers.numpy), NO_ROWS
+    digests, carried, portions = list[str](), None, Portions(found)
     try:
         if form.carried is not None and not form.has_rows_table:
             rows_table = find_rows_table(layout, form.carried)
@@ -325,11 +316,9 @@ def write_final(
                 with FORMATS[form.format].write(file, part.rows, numbers, part.start, carried) as append:
                     left = part.rows
                     while left:
-                        if not len(block):
-                            block, missing = next(found)
-                        count = min(left, len(block))
-                        append(block[:count], missing[missing < count])
-                        block, missing, left = block[count:], missing[missing >= count] - count, left - count
+                        block = portions.some(left)
+                        append(block)
+                        left -= len(block)
                 digests.append(file.finish())
         next(found, None)  # what it compares at its end
     except BaseException:
@@ -345,14 +334,13 @@ def write_form(
     rows: int,
     dimension: int,
     read: Callable[[], Iterator[Stored]],
-    missing: Sequence[int],
     ranges: Vectors | None,
     on_block: Callable[[], None],
 ) -> tuple[list[str], Vectors | None]:
     """Write rows in another form under its partial name: in float32, or in the form's own numbers with their ranges.
 
-    `read` gives all of them each time; `missing` are those without a vector. Returns the digests, and the ranges of
-    int8. Raises as `write_final`; Halt (78) for numbers that the form cannot hold.
+    `read` gives all of them each time. Returns the digests, and the ranges of int8. Raises as `write_final`; Halt (78)
+    for numbers that the form cannot hold.
     """
     numbers = Numbers(form.dtype, dimension)
     if form.dtype is FinalDtype.INT8 and ranges is None:
@@ -362,22 +350,17 @@ def write_form(
             on_block()
         ranges = np.stack([low, high]) if np.isfinite(low).all() else np.zeros((2, dimension), dtype="<f4")
 
-    def made() -> Iterator[tuple[Stored, Positions]]:
-        first, lost = 0, np.array(missing, dtype=np.int64)
+    def made() -> Iterator[Stored]:
         with contextlib.closing(ahead(read())) as blocks:
             for block in blocks:
-                start, stop = np.searchsorted(lost, (first, first + len(block)))
-                positions = lost[start:stop] - first
-                try:
-                    yield block if block.dtype == numbers.numpy else numbers.of(block, positions, ranges), positions
-                except FloatingPointError:
-                    row = first + int(np.argmax((np.abs(block) >= _TOO_LARGE).any(axis=1)))
-                    raise config_error(
-                        f"row {row} does not go into a final of float16",
-                        why=f"{np.nanmax(np.abs(block)):g} is more than float16 can hold",
-                        remedy="choose dtype: float32, or encode.normalize: true; no vector is lost",
-                    ) from None
-                first += len(block)
+                yield block if block.dtype == numbers.numpy else numbers.of(block, ranges)
                 on_block()
 
-    return write_final(layout, partial_of(layout, form), rows, numbers, form, made()), ranges
+    try:
+        return write_final(layout, partial_of(layout, form), rows, numbers, form, made()), ranges
+    except FloatingPointError:
+        raise config_error(
+            f"the vectors of {layout.name} do not go into a final of float16",
+            why="one has a number of more than 65,504",
+            remedy="choose dtype: float32, or encode.normalize: true; no vector is lost",
+        ) from None

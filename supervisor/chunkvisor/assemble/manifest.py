@@ -22,7 +22,6 @@ from chunkvisor.assemble.forms import (
     OTHER_DIGEST,
     Form,
     Numbers,
-    Positions,
     Stored,
     all_places,
     clear_partial,
@@ -35,7 +34,6 @@ from chunkvisor.assemble.forms import (
 )
 from chunkvisor.assemble.join import (
     BLOCK_BYTES,
-    NO_ROWS,
     Portions,
     final_rows,
     find_rows_table,
@@ -404,9 +402,8 @@ def _reformed(
 ) -> dict[str, Any]:
     """Make the other form of its rows. Raises BadVectorsError if they are not what was written."""
     rows, dimension, ranges = int(manifest["rows"]), int(manifest["dimension"]), ranges_of(manifest)
-    missing = sorted(each["row"] for each in every_row(layout, manifest))
     read = partial(final_rows, layout, manifest)
-    digests, ranges = write_form(layout, form, rows, dimension, read, missing, ranges, on_block)
+    digests, ranges = write_form(layout, form, rows, dimension, read, ranges, on_block)
     said = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
     said |= describe_files(layout, form, rows, digests, ranges)
     publish(layout, said)
@@ -519,7 +516,7 @@ def combine(
     make_state(layout)
     clear_partial(layout)
 
-    def side_by_side() -> Iterator[tuple[Stored, Positions]]:
+    def side_by_side() -> Iterator[Stored]:
         nonlocal zero_rows
         found = [final_rows(outputs[name], each) for name, each in members.items()]
         portions = [Portions(each) for each in found]
@@ -527,7 +524,7 @@ def combine(
         for start in range(0, rows, per_block):
             block = np.concatenate([each.take(min(per_block, rows - start)) for each in portions], axis=1)
             zero_rows += int(np.count_nonzero(~block.any(axis=1)))
-            yield block, NO_ROWS
+            yield block
             on_block()
         for rest in found:
             next(rest, None)  # digests are compared at the end
