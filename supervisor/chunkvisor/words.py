@@ -118,8 +118,8 @@ ENTRIES: dict[str, Entry] = {
         "Look at the memory of that machine and at its Ray logs.",
     ),
     QUARANTINE: Entry(
-        "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, zeros in int8 and "
-        "ubinary, null in parquet.",
+        "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, null in a table "
+        "of floats, zeros in int8 and ubinary.",
         "All other rows are complete, and the run ends with 3. With more than recovery.max_bad_rows of them, it ends "
         "with 78: that is rarely the texts' fault.",
         "Once the output is complete, its manifest (`<output>.json`) lists each row with its place in the source, the "
