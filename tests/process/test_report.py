@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from harness import kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"text {number}" for number in range(12)]
@@ -114,18 +113,6 @@ def test_a_halt_says_what_to_do(place: ScriptedWorkplace) -> None:
     page = page_of(place.workdir / "report.html")
     assert "halted" in page.text
     assert "do: Correct or remove the row" in page.text
-
-
-def test_live_and_killed(place: ScriptedWorkplace) -> None:
-    """Beside a live run the page says that it runs; after a kill, that it was killed and how to go on."""
-    place.lay("text 5", "wait!")
-    process = place.start("run", str(place.config_path))
-    wait_for(lambda: len(place.calls()) == 2)
-    assert "running (pid " in report(place).text
-    kill(process)
-    killed = report(place).text
-    assert "stopped: its process was killed" in killed
-    assert "run the same command again" in killed
 
 
 @pytest.mark.parametrize("damage", ["no-journal", "garbage", "no-state"])

@@ -106,17 +106,6 @@ def test_interrupted(place: ScriptedWorkplace, opened: Open) -> None:
     assert not terminal.screen.cursor.hidden
 
 
-def test_killed(place: ScriptedWorkplace, opened: Open) -> None:
-    """After `kill -9` the cursor is there and stands on a line of its own."""
-    terminal = opened("run", str(place.config_path))
-    half_way(place, terminal.look)
-    terminal.process.kill()
-    terminal.finish()
-    assert not terminal.screen.cursor.hidden
-    assert terminal.screen.cursor.x == 0
-    assert not terminal.look()[terminal.screen.cursor.y]
-
-
 def test_pipe(place: ScriptedWorkplace) -> None:
     """Without a terminal: one line for each change of state with its time, no control characters, words at the end."""
     place.lay("t0", "crash")
@@ -174,11 +163,17 @@ def test_watch(place: ScriptedWorkplace, opened: Open) -> None:
 
 
 def test_watch_is_left_by_ctrl_c(place: ScriptedWorkplace, opened: Open) -> None:
-    """Ctrl-C ends the looking on, not the run."""
+    """Ctrl-C ends the looking on, not the run; after a `kill -9` the cursor stands on a line of its own."""
     process = place.start("run", str(place.config_path))
     wait_for(place.calls)
     terminal = opened("status", "--watch", str(place.workdir))
     half_way(place, terminal.look)
+    killed = opened("status", "--watch", str(place.workdir))
+    half_way(place, killed.look)
+    killed.process.kill()
+    killed.finish()
+    assert (killed.screen.cursor.hidden, killed.screen.cursor.x) == (False, 0)
+    assert not killed.look()[killed.screen.cursor.y]
     terminal.type(b"\x03")
     assert terminal.finish() == 0
     assert "Traceback" not in "\n".join(terminal.everything())

@@ -155,8 +155,13 @@ def test_a_text_that_is_given_up_counts_as_done() -> None:
     assert seen(119, *begun).health == "5 rows without a vector"
 
 
-def test_an_ended_run_stands_still() -> None:
-    """After its end nothing moves any more, whatever the clock says."""
+def test_the_heartbeat_and_the_end() -> None:
+    """A line has all figures that are known; after the end nothing moves any more, whatever the clock says."""
+    assert seen(110, INVOKED).line == "starting, 10 s so far"
+    assert seen(120, *BEGUN, COMMITTED).line == (
+        "computing, 20 s so far, 50 %, about 100 of 200 rows, 2 of 4 chunks, 5.0 rows/s, 50 tokens/s, about 20 s left"
+    )
+    assert seen(110, INVOKED).closing_line == ""
     now = seen(9999, *BEGUN, COMMITTED, (130, "run_ended", {"code": 0}))
     assert (now.elapsed_s, now.eta_s, now.workers) == (30, None, ())
     assert now.closing_line == (
@@ -189,15 +194,6 @@ def test_what_was_kept_counts_once(events: list[Event], far: str, texts: int, to
     assert not state.outputs["a"].texts_saved or not state.chunks_here
 
 
-def test_the_heartbeat() -> None:
-    """It has all figures that are known."""
-    assert seen(110, INVOKED).line == "starting, 10 s so far"
-    assert seen(120, *BEGUN, COMMITTED).line == (
-        "computing, 20 s so far, 50 %, about 100 of 200 rows, 2 of 4 chunks, 5.0 rows/s, 50 tokens/s, about 20 s left"
-    )
-    assert seen(110, INVOKED).closing_line == ""
-
-
 GO = {**FIRST, "rows": 2}
 
 
@@ -207,10 +203,7 @@ GO = {**FIRST, "rows": 2}
         ("go", GO, {"rows": 2, "tokens": None}),
         ("go", GO | {"tokens": "many"}, None),
         ("go", GO | {"color": "red"}, {"rows": 2}),
-        ("go", GO | {"rows": True}, None),
         ("go", FIRST, None),
-        ("waiting", {"delay_s": 3, "reason": ["r"]}, None),
-        ("run_started", {"workdir": "w", "device": "d", "outputs": ["a", 5]}, None),
         ("attempt_event", FIRST, None),
     ],
 )
