@@ -16,7 +16,7 @@ from chunkvisor.events.state import RunState
 from chunkvisor.show import record
 from chunkvisor.show.record import Sensors
 from chunkvisor.store.layout import InvocationFiles
-from harness import Workplace, wait_for
+from harness import wait_for
 
 GIB = 1 << 30
 
@@ -74,24 +74,3 @@ def test_a_hanging_nvidia_smi_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
     assert len(calls.read_text().splitlines()) == 1
     assert (line["gpus"], line["workers_bytes"] > 0) == ([], True)
     child.communicate()
-
-
-def test_a_run_notes_its_gpus_and_workers(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs in a run's sensors.jsonl are those of the run, by its own numbers."""
-    script = """case "$*" in
-      *--query-gpu=index,uuid,name*)
-        for i in 0 1; do echo "$i, GPU-$i-aaaa, NVIDIA Fake, 81920, 00000000:0$i:00.0"; done ;;
-      *--query-gpu=index,uuid,memory*) for i in 0 1; do echo "$i, GPU-$i-aaaa, 1$i, 81920, 50, 40, 300"; done ;;
-      *--query-gpu=memory.used*) echo 3 ;;
-    esac"""
-    fake_smi(workplace.folder / "bin", monkeypatch, script)
-    workplace.write_source([f"text {number}" for number in range(20)])
-    workplace.write_config("gpus:make", device="cuda:1")
-
-    ended = workplace.run()
-
-    assert ended.returncode == 0, ended.stderr
-    lines = lines_of(InvocationFiles(workplace.hidden / "runs" / "latest"))
-    gpus = [gpu for line in lines for gpu in line.get("gpus", ())]
-    assert {gpu["device"] for gpu in gpus} <= {0}
-    assert all(gpu["memory_used_bytes"] == 11 << 20 for gpu in gpus)

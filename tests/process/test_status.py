@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +129,6 @@ def test_a_path_without_a_name_is_no_workdir(tmp_path: Path, monkeypatch: pytest
     assert ended.returncode == 78, ended.stderr
     assert ". is not a workdir of chunkvisor" in ended.stderr
     assert not list(tmp_path.iterdir())
-
-
-def test_a_command_without_memory_answers_in_words() -> None:
-    """As under `ulimit -v`: 69 and what to do, and no traceback."""
-    program = "import chunkvisor.cli as cli\ndef fail(**_): raise MemoryError\ncli.cli.main = fail\ncli.main()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ended.returncode == 69, ended.stderr
-    assert ended.stderr.startswith("chunkvisor: there is not enough memory for the command itself")
-    assert "Traceback" not in ended.stderr
 
 
 def test_a_step_of_the_clock(tmp_path: Path) -> None:

@@ -101,7 +101,6 @@ class RunState:
     command: str = ""
     began_s: float = 0.0
     told_s: float = 0.0  # time of the last event
-    started: bool = False  # it has begun to work
     worked: bool = False  # it has found something to do
     doing: str = "starting"
     doing_since_s: float = 0.0  # 0 = since it began
@@ -109,6 +108,7 @@ class RunState:
     attempts: Counter[str] = field(default_factory=Counter)  # that have ended, by outcome
     workers: dict[AttemptKey, ActiveWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # names by number
+    gpus: tuple[str, ...] = ()  # their UUIDs
     on_cluster: bool = False  # its devices come with the nodes of a cluster
     saved: Counter[tuple[str, int]] = field(default_factory=Counter)  # texts that this run has kept, by open chunk
     chunks_here: int = 0  # committed by this run
@@ -150,7 +150,7 @@ class RunState:
     def _of_run(self, event: Event, t: float) -> None:
         match event:
             case of.RunStarted():
-                self.started, self.wanted = True, event.outputs
+                self.wanted, self.gpus = event.outputs, event.gpus
                 self.device_times, self.texts_per_s = {}, None
                 self.on_cluster = event.engine == "ray"
                 self.devices = {} if self.on_cluster else _labels_of(event.device)

@@ -134,16 +134,16 @@ class JsonLines(Observer):
     """
 
     def __init__(self, least: Weight) -> None:
-        self._least, self.halted = least, False
+        self._least = least
 
-    def event(self, event: Event, state: RunState | None = None) -> None:  # noqa: ARG002 - an event says it all
-        self.halted |= isinstance(event, Halted)
+    def event(self, event: Event, state: RunState) -> None:
+        self.state = state
         if event.weight >= self._least or isinstance(event, Halted | RunEnded):
             line = json.dumps({"t": round(time.time(), 3), "event": event.name, **event.details()})
             _write_line(sys.stderr, line)
 
     def say(self, text: str) -> None:
-        self.event(Note(text))
+        self.event(Note(text), self.state)
 
 
 def _write_line(stream: TextIO | None, line: str) -> None:
@@ -184,8 +184,8 @@ def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
         try:
             yield lines
         except Halt as halt:
-            if not lines.halted:  # a run that has begun reports its end itself
-                lines.event(Halted(**halt.details()))
+            if lines.state.ending is None:  # a run that has begun reports its end itself
+                lines.event(Halted(**halt.details()), lines.state)
             sys.exit(int(halt.code))
     elif least is Weight.NEWS and can_draw(sys.stderr):
         from chunkvisor.show.terminal import Live  # rich with it, which lines do not need

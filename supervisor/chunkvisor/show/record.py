@@ -19,8 +19,6 @@ from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import in_background, read_load
 from chunkvisor.errors import Halt
-from chunkvisor.events.event import Event, RunStarted
-from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console, Observer
 from chunkvisor.show.outside import Metrics, Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
@@ -115,14 +113,9 @@ class Sensors(Observer):
     """Writes `sensors.jsonl`: every few seconds the load of the GPUs and the memory of the workers."""
 
     def __init__(self, files: InvocationFiles) -> None:
-        self._path, self._uuids = files.sensors, tuple[str, ...]()
+        self._path = files.sensors
         self._reading: Future[None] | None = None
         self._began_s, self._next_s = time.monotonic(), 0.0
-
-    def event(self, event: Event, state: RunState) -> None:
-        self.state = state
-        if isinstance(event, RunStarted):
-            self._uuids = event.gpus if any(event.gpus) else ()
 
     def tick(self) -> None:
         now_s = time.monotonic()
@@ -130,14 +123,14 @@ class Sensors(Observer):
             # However long the run lasts, the file stays small: after an hour lines come more and more rarely.
             self._next_s = now_s + min(MOST_S, max(INTERVAL_S, (now_s - self._began_s) / 700))
             pids = [worker.pid for worker in self.state.workers.values() if worker.pid]
-            self._reading = in_background(self._read, pids)  # nvidia-smi may hang
+            self._reading = in_background(self._read, pids, self.state.gpus)  # nvidia-smi may hang
 
-    def _read(self, pids: list[int]) -> None:
+    def _read(self, pids: list[int], uuids: tuple[str, ...]) -> None:
         held_bytes = 0
         for pid in pids:
             with contextlib.suppress(psutil.Error):
                 held_bytes += psutil.Process(pid).memory_info().rss
-        gpus = read_load(self._uuids) if self._uuids else []
+        gpus = read_load(uuids) if any(uuids) else []
         line = {"t": round(time.time(), 3), "gpus": gpus, "workers_bytes": held_bytes}
         with contextlib.suppress(OSError), open(self._path, "a") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -20,6 +20,7 @@ from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
+from chunkvisor.events.state import RunState
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
 from chunkvisor.store.attempt import read_tail
@@ -80,13 +81,15 @@ class Story:
         """By outcome and rule: (how many, time of the last, the last)."""
         self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
         self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
-        self._saved = Counter[tuple[str, int]]()
-        last_run = ""
+        state, last_run = RunState(), ""
         for at_s, run, event in read_events(journal):
             passed_s = max(0.0, at_s - self.times_s[-1]) if run == last_run and self.times_s else 0.0
             self.times_s.append(max([at_s, *self.times_s[-1:]]))  # even after the clock was set back
             self.clock_s.append(self.clock_s[-1] + passed_s)
-            last_run = run
+            last_run, texts = run, state.total("texts_here")
+            state.apply(event, at_s)
+            if (new := state.total("texts_here") - texts) > 0:
+                self.texts.append((self.clock_s[-1], new))
             self._apply(event, at_s, self.clock_s[-1])
 
     def _apply(self, event: Event, at_s: float, now_s: float) -> None:
@@ -105,12 +108,7 @@ class Story:
                 self.ended.setdefault("failed", []).append(now_s)
                 kind = event.outcome, event.rule
                 self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
-            case of.PartCommitted() | of.BatchesKept():
-                self._saved[event.output, event.chunk] += event.texts
-                self.texts.append((now_s, event.texts))
             case of.ChunkCommitted():
-                before = max(self._saved.pop((event.output, event.chunk), 0), event.texts_before)
-                self.texts.append((now_s, max(0, event.texts - before)))
                 self.ended.setdefault("committed", []).append(now_s)
 
 
