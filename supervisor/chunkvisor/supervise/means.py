@@ -40,14 +40,10 @@ class Request:
     loaded: LoadedConfig
     max_rows: int | None = None
     from_scratch: bool = False
-    update: bool = False
-    """Take a source that has changed as it is now."""
-    stop_after_s: float | None = None
-    """How long it may take, at most; None = as long as it takes."""
-    keeps: bool = True
-    """False = what is done is thrown away unless all is done: the first signal ends the run at once."""
-    typed: str = ""
-    """The command, to be typed again; empty for a call from Python."""
+    update: bool = False  # take a source that has changed as it is now
+    stop_after_s: float | None = None  # how long it may take, at most; None = as long as it takes
+    keeps: bool = True  # False = what is done is thrown away unless all is done: the first signal ends the run at once
+    typed: str = ""  # the command, to be typed again; empty for a call from Python
 
 
 class Means:
@@ -137,9 +133,6 @@ class Means:
         Raises Halt, also if the files show that it is not the model that the config describes; OSError.
         """
         model, layout = self._config.model, self._run.layout
-        # A resume may need no worker at all: then loading a model would only cost memory.
-        is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
-        begin = self.load_ahead if is_new else None
         if model.is_plugin:
             found = ModelSource(None, model.revision)
         elif model.is_folder:
@@ -151,8 +144,9 @@ class Means:
                 raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         else:
             found = self._from_hub()
-        if begin is not None:
-            begin(found)
+        # A resume may need no worker at all: then loading a model would only cost memory.
+        if not all(layout.output(name).state.exists() for name in self._config.outputs):
+            self.load_ahead(found)
         return found
 
     def _from_hub(self) -> ModelSource:

@@ -7,6 +7,7 @@ the new one is there.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -78,13 +79,11 @@ class Prepared:
     """One output whose source is staged."""
 
     layout: OutputLayout
-    fixed: Fixed
-    """Of the next generation, if there is to be one."""
+    fixed: Fixed  # of the next generation, if there is to be one
     record: StagedRecord
-    manifest: dict[str, Any] | None = None
-    """Of a complete one, of which there is nothing to do."""
+    manifest: dict[str, Any] | None = None  # of a complete one, of which there is nothing to do
+    # The next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another.
     moves_on: bool = False
-    """Its next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another."""
 
     @property
     def name(self) -> str:
@@ -101,8 +100,7 @@ class Opening:
         # The environment of this machine does not travel to the nodes of a cluster.
         self._arithmetic = arithmetic_variables({} if means.on_ray else os.environ, self._config.env)
         self._planner = Planner(run.emit, means.on_wait)
-        self._all: list[Prepared] = []
-        """In the order in which they are encoded."""
+        self._all: list[Prepared] = []  # in the order in which they are encoded
 
     def open(self) -> list[OutputRun]:
         """Open all outputs, and return those that are not complete, in the order in which they are encoded.
@@ -180,32 +178,27 @@ class Opening:
         return made
 
     def _fixed_before(self, layout: OutputLayout) -> Fixed | None:
-        try:
-            fixed, problem = read_fixed(layout), "missing"
-        except DamagedError:
-            fixed, problem = None, "damaged"
-        lost = problem == "damaged" or layout.chunks.exists() or layout.done.exists()
-        if fixed is None and lost and not self._request.from_scratch:
+        fixed = None
+        with suppress(DamagedError):
+            fixed = read_fixed(layout)
+        lost = fixed is None and any(path.exists() for path in (layout.identity, layout.chunks, layout.done))
+        if lost and not self._request.from_scratch:
             raise config_error(
-                f"{layout.identity} is {problem}, so it is not known what the files next to it belong to",
+                f"{layout.identity} is missing or damaged, so it is not known what the files next to it belong to",
                 remedy="restore the file, or start this config over by adding --from-scratch",
             )
         return fixed
 
     def _staged(self, layout: OutputLayout, request: IngestRequest) -> StagedRecord | None:
         """Read what an earlier run has staged, if it is still the same, and what is needed of it is there."""
-        record = staged_before(request, layout)
-        if record is None or lacks_rows_table(
-            layout, asked_form(self._config.outputs[layout.name], record.staged.carried)
-        ):
+        record, output = staged_before(request, layout), self._config.outputs[layout.name]
+        if record is None or lacks_rows_table(layout, asked_form(output, record.staged.carried)):
             return None
         if layout.done.exists() and not layout.again.exists():
             return record
-        try:
+        with suppress(DamagedError):
             if StagedTable.open(layout.table).digest == record.staged.digest:
                 return record
-        except DamagedError:
-            pass
         self._note(f"{layout.name}: the staged texts are damaged; reading the source again")
         return None
 
@@ -247,10 +240,8 @@ class Opening:
         """Choose how many texts a chunk has of an output that is begun now."""
         size = self._config.effective_chunk_size(name)
         if size == "auto":
-            devices = self._means.devices
-            size, why = propose(
-                rate_before(self._config), len(devices) * self._config.workers.per_device, devices[0].kind
-            )
+            devices, per_device = self._means.devices, self._config.workers.per_device
+            size, why = propose(rate_before(self._config), len(devices) * per_device, devices[0].kind)
             self._note(f"{name}: chunks of {size:,} texts, {why}")
         return size
 
@@ -326,13 +317,13 @@ class Opening:
         offers, late = list[Offer | None](), list[Offer | None]()
         final_of = partial(of_final, wanted=wanted, scratch=scratch)
         if not anew:
-            own_is_final = each.moves_on and layout.done.exists()
-            place = layout if own_is_final else layout.earlier
+            is_done = layout.done.exists()
+            place = layout if is_done else layout.earlier
             own = final_of(place, kind=PlaceKind.EARLIER, words="its earlier final file")
             offers.append(own)
-            if each.moves_on and (own is None or not own_is_final):
+            if own is None or not is_done:
                 late.append(of_chunks(layout, wanted))
-                if own_is_final and late == [None]:
+                if is_done and late == [None]:
                     words = "no vector can be taken from its final file, which is rounded or damaged"
                     self._note(f"{each.name}: {words}; with chunk.keep: true, updates encode only new texts")
         at = self._all.index(each)
@@ -434,10 +425,9 @@ def _asked(request: IngestRequest) -> dict[str, Any]:
 
 def staged_before(request: IngestRequest, layout: OutputLayout) -> StagedRecord | None:
     """Read what an earlier run staged of the same request and untouched files. Raises Halt if a file is gone."""
-    try:
+    record = None
+    with suppress(DamagedError):
         record = read_staged(layout)
-    except DamagedError:
-        return None
     return record if record is not None and record.asked == _asked(request) else None
 
 
