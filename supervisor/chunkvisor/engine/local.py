@@ -160,7 +160,7 @@ class LocalEngine:
         if self.loading and time.monotonic() - self._began_s > self._settings.startup_s:
             self.fail(f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)")
 
-    def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> "WarmWorker":
+    def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> "_WarmWorker":
         """Start a worker from the template; if there is none, and it was the template's fault, that has failed by then.
 
         Raises OSError.
@@ -168,7 +168,7 @@ class LocalEngine:
         changed = {name: value for name, value in environment.items() if self._base.get(name) != value}
         removed = tuple(name for name in self._base if name not in environment)
         order = to_json(TemplateOrder(str(files.folder), changed, removed))
-        worker, self._forked, self._not_forked = WarmWorker(self), 0, ""
+        worker, self._forked, self._not_forked = _WarmWorker(self), 0, ""
         try:
             assert self._socket is not None
             with open(files.log, "ab") as log:
@@ -280,8 +280,8 @@ class LocalEngine:
         self.fail("the run is over", _GRACE_S if self.warm else 0.0)
 
 
-class WarmWorker(LocalWorker):
-    """A worker that was forked from the template, whose child it is."""
+class _WarmWorker(LocalWorker):
+    """A worker that was forked from the template, whose child it is; that keeps the zombie until its group is dead."""
 
     warm = True
 
@@ -292,11 +292,10 @@ class WarmWorker(LocalWorker):
         self._returncode: int | None = None
 
     def watched(self) -> list[int]:
-        """See Worker; after its end only the template's report is waited for."""
+        # After its end only the template's report is waited for.
         return super().watched() if self._ended_s is None else self._engine.watched()
 
     def poll(self) -> int | None:
-        """See Worker; the template keeps the zombie until its group is dead."""
         if self._returncode is not None:
             return self._returncode
         if self._ended_s is None:
@@ -319,7 +318,6 @@ class WarmWorker(LocalWorker):
         return self._returncode
 
     def signal(self, number: signal.Signals) -> None:
-        """See Worker."""
         # Once the template is gone, the number of an ended worker may be given away.
         if not self._engine.failure or not readable(self._pidfd):
             super().signal(number)

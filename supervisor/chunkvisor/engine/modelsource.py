@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -93,23 +93,20 @@ class LocalModel:
         return all(state.st_ctime_ns < time_ns for state in found)
 
 
-def model_files(folder: Path) -> list[Path]:
+def model_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> list[Path]:
     """List the files of a model, sorted by their paths: all but hidden ones and compiled code. Raises OSError."""
-    return sorted(_files(folder, frozenset()))
-
-
-def _files(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    state = folder.stat()
+    state, found = folder.stat(), list[Path]()
     here = (state.st_dev, state.st_ino)
     if here in above:
-        return  # a link that leads back up
-    for path in folder.iterdir():
+        return []  # a link that leads back up
+    for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
         if path.is_dir():
-            yield from _files(path, above | {here})
+            found += model_files(path, above | {here})
         elif path.is_file():
-            yield path
+            found.append(path)
+    return found
 
 
 def _require_model(folder: Path | str, names: Set[str]) -> None:

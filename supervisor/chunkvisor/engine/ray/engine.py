@@ -48,16 +48,13 @@ _START_S = 30.0
 # To be without a node for less is not worth a word.
 _PATIENCE_S = 10.0
 
-Send = Callable[[NodeOrder], None]
 
-
-class RayWorker:
+class _RayWorker:
     """A worker on a node, see `engine.Worker`."""
 
-    def __init__(self, send: Send, node: str, number: int, warm: bool) -> None:
-        """`warm` is what is expected of its start."""
+    def __init__(self, send: Callable[[NodeOrder], None], node: str, number: int, warm: bool) -> None:
         self._send, self._order = send, partial(NodeOrder, node, number)
-        self.pid, self.warm = 0, warm
+        self.pid, self.warm = 0, warm  # as is expected of its start, until it is heard of
         self._called = False
         self._returncode: int | None = None
         self._kills = 0
@@ -71,50 +68,42 @@ class RayWorker:
         self._called |= report.heard or report.returncode is not None
 
     def lose(self) -> None:
-        """Note that nothing more will be heard of it."""
         self._returncode = NODE_LOST
 
     def watched(self) -> list[int]:
-        """See Worker; all of them are heard of by the engine's one descriptor."""
-        return []
+        return []  # all of them are heard of by the engine's one descriptor
 
     def has_called(self) -> bool:
-        """See Worker."""
         called, self._called = self._called, False
         return called
 
     def go(self, limits: Limits) -> None:
-        """See Worker."""
         self._send(self._order(gate=limits))
 
     def leave(self) -> None:
-        """See Worker."""
         self._send(self._order(leave=True))
 
     def poll(self) -> int | None:
-        """See Worker."""
         return self._returncode
 
     def oom_kills(self) -> int:
-        """See Worker."""
         return self._kills
 
     def signal(self, number: signal.Signals) -> None:
-        """See Worker."""
         if self._returncode is None:
             self._send(self._order(signal=int(number)))
 
 
 @dataclass(slots=True)
-class Node:
+class _Node:
     """A node that can work."""
 
     devices: tuple[Device, ...]
     state: NodeState | None = None  # None before it is known whether a template gets ready
-    workers: dict[int, RayWorker] = field(default_factory=dict)
+    workers: dict[int, _RayWorker] = field(default_factory=dict)
 
 
-class Link:
+class _Link:
     """One bridge process."""
 
     def __init__(self, log: Path, terms: Terms) -> None:
@@ -187,13 +176,13 @@ class RayEngine:
         self._stations: Stations | None = None
         self._pending: Callable[[], int] = int  # none before `open`
         self._places = 0
-        self._link: Link | None = None
+        self._link: _Link | None = None
         self._next_bridge_s = 0.0
         self._without_s: float | None = None  # since when there is no device to work on
         self._told_waiting = False
         self._why = "no node has answered yet; GPUs that others have reserved are waited for"
         self._cluster = Cluster(starting=1)
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, _Node] = {}
         self._numbers = itertools.count()
 
     def open(self, stations: Stations, pending: Callable[[], int], places: int) -> None:
@@ -218,7 +207,7 @@ class RayEngine:
             return  # what is left to do needs no node
         if self._link is None and now_s >= self._next_bridge_s:
             trim_log(self._log)
-            self._link, self._cluster = Link(self._log, self._terms), Cluster(starting=1)
+            self._link, self._cluster = _Link(self._log, self._terms), Cluster(starting=1)
         if self._stations.alive:
             self._without_s, self._told_waiting = None, False
         else:
@@ -245,7 +234,7 @@ class RayEngine:
         name, number = station.site.node, next(self._numbers)
         node = self._nodes[name]  # `holding` is true of any other
         warm = not fresh and node.state is not None and node.state.warm
-        node.workers[number] = worker = RayWorker(self._send, name, number, warm)
+        node.workers[number] = worker = _RayWorker(self._send, name, number, warm)
         launch = Launch(str(files.folder), node.devices.index(station.device), fresh, blocking_launches)
         self._send(NodeOrder(name, number, launch=launch))
         return worker
@@ -265,7 +254,7 @@ class RayEngine:
             self._why = report.cluster.why or self._why
         elif report.up is not None:
             number, up = report.node, report.up
-            self._nodes[number] = Node(up.devices)
+            self._nodes[number] = _Node(up.devices)
             stations.add(up.devices, Site(number, up.name, up.threads, up.model_path))
             self._send(NodeOrder(number, expect=(self._pending(), len(stations.alive) * self._places)))
         elif report.gone is not None:
