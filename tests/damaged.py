@@ -118,15 +118,3 @@ def assert_harmless(place: ScriptedWorkplace, ended: Ended, what: object) -> Non
     else:
         assert "chunkvisor: " in ended.stderr, words
         assert "do:  " in ended.stderr, words
-
-
-def a_file(path: Path) -> None:
-    """Of no known content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"what is this?")
-
-
-def a_folder(path: Path) -> None:
-    """With something in it."""
-    (path / "inside").mkdir(parents=True)
-    a_file(path / "file")

@@ -132,7 +132,7 @@ class FinalRows(ArrayRows):
         if self._packed:
             with TemporaryFile(dir=self._scratch) as file:
                 file.write(npy_header(self._manifest["rows"], self.dimension))
-                for block in final_rows(self._layout, self._manifest, compare=False):
+                for block in final_rows(self._layout, self._manifest):
                     file.write(np.ascontiguousarray(block).data)
                 file.flush()
                 kept = os.dup(file.fileno())

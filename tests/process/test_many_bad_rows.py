@@ -8,7 +8,6 @@ import pytest
 
 import chunkvisor
 from chunkvisor.assemble.badrows import LISTED
-from chunkvisor.store.layout import Layout, mark
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
@@ -84,19 +83,6 @@ def test_retry_takes_the_file_away(place: ScriptedWorkplace) -> None:
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     assert place.manifest()["quarantined"] == []
     assert not list(place.folder.rglob("*quarantined.jsonl"))
-
-
-def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
-    """What stands under that name in a workdir of ours is kept under another."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, recovery__max_bad_rows=10_000)
-    place.lay("bad", "nan!")
-    place.workdir.mkdir()
-    mark(Layout(place.workdir))
-    (place.workdir / "out.quarantined.jsonl").write_text("mine")
-
-    assert place.run_here().returncode == 3
-    assert (place.workdir / "out.quarantined.jsonl.aside").read_text() == "mine"
-    assert len(listed(place)) == len(BAD)
 
 
 def test_encode_moves_it_beside_its_file(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Assembly against the truth that numpy's indexing gives, whatever repeats where and however small the blocks are."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -16,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.assemble import forms, join
-from chunkvisor.assemble.forms import Form, HashedFile
+from chunkvisor.assemble import forms as formats
+from chunkvisor.assemble import join, manifest
+from chunkvisor.assemble.forms import Form, HashedFile, form_of, place_of
 from chunkvisor.assemble.join import ChunkDamagedError, Final
 from chunkvisor.assemble.manifest import describe_files, publish
 from chunkvisor.sources.table import StagedTable
@@ -88,10 +90,10 @@ def publish_joined(
     final = join.assemble(ledger, table, on_block, form)
     described = describe_files(ledger.layout, form, table.rows, final.digests, final.ranges)
     bad = [{"row": row, "outcome": "crashed", "reason": "why"} for row, _ in final.bad_rows]
-    manifest = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": bad}
-    manifest |= {"zero_rows": final.zero_rows, **described}
-    publish(ledger.layout, manifest)
-    return final, manifest
+    made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": bad}
+    made |= {"zero_rows": final.zero_rows, **described}
+    publish(ledger.layout, made)
+    return final, made
 
 
 @pytest.mark.soak
@@ -163,6 +165,26 @@ def test_what_stands_in_the_place(shards: int | None) -> None:
         assert sorted(path.name for path in place.parent.glob("out*")) == sorted(["out.json", place.name, aside.name])
 
 
+@pytest.mark.parametrize("forms", [(None, None), (2, 2), (2, None), (None, 2)], ids=str)
+@pytest.mark.parametrize("killed", ["_put_in_place", "remove_final", "_write_twins"])
+def test_killed_while_publishing(forms: tuple[int | None, int | None], killed: str) -> None:
+    """What was announced and is whole is completed by the next run; of what it replaces nothing is left."""
+    with assembled(ROWS, 2, 2) as (ledger, table, right):
+        layout, (before, after) = ledger.layout, map(Form, forms)
+        publish_joined(ledger, table, before)
+        with contextlib.suppress(InterruptedError), mock.patch.object(manifest, killed, side_effect=InterruptedError):
+            publish_joined(ledger, table, after)
+        manifest.finish_publishing(layout)
+        found = manifest.read_finished(layout)
+        assert found is not None
+        assert form_of(found) == after
+        paths = [layout.final] if after.shards is None else sorted(layout.shards.iterdir())
+        np.testing.assert_array_equal(np.concatenate([np.load(path) for path in paths]), right)
+        assert {path.name for path in layout.workdir.glob("out*")} == {"out.json", place_of(layout, after).name}
+        assert not list(layout.hidden.glob("out.*"))
+        assert not layout.publishing.exists()
+
+
 def array(rows: int, dimension: int) -> bytes:
     """A whole array, of ones."""
     return npy_header(rows, dimension) + np.ones((rows, dimension), dtype="<f4").tobytes()
@@ -230,7 +252,7 @@ def write_all(path: Path) -> str:
 @pytest.mark.parametrize("sync_bytes", [1, 1 << 20])
 def test_a_file_is_hashed_and_synced(tmp_path: Path, sync_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes are there in their order, the digest is their sha256, and an error of any sync is not lost."""
-    monkeypatch.setattr(forms, "_SYNC_BYTES", sync_bytes)
+    monkeypatch.setattr(formats, "_SYNC_BYTES", sync_bytes)
     assert write_all(tmp_path / "file") == hashlib.sha256(b"".join(BLOCKS)).hexdigest()
     assert (tmp_path / "file").read_bytes() == b"".join(BLOCKS)
     failed: list[int] = []

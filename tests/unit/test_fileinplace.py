@@ -12,56 +12,48 @@ from chunkvisor.store.identity import Identity
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import write_sealed
 
-NAMES = {"model.name": "m", "model.encoder": "e", "source.digest": "d", "source.rows": 1}
+IDENTITY = Identity({"model.name": "m", "model.encoder": "e", "source.digest": "d", "source.rows": 1})
 
 
-def put_on_another_disk(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no rename take the file to its place."""
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder with a final file, on another disk than `out`: no rename takes the file there."""
+    output = Layout(tmp_path / "state").output(onefile.OUTPUT)
+    output.state.mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    output.final.write_bytes(bytes(2048))
+    write_sealed(output.manifest, {"rows": 1})
     replace = Path.replace
 
     def from_disk_to_disk(self: Path, to: Path) -> Path:
-        if self == source:
+        if self == output.final:
             raise OSError(errno.EXDEV, "Invalid cross-device link")
         return replace(self, to)
 
     monkeypatch.setattr(Path, "replace", from_disk_to_disk)
+    return tmp_path / "state"
 
 
-def test_a_copy_on_another_disk_is_durable_before_the_original_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_is_durable_before_the_original_goes(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut may undo what one disk was told, and not what another was told after it."""
-    source, target = tmp_path / "state" / "embeddings.npy", tmp_path / "out" / "v.npy"
-    for path in (source, target):
-        path.parent.mkdir()
-    source.write_bytes(b"vectors")
+    out, final = state.parent / "out" / "v.npy", Layout(state).output(onefile.OUTPUT).final
     seen: list[tuple[Path, bool, bool]] = []
-    put_on_another_disk(source, monkeypatch)
-    monkeypatch.setattr(onefile, "sync_folder", lambda folder: seen.append((folder, source.exists(), target.exists())))
-    onefile._move(source, target)
-    assert seen == [(target.parent, True, True), (source.parent, False, True)]
-    assert target.read_bytes() == b"vectors"
+    monkeypatch.setattr(onefile, "sync_folder", lambda folder: seen.append((folder, final.exists(), out.exists())))
+    onefile.publish(out, state, IDENTITY)
+    assert seen == [(out.parent, True, True), (state, False, True)]
+    assert out.read_bytes() == bytes(2048)
 
 
-def test_the_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file does not fit on the other disk: which folder, how much is needed, and how much is free there."""
-    state, out = tmp_path / "state", tmp_path / "out" / "v.npy"
-    out.parent.mkdir()
-    output = Layout(state).output(onefile.OUTPUT)
-    output.state.mkdir(parents=True)
-    final = output.final
-    final.write_bytes(bytes(2048))
-    write_sealed(output.manifest, {"rows": 1})
-    put_on_another_disk(final, monkeypatch)
+def test_the_disk_that_is_full_is_named(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file does not fit on the other disk: which folder, and how much is free there."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    out = state.parent / "out" / "v.npy"
     monkeypatch.setattr(onefile, "copy_atomic", full)
     with pytest.raises(Halt) as caught:
-        onefile.publish(out, state, Identity(NAMES))
-    assert caught.value.code is ExitCode.DISK
-    assert caught.value.what == f"the disk of {out.parent} is full or failing"
-    room = rf"2\.0 KiB are needed; [\d.]+ \w+ are free in {out.parent}"
-    assert re.search(rf"No space left on device; {room}$", caught.value.why)
-    assert final.exists()
+        onefile.publish(out, state, IDENTITY)
+    assert (caught.value.code, caught.value.what) == (ExitCode.DISK, f"the disk of {out.parent} is full or failing")
+    assert re.search(rf"No space left on device; [\d.]+ \w+ are free in {out.parent}$", caught.value.why)
+    assert Layout(state).output(onefile.OUTPUT).final.exists()

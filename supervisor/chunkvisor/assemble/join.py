@@ -177,16 +177,13 @@ class ArrayRows:
         return found
 
 
-def final_rows(layout: OutputLayout, manifest: dict[str, Any], *, compare: bool = True) -> Iterator[Stored]:
-    """Give all rows of the final that a manifest describes, in blocks.
-
-    Raises BadVectorsError, also if a file has another digest, which may be left out; OSError.
-    """
+def final_rows(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
+    """Give all rows of the final that a manifest describes, in blocks. Raises BadVectorsError, OSError."""
     form = form_of(manifest)
     numbers = Numbers(form.dtype, int(manifest["dimension"]))
     for part, digest in recorded_parts(layout, manifest):
         try:
-            yield from FORMATS[form.format].read(part.path, part.rows, numbers, digest if compare else None)
+            yield from FORMATS[form.format].read(part.path, part.rows, numbers, digest)
         except BadVectorsError as error:
             raise BadVectorsError(f"{part.path} {error}") from None
 

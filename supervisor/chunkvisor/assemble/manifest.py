@@ -227,14 +227,8 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     for other in all_places(layout):
         if other != place and other.name in announced.ours:
             remove_final(other)
-    write_records(layout, manifest)
-
-
-def write_records(layout: OutputLayout, manifest: dict[str, Any]) -> None:
-    """Write the manifest of files that are in their place, and what lies next to them. Raises OSError."""
-    before = _manifest(layout)
     now = _sides(layout, manifest)
-    for path, digest in _sides(layout, before or {}).items():
+    for path, digest in _sides(layout, _manifest(layout) or {}).items():  # of the final that is replaced
         if now.get(path) != digest and _has(path, digest):
             path.unlink()
     write_sides(layout, manifest)
@@ -332,7 +326,7 @@ def read_moved(layout: OutputLayout, *, retried: bool = False) -> OutputLayout |
     final = Path(os.path.normpath(layout.workdir / str(note["final"])))
     there, done = OutputLayout(final.parent, final.stem), _done(layout)
     manifest = _manifest(there)
-    if manifest is None or (done is None and not (retried and not layout.done.exists())):
+    if manifest is None or (done is None and not retried):
         return None
     return there if done is None or manifest["digest"] == done.manifest["digest"] else None
 
