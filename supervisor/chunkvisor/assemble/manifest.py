@@ -48,7 +48,6 @@ from chunkvisor.store.artifact import BadVectorsError, Vectors
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.identity import make_state, read_fixed
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import is_planned
 from chunkvisor.store.records import (
     DamagedError,
     Stamp,
@@ -65,7 +64,6 @@ from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import (
     copy_atomic,
     make_folder,
-    remove_folder,
     set_aside,
     sync_folder,
     write_atomic,
@@ -416,11 +414,6 @@ def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
 # --- generations
 
 
-def begun(layout: OutputLayout) -> bool:
-    """Say whether a run has begun the output, so that what stands under its name is ours."""
-    return any(os.path.lexists(path) for path in (layout.identity, layout.done, layout.before))
-
-
 def follow_final(layout: OutputLayout) -> None:
     """Have the final count as that of an earlier generation, which stays until another one is there.
 
@@ -432,35 +425,6 @@ def follow_final(layout: OutputLayout) -> None:
         layout.done.replace(layout.earlier.done)
         for folder in (layout.earlier.state, layout.state):
             sync_folder(folder)
-
-
-def finish_switch(layout: OutputLayout) -> None:
-    """Go on where a run was killed that was about to begin the next generation. Raises OSError.
-
-    Only what was whole counts; of what was still being prepared the old state knows nothing.
-    """
-    if is_planned(layout.next):
-        switch(layout)
-    remove_folder(layout.next.state)
-
-
-def switch(layout: OutputLayout) -> None:
-    """Begin the next generation, whose state is prepared; final files and manifest stay where they are.
-
-    Each step may be done twice. Raises OSError.
-    """
-    state, prepared = layout.state, layout.next
-    if not prepared.table.exists():
-        layout.table.rename(prepared.table)
-    if state.exists():
-        make_folder(layout.before)  # and with it the name of the prepared state is on the disk
-        # A state without a final file is of no use any more: what it had was copied.
-        kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
-        remove_folder(kept)
-        state.rename(kept)  # on the disk, too, before the next one can have its name
-    # Not synced: where a power cut undoes it, the next run finds what was prepared, with all that was done in it since.
-    prepared.state.rename(state)
-    remove_folder(layout.before / "since")
 
 
 # --- side by side

@@ -15,15 +15,12 @@ from typing import Any
 
 from chunkvisor.assemble.forms import asked_form, clear_partial, form_of, place_of
 from chunkvisor.assemble.manifest import (
-    begun,
     earlier_holds,
     finish_publishing,
-    finish_switch,
     keep_finished,
     lacks_rows_table,
     read_finished,
     refuse_unequal,
-    switch,
 )
 from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
@@ -62,7 +59,7 @@ from chunkvisor.store.identity import (
     write_facts,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, anything_kept
-from chunkvisor.store.ledger import Ledger, Place, PlaceKind, read_reuse, work_with
+from chunkvisor.store.ledger import Ledger, Place, PlaceKind, is_planned, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, digest_of, write_record
 from chunkvisor.supervise.finish import finish
 from chunkvisor.supervise.means import Means, Request
@@ -109,9 +106,11 @@ class Opening:
         """
         config, layouts = self._config, [self._run.layout.output(name) for name in sources_first(self._config)]
         for layout in layouts:
-            finish_switch(layout)
+            if is_planned(layout.next):  # a run was killed that was about to begin the next generation
+                _switch(layout)
+            remove_folder(layout.next.state)
             finish_publishing(layout)
-            if not begun(layout):
+            if not _begun(layout):
                 for place in (place_of(layout, asked_form(config.outputs[layout.name])), layout.manifest):
                     if os.path.lexists(place):
                         raise not_ours(place, "choose another workdir or another name for the output")
@@ -137,7 +136,7 @@ class Opening:
 
     def _prepare(self, layout: OutputLayout) -> Prepared:
         """Stage the source of one output, and find its final files if they are complete."""
-        name, anew, fresh = layout.name, self._request.from_scratch and begun(layout), None
+        name, anew, fresh = layout.name, self._request.from_scratch and _begun(layout), None
         before = self._fixed_before(layout)
         make_state(layout)
         # Of a run that was killed while it staged or planned: nothing rests on them yet.
@@ -156,7 +155,7 @@ class Opening:
             self._refuse_changed(layout, before, now, fresh)
         if anew or before is None or before.identity.fingerprint != now.fingerprint:
             fixed = Fixed(now, self._chunk_size(name), before.generation + 1 if before is not None else 1)
-            if begun(layout):
+            if _begun(layout):
                 self._note(f"{name}: this is generation {fixed.generation}, of {counted(now.rows, 'row')}")
             made = Prepared(layout, fixed, record)
             self._move_on(made, fresh)
@@ -276,7 +275,7 @@ class Opening:
         facts = self._planner.plan(each.name, prepared.reuse, table, offers)
         if facts is not None:
             write_facts(prepared, facts)
-        switch(layout)
+        _switch(layout)
         each.moves_on = False
 
     def _problem_of_plan(self, each: Prepared) -> str | None:
@@ -466,3 +465,27 @@ def propose(texts_per_s: float | None, workers: int, device_kind: str) -> tuple[
     rate = texts_per_s / workers
     size = min(50_000, max(100, int(float(f"{rate * _TARGET_S:.1g}"))))
     return size, f"at {rate:,.3g} texts/s of a worker, {max(1, round(size / rate)):,} s a chunk"
+
+
+def _begun(layout: OutputLayout) -> bool:
+    """Say whether a run has begun the output, so that what stands under its name is ours."""
+    return any(os.path.lexists(path) for path in (layout.identity, layout.done, layout.before))
+
+
+def _switch(layout: OutputLayout) -> None:
+    """Begin the next generation, whose state is prepared; final files and manifest stay where they are.
+
+    Each step may be done twice. Raises OSError.
+    """
+    state, prepared = layout.state, layout.next
+    if not prepared.table.exists():
+        layout.table.rename(prepared.table)
+    if state.exists():
+        make_folder(layout.before)  # and with it the name of the prepared state is on the disk
+        # A state without a final file is of no use any more: what it had was copied.
+        kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
+        remove_folder(kept)
+        state.rename(kept)  # on the disk, too, before the next one can have its name
+    # Not synced: where a power cut undoes it, the next run finds what was prepared, with all that was done in it since.
+    prepared.state.rename(state)
+    remove_folder(layout.before / "since")
