@@ -18,7 +18,7 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 
 
-class Entry(NamedTuple):
+class Meaning(NamedTuple):
     """What a person wants to know of an end; a sentence or a few each."""
 
     what: str  # what happened
@@ -29,13 +29,13 @@ class Entry(NamedTuple):
 QUARANTINE = "quarantine"
 """The entry about rows without a vector, which is not an outcome of an attempt."""
 
-ENTRIES: dict[str, Entry] = {
-    Outcome.COMMITTED: Entry(
+ENTRIES: dict[str, Meaning] = {
+    Outcome.COMMITTED: Meaning(
         "The attempt's vectors are verified and part of the output.",
         "It continues with the next chunk.",
         "Nothing.",
     ),
-    Outcome.GPU_OOM: Entry(
+    Outcome.GPU_OOM: Meaning(
         "The GPU ran out of memory. The NVML assertion of CUDACachingAllocator.cpp is the same thing in disguise.",
         "A new process continues at the batch that did not fit, with half of it. The smaller size is kept, in this run "
         "and in later ones. If another process came and took the memory, chunkvisor waits for it, up to "
@@ -43,81 +43,81 @@ ENTRIES: dict[str, Entry] = {
         "Use a GPU with more memory, a smaller model.max_length, or, in another workdir, the model.dtype that "
         "`chunkvisor doctor CONFIG` names for the card.",
     ),
-    Outcome.DEVICE_FAULT: Entry(
+    Outcome.DEVICE_FAULT: Meaning(
         "The CUDA context broke: every later call in that process fails as well.",
         "A new process tries the rest of the chunk, with CUDA_LAUNCH_BLOCKING=1, so that the log names the place. A "
         "text that does it again alone is quarantined. A GPU on which all fails while others succeed is left out.",
         "Read the log of the attempt. `chunkvisor doctor CONFIG` checks driver, torch and GPU. Look for Xid messages "
         "in the kernel's log (dmesg).",
     ),
-    Outcome.HARDWARE_FAULT: Entry(
+    Outcome.HARDWARE_FAULT: Meaning(
         "The GPU itself is faulty or gone: it fell off the bus, needs a reset, or has memory errors.",
         "The GPU is left out, and the run continues on the others. Without another one it ends with 69.",
         "Reset the GPU (`nvidia-smi -r`), reboot, or replace it.",
     ),
-    Outcome.GPU_BUSY: Entry(
+    Outcome.GPU_BUSY: Meaning(
         "Another process holds the GPU or its memory.",
         "The run waits up to recovery.wait_timeout, and continues as soon as there is room. Otherwise it ends with 75.",
         "See who it is with `nvidia-smi`. End that process, wait, or choose another GPU with `device:`.",
     ),
-    Outcome.SETUP: Entry(
+    Outcome.SETUP: Meaning(
         "The driver, a package, the model or the config is wrong, so that every worker would fail alike.",
         "The run ends with 78 or 69, unless workers have succeeded before: then it tries again.",
         "Read the log: its last lines say what is wrong. `chunkvisor doctor CONFIG` repeats a worker's start without a "
         "run.",
     ),
-    Outcome.HOST_OOM: Entry(
+    Outcome.HOST_OOM: Meaning(
         "The machine, or its memory limit, ran out of memory, threads or open files.",
         "The chunk is tried again with half the batch.",
         "Give the machine or the container more memory, set workers.standby to 0, or lower chunk.size.",
     ),
-    Outcome.CRASHED: Entry(
+    Outcome.CRASHED: Meaning(
         "The worker died, or raised an error that chunkvisor does not know.",
         "Finished batches are kept. The texts under way are tried again, then one by one; a text that fails alone "
         "twice is quarantined. A fault before the first batch is blamed on no text.",
         "Read the log: its last lines, and the attempt's fault.json next to it, say where. If it was killed (SIGKILL): "
         "`chunkvisor explain killed-from-outside`.",
     ),
-    Outcome.HUNG: Entry(
+    Outcome.HUNG: Meaning(
         "The worker made no progress for recovery.stall_timeout (before its first batch: recovery.startup_timeout).",
         "It is asked for its stack and killed. Finished batches are kept, and the texts under way are tried again; a "
         "text that hangs alone twice is quarantined.",
         "Read the log: it has the stack. If the worker was only slow, raise recovery.stall_timeout.",
     ),
-    Outcome.BAD_INPUT: Entry(
+    Outcome.BAD_INPUT: Meaning(
         "A text cannot be encoded by this model.",
         "The text is quarantined, and all others are encoded.",
         "Correct the row in the source, or do without its vector.",
     ),
-    Outcome.BAD_OUTPUT: Entry(
+    Outcome.BAD_OUTPUT: Meaning(
         "The encoder gave vectors that are not finite, all zero, or of the wrong shape or type; or it gave none.",
         "They are not used. The chunk is tried again; a text whose vector is bad again is quarantined.",
         "Correct your encoder. With a model, model.dtype float32 in another workdir often helps against NaN. "
         "`chunkvisor doctor CONFIG` tries the model on a few words.",
     ),
-    Outcome.DISK_FULL: Entry(
+    Outcome.DISK_FULL: Meaning(
         "The disk is full or failing.",
         "The run waits for space, up to recovery.wait_timeout. Then it ends with 74; finished work is kept.",
         "Free some space on the disk of the workdir, or move it.",
     ),
-    Outcome.HUB: Entry(
+    Outcome.HUB: Meaning(
         "The model hub cannot be reached, or asks to wait.",
         "The run waits up to recovery.wait_timeout, then ends with 75.",
         "Check the network and the token (HF_TOKEN), or name a local folder as model.name. Once a model is "
         "downloaded, later runs in the same workdir do not ask the hub.",
     ),
-    Outcome.INTERRUPTED: Entry(
+    Outcome.INTERRUPTED: Meaning(
         "The worker was asked to stop, and not by the run.",
         "Finished batches are kept. If the run itself was stopped, run it again to continue; otherwise the chunk "
         "is tried again.",
         "If it was not you: find out who ends the workers, a batch system, a container's limit or another person.",
     ),
-    Outcome.LOST: Entry(
+    Outcome.LOST: Meaning(
         "The machine that the worker ran on was lost, or the way to it.",
         "The chunk goes to another machine at once. This spends none of its tries.",
         "Look at the memory of that machine and at its Ray logs.",
     ),
-    QUARANTINE: Entry(
+    QUARANTINE: Meaning(
         "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, null in a table "
         "of floats, zeros in int8 and ubinary.",
         "All other rows are complete, and the run ends with 3. With more than recovery.max_bad_rows of them, it ends "

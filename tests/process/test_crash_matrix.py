@@ -1,6 +1,5 @@
 """Workers that really die, hang and lie, and what the run makes of it; tests/encoders/misbehaving.py has them all."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import CLUSTER, Ended, Workplace, expected, finish, lives
+from harness import Ended, Workplace, expected, finish, lives
 
 ENCODER = "misbehaving:make"
 TEXTS = [f"text {number}" for number in range(12)]
@@ -163,12 +162,6 @@ def test_run_with_every_lapse_is_complete(survived: Survived) -> None:
     assert "Traceback" not in survived.ended.stderr
 
 
-def test_crash_after_the_result_is_told(survived: Survived) -> None:
-    """A worker that dies with its work done is named in the journal, though it costs nothing."""
-    late = {event["chunk"] for event in survived.place.events() if event["event"] == "late_crash"}
-    assert late == {number for number, lapse in enumerate(LAPSES, 1) if "_after@" in lapse.name}
-
-
 def test_retry_after_a_device_fault_blocks_launches(survived: Survived) -> None:
     """The next worker after a broken CUDA context runs with CUDA_LAUNCH_BLOCKING=1, and no other does."""
     blocking = {int(path.name.rpartition("-")[2]) for path in survived.place.folder.glob("blocking-out-*")}
@@ -180,14 +173,6 @@ def test_no_child_of_a_worker_survives_it(survived: Survived) -> None:
     pids = [int(path.read_text()) for path in survived.place.folder.glob("child-*")]
     assert len(pids) == 2
     assert not any(map(lives, pids))
-
-
-def test_failed_attempts_keep_their_logs_within_bounds(survived: Survived) -> None:
-    """Attempts that failed leave a folder with a log, the others leave nothing."""
-    folders = {int(path.name) for path in (survived.place.hidden / "outputs/out" / "attempts").iterdir()}
-    # On a node it can remove but the node's copy.
-    gone = set() if os.environ.get(CLUSTER) else {"remove_the_attempt@encode"}
-    assert folders == {n for n, lapse in enumerate(LAPSES, 1) if lapse.outcome and lapse.name not in gone}
 
 
 @dataclass(frozen=True)
@@ -340,14 +325,6 @@ def test_batches_halve_until_they_fit(workplace: Workplace) -> None:
     assert lowered == [64, 32, 16, 8, 4, 2, 1]
     assert workplace.vectors().tobytes() == expected(texts).tobytes()
     assert workplace.status()["attempts"] == {"gpu_oom": 7, "committed": 7}
-
-
-def test_child_that_left_its_worker_ends_with_the_run(workplace: Workplace) -> None:
-    """A process that went into a session of its own cannot be ended with its worker; it does not outlive the run."""
-    workplace.write_source(TEXTS)
-    workplace.write_config(ENCODER, model__kwargs={"plan": {"out/0": "child_of_its_own_session@encode"}})
-    assert workplace.run().returncode == 0
-    assert not lives(int((workplace.folder / "child-out-0").read_text()))
 
 
 SLOW_CASES = (

@@ -184,18 +184,6 @@ def test_limit_counts_rows(tmp_path: Path) -> None:
     assert [each["row"] for each in place.manifest()["quarantined"]] == [1, 2, 4]
 
 
-def test_limit_counts_what_an_earlier_run_found(tmp_path: Path) -> None:
-    """Bad texts of chunks that are committed, or half known, count in the next run as well."""
-    place = few(tmp_path / "place", recovery__max_bad_rows=2)
-    place.lay("t1", "nan!")
-    place.lay("t4", "nan!")
-    place.lay("t6", "damage!")
-    assert place.run_here().returncode == 75
-    place.lift("t6")
-    place.lay("t6", "nan!")
-    assert place.run_here().returncode == 78
-
-
 def test_every_text_is_bad(tmp_path: Path) -> None:
     """Where no text can be encoded there is no dimension and no file: the run ends with 78, and so does the next."""
     place = few(tmp_path / "place", ["t0", "t1"])
@@ -209,22 +197,6 @@ def test_every_text_is_bad(tmp_path: Path) -> None:
     place.lift("t1")
     assert place.run_here().returncode == 3
     assert_quarantined(place, ["t0", "t1"], [0])
-
-
-@pytest.mark.parametrize("stopped_between", [False, True])
-def test_first_chunk_is_all_bad(tmp_path: Path, stopped_between: bool) -> None:
-    """A chunk of bad texts only waits for another to tell the dimension, over a resume as well."""
-    texts = ["t0", "t1", "t2", "t3"]
-    place = few(tmp_path / "place", texts, chunk__size=2)
-    for text in ("t0", "t1"):
-        place.lay(text, "value_error!")
-    if stopped_between:
-        place.lay("t2", "damage!")
-        assert place.run_here().returncode == 78  # not one text was encoded
-        place.lift("t2")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    assert_quarantined(place, texts, [0, 1])
 
 
 def test_parts_that_are_given_up(tmp_path: Path) -> None:
@@ -333,15 +305,6 @@ def test_damaged(halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
     assert_quarantined(place, FEW, [1, 5])
-
-
-def test_undamaged(halfway: Halfway, tmp_path: Path) -> None:
-    """Without damage only the missing texts are computed."""
-    place = halfway.copy(tmp_path / "place")
-    calls = len(place.calls())
-    assert place.run_here().returncode == 3
-    assert_quarantined(place, FEW, [1, 5])
-    assert place.calls()[calls:] == [["t6", "t7"]]
 
 
 def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,16 +95,6 @@ def test_unit_restarts_what_is_worth_it() -> None:
     assert codes_of("no") | codes_of("after a repair") | codes_of("yes") | {ExitCode.COMPLETE} == set(ExitCode)
 
 
-def test_unit_in_exit_codes_page_agrees() -> None:
-    """The short unit in docs/reference/exit-codes.md has the same codes."""
-    (block,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / "reference" / "exit-codes.md").read_text(), re.DOTALL)
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(block)
-    for key in ("Restart", "RestartPreventExitStatus"):
-        assert parser["Service"][key] == unit()["Service"][key]
-
-
 def test_slurm_is_asked_for_a_signal_in_time() -> None:
     """The signal comes to the script and not to the run, and before its patience with the last chunks is over."""
     text = JOB.read_text()
@@ -180,16 +170,6 @@ def test_loop_hands_sigterm_on(service: Service) -> None:
     assert finish(process).returncode == 75
     assert service.lines("calls") == ["run a b.yaml"]
     assert service.lines("terms") == ["SIGTERM"]
-
-
-def test_loop_can_be_stopped_while_it_pauses(service: Service) -> None:
-    """SIGTERM between two runs ends the loop at once."""
-    process = service.start(LOOP, CODES="75", PAUSE_S="1000")
-    assert process.stderr is not None
-    assert "again in 1000 s" in process.stderr.readline()
-    process.send_signal(signal.SIGTERM)
-    assert finish(process).returncode == 143
-    assert service.lines("calls") == ["run a b.yaml"]
 
 
 def lines_of(page: str, start: str) -> str:

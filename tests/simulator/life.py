@@ -23,18 +23,13 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 
 from .disk import MISSING, Disk, Output
-from .terse import terse
 from .verdicts import Failure, verdict
 from .watchdog import Broken, Watchdog
 from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 
 STALL_S = 60.0  # without progress for so long, a worker is overdue
-
 RESTART_S = 60.0  # until a run is begun again
-
-IDLE_TURNS = 500
-"""So many turns in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s."""
-
+IDLE_TURNS = 500  # in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s
 MISHAPS = 40  # so many small ones in a life, at most: without an end of mishaps no life has to end
 
 GOOD = Opinion(Health.GOOD)
@@ -58,7 +53,6 @@ class Process:
     told_freed: bool = False
     ending: bool = False
     go_step: int = 0
-    gone_s: float = 0.0  # when it got its device
     alone: bool = True  # whether nobody else held memory of its device when it got its `go`
     phase: Phase = Phase.START
     batch: tuple[int, int] = (0, 0)  # rows and padded tokens of the batch that it is at
@@ -146,7 +140,7 @@ class Life:
             return run.play()
         except _Ended as end:
             if self.history is not None and end.halt is not None:
-                self.note(terse(end.halt))
+                self.note(str(end.halt))
             run.leave_behind(adopt=True)
             return end.code
         except _Died:
@@ -194,7 +188,6 @@ class _Run:
         self.paused_until_s = 0.0
         self.last_halt: Any = None
         self.without_s: float | None = None
-        self.aside: set[str] = set()
         self.clustered = bool(self.world.nodes)
         self.began_s = life.now_s
         self.watchdog.begin()
@@ -287,7 +280,7 @@ class _Run:
     def _hear(self, what: Callable[..., None], *args: Any, **named: Any) -> list[partial[None]]:
         self.life.steps += 1
         if self.life.history is not None and what != self.scheduler.tick:
-            self.life.note(f"> {terse(partial(what, *args, **named))}")
+            self.life.note(f"> {what.__name__} {args} {named}")
         what(*args, **named)
         said = self.scheduler.take()
         self.todo.extend(said)
@@ -364,32 +357,25 @@ class _Run:
             self.disk.save_lesson(kind, lesson)
 
     def _gone_devices(self, node: str) -> None:
-        for device in self.devices.values():
-            if device.gpu.node == node:
-                self._tell(self.scheduler.seen, device.number, "", "", None, gone=True)
-
-    def _leave(self, node: str) -> None:
-        for device in self.devices.values():
-            if device.gpu.node == node:
-                device.left = True
+        gone = [device for device in self.devices.values() if device.gpu.node == node]
+        for device in gone:
+            device.left = True
+        for device in gone:
+            self._tell(self.scheduler.seen, device.number, "", "", None, gone=True)
 
     def _lose(self, node: str) -> None:
         """The machine is gone, which is heard of before or after the ends of its workers."""
         lost = [each for each in self.processes.values() if each.device.gpu.node == node]
         first = self.chance.random() < 0.5
         if first:
-            self._leave(node)
             self._gone_devices(node)
         for process in lost:
             if process.number in self.processes:
                 self._gone(process, verdict(Failure.NODE))
         if not first:
-            self._leave(node)
             self._gone_devices(node)
 
     def _node_goes(self, out: Outage) -> None:
-        if out.node in self.aside:
-            return
         self._lose(out.node)
         if out.back_s != NEVER:
             self._at(out.back_s - self.life.now_s, self._node_returns, out)
@@ -468,7 +454,6 @@ class _Run:
         process = self.processes[worker]
         self.watchdog.goes(self, process)
         process.gone, process.limits, process.go_step = True, limits, self.life.steps
-        process.gone_s = self.life.now_s
         gpu, now_s = process.device.gpu, self.life.now_s
         process.phase = Phase.CUDA_INIT
         fails = now_s >= gpu.fails_from_s
@@ -622,15 +607,9 @@ class _Run:
         process.result = verdict(Failure.STOPPED)
         self._at(process.batch_ends_s[ends[0]] - now_s, self._failed, process)
 
-    def _stuck(self, process: Process) -> None:
-        """Even SIGKILL has not ended it: its machine is done without."""
-        halt = ExitCode.MACHINE
-        node = process.device.gpu.node
-        if not node:
-            raise _Ended(halt, halt)
-        self.last_halt = halt
-        self.aside.add(node)
-        self._lose(node)
+    def _stuck(self, _process: Process) -> None:
+        """Even SIGKILL has not ended it."""
+        raise _Ended(ExitCode.MACHINE)
 
     def _gone(self, process: Process, judged: Verdict) -> None:
         self._forget(process)
@@ -678,7 +657,7 @@ class _Run:
         while todo:
             act = todo.popleft()
             if self.life.history is not None:
-                self.life.note(f"    < {terse(act)}")
+                self.life.note(f"    < {act.func.__name__} {act.args} {act.keywords}")
             self._maybe_die()
             act()
             self._maybe_die()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from chunkvisor.judge import NEARLY_FULL_BYTES, NODE_LOST, EndedBy, Evidence, describe_exit, judge
+from chunkvisor.judge import NEARLY_FULL_BYTES, EndedBy, Evidence, describe_exit, judge
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
@@ -117,24 +117,6 @@ def test_what_happened_before_the_first_batch(phase: Phase, before: bool) -> Non
     assert judge(Evidence(-11, beat=Beat(3, 1, phase))).before_first_batch is before
 
 
-@pytest.mark.parametrize(
-    ("evidence", "can"),
-    [
-        (Evidence(-11), True),
-        (Evidence(20), True),
-        (Evidence(0), False),
-        (Evidence(22), False),
-        (Evidence(24), False),
-        (Evidence(31), False),
-        (Evidence(-15, EndedBy.STOP), False),
-        (Evidence(NODE_LOST), False),
-    ],
-)
-def test_what_can_touch_the_gpu(evidence: Evidence, can: bool) -> None:
-    """A text's verdict, a full disk, the hub and our own stop are no reason to suspect a GPU."""
-    assert judge(evidence).can_touch_gpu is can
-
-
 def test_every_evidence_has_a_verdict() -> None:
     """Whatever comes together, there is a verdict with a reason; COMMITTED only for verified vectors."""
     codes = (None, *range(-64, 0), *range(256))
@@ -153,22 +135,6 @@ def test_every_evidence_has_a_verdict() -> None:
             verdict = judge(replace(evidence, returncode=code))
             assert verdict.reason
             assert (verdict.outcome is Outcome.COMMITTED) == (result is not None and problem is None)
-
-
-@pytest.mark.parametrize(
-    ("evidence", "asked_for"),
-    [
-        (Evidence(-15, EndedBy.STOP), True),
-        (Evidence(None), True),
-        (Evidence(-15), False),
-        (Evidence(25), False),
-        (Evidence(-9, EndedBy.HANG), False),
-    ],
-    ids=["stopped", "left behind", "SIGTERM by somebody", "orphaned", "hung"],
-)
-def test_only_our_own_interruption_is_asked_for(evidence: Evidence, asked_for: bool) -> None:
-    """An end that the supervisor brought about, or its predecessor's death, is told from one that others caused."""
-    assert judge(evidence).asked_for is asked_for
 
 
 @pytest.mark.parametrize(
