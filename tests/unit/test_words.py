@@ -76,8 +76,7 @@ def test_rows_are_told_as_ranges(rows: list[int], words: str) -> None:
 
 def test_nouns_are_counted() -> None:
     """One chunk, two chunks."""
-    assert OutputOpened("a", 1, 1, 1, 2000).line == "a: 1 chunk of up to 2,000 texts"
-    assert OutputOpened("a", 2, 2, 0, 2000).line == "a: every text has a vector already"
+    assert OutputOpened("a", 1, 1, 1, 2000).line == "a: 1 chunk of up to 2,000 texts, 0 done already"
     assert OutputOpened("a", 2, 2, 2, 1, chunks_done=1).line == "a: 2 chunks of up to 1 text, 1 done already"
 
 

@@ -235,6 +235,7 @@ class Staging(OutputEvent):
 class OutputOpened(OutputEvent):
     """There is work to do for it."""
 
+    words = "{output}: {chunks:chunk} of up to {chunk_size:text}, {chunks_done} done already"
     rows: int
     distinct: int
     chunks: int
@@ -243,11 +244,6 @@ class OutputOpened(OutputEvent):
     texts_done: int = 0
     texts_saved: int = 0  # of chunks that are not done
     quarantined: int = 0  # rows, by earlier runs
-
-    def _sentence(self) -> str:
-        done = f", {self.chunks_done:,} done already" if self.chunks_done else ""
-        work = f"{counted(self.chunks, 'chunk')} of up to {counted(self.chunk_size, 'text')}{done}"
-        return f"{self.output}: {work if self.chunks else 'every text has a vector already'}"
 
 
 class OutputAlreadyComplete(OutputEvent):
@@ -260,12 +256,8 @@ class OutputAlreadyComplete(OutputEvent):
 class Assembling(OutputEvent):
     """Its chunks are joined into the final file."""
 
-    stage = "joining the chunks of {output}"
+    words, stage = "{output}: joining {chunks:chunk} into the final file", "joining the chunks of {output}"
     chunks: int = 0  # 0 = all vectors are there already
-
-    def _sentence(self) -> str:
-        parts = counted(self.chunks, "chunk") if self.chunks else "vectors that are there already"
-        return f"{self.output}: joining {parts} into the final file"
 
 
 class OutputComplete(OutputAlreadyComplete):

@@ -40,16 +40,10 @@ def _by_device(name: str) -> Callable[[Snapshot], Value]:
 
 
 METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
-    "exit_code": (
-        "Exit code of the last run that ended here; -1 while one is running.",
-        lambda now: now.state.ending.code if now.state.ending is not None else -1,
-    ),
+    "exit_code": ("Of the last run; -1 while it runs.", lambda now: now.state.ending.code if now.state.ending else -1),
     "written_timestamp_seconds": ("When this file was written, in seconds since the epoch.", lambda _: time.time()),
     "rows{output}": ("Rows of the output.", _by_output("rows")),
-    "rows_done{output}": (
-        "Rows whose text is encoded; estimated from distinct texts until the output is complete.",
-        _by_output("rows_done"),
-    ),
+    "rows_done{output}": ("Rows whose text is encoded; estimated until all are.", _by_output("rows_done")),
     "chunks{output}": ("Chunks of the output.", _by_output("chunks")),
     "chunks_done{output}": ("Chunks of the output that are committed.", _by_output("chunks_done")),
     "quarantined_rows{output}": ("Rows without a vector.", _by_output("without")),
@@ -57,10 +51,7 @@ METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
     "eta_seconds": ("Time until all outputs are complete; 0 if it is not known.", lambda now: now.eta_s or 0.0),
     "texts_total{output}": ("Distinct texts that this run has committed.", _by_output("texts_here")),
     "tokens_total{output}": ("Their tokens, without padding.", _by_output("tokens_here")),
-    "attempts_total{outcome}": (
-        "Attempts of this run that have ended, by outcome.",
-        lambda now: dict(now.state.attempts),
-    ),
+    "attempts_total{outcome}": ("Attempts of this run that have ended.", lambda now: dict(now.state.attempts)),
     "device_busy_seconds_total{device}": ("Time that the device has computed.", _by_device("busy_s")),
     "device_idle_seconds_total{device}": ("Time between one worker and the next.", _by_device("idle_s")),
 }
