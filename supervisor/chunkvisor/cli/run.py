@@ -15,7 +15,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import confirmed, is_terminal
 
 if TYPE_CHECKING:
-    from chunkvisor.show.lines import Afterwards, Observer
+    from chunkvisor.show.lines import Observer
 
 
 def typed() -> str:
@@ -46,18 +46,9 @@ def command_line(*arguments: str) -> str:
     return shlex.join([*program, *arguments])
 
 
-def _tell_how_to_go_on(
-    observer: "Observer", afterwards: "Afterwards", end: Halt, workdir: Path, *, of_config: bool
-) -> None:
-    """Say the last lines of a run that has begun and is not complete; `of_config`: it has a config in a file."""
-    if not afterwards.began or end.code is ExitCode.BUG:
-        return
-    # A command that was refused before a worker began has just been typed, and may have to be typed otherwise.
-    elsewhere = of_config and " --" not in end.remedy and not any(word.startswith("--set") for word in sys.argv)
-    if end.code is ExitCode.CONFIG and not afterwards.worked and not elsewhere:
-        return
-    if afterwards.worked and end.code is not ExitCode.QUARANTINED:
-        observer.say(f"how far it is: {command_line('status', str(workdir))}")
+def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
+    """Say the last lines of a run that has worked and is not complete."""
+    observer.say(f"how far it is: {command_line('status', str(workdir))}")
     observer.say(f"the command, to run it again: {typed()}")
 
 
@@ -133,9 +124,9 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
         afterwards = Afterwards()
         try:
             code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
-        except Halt as halt:
-            if given["log_format"] == "text":
-                _tell_how_to_go_on(observer, afterwards, halt, place, of_config=False)
+        except Halt:
+            if given["log_format"] == "text" and afterwards.worked:
+                _tell_how_to_go_on(observer, place)
             raise
     sys.exit(int(code))
 
@@ -196,11 +187,11 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             raise click.Abort
         request = Request(loaded, max_rows, from_scratch, update, stop_after_s=given["stop_after_s"], typed=typed())
         afterwards = Afterwards()
-        began_s, code, end = time.time(), ExitCode.BUG, None
+        began_s, code = time.time(), ExitCode.BUG
         try:
             code = run_session(request, Observers(observer, afterwards, guarded=[service_manager()]))
         except Halt as halt:
-            code, end = halt.code, halt
+            code = halt.code
             raise
         finally:
             if given["log_format"] == "text":
@@ -208,6 +199,6 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
                 told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
                 for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
                     observer.say(line)
-                if end is not None:
-                    _tell_how_to_go_on(observer, afterwards, end, workdir, of_config=True)
+                if afterwards.worked and code not in (ExitCode.COMPLETE, ExitCode.BUG):
+                    _tell_how_to_go_on(observer, workdir)
     sys.exit(int(code))

@@ -167,12 +167,12 @@ class Logger(Observer):
 
 
 class Afterwards(Observer):
-    """Knows, when a run is over, whether it had begun, and whether a worker was started."""
+    """Knows, when a run is over, whether a worker was started."""
 
-    began, worked = False, False
+    worked = False
 
-    def event(self, event: Event, state: RunState) -> None:
-        self.began, self.worked = bool(state.workdir), self.worked or isinstance(event, AttemptStarted)
+    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
+        self.worked = self.worked or isinstance(event, AttemptStarted)
 
 
 @contextlib.contextmanager
