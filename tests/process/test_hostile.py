@@ -32,8 +32,8 @@ from chunkvisor.sources.resolve import resolve
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts, read_fixed, read_staged
 from chunkvisor.store.layout import Layout, read_holder
-from chunkvisor.store.ledger import ledger_of, read_quarantine
-from chunkvisor.store.records import DamagedError, LessonFile, Pin, read_pins, write_pin
+from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.records import DamagedError, LessonFile, ModelRecord, Pin, read_models, write_record
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Result, Spec
 from chunkvisor_worker.contract.wire import read_beat, read_message
@@ -203,14 +203,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     place.lay("more2", "damage!")
     assert place.run_here().returncode == 75
     layout = Layout(place.workdir)
-    write_pin(layout.model, Pin("org/model", None, str(folder), "abc"))
+    write_record(layout.model, ModelRecord((Pin("org/model", None, str(folder), "abc"),)))
     attempt = next(path.parent for path in place.workdir.rglob("spec.json"))
     result = {"fingerprint": "f", "output": "out", "chunk": 0, "start": 0, "stop": 1, "digest": "d", "size_bytes": 1}
     result |= {"facts": {"dimension": 8}, "limits": {"rows": 1}}
     (attempt / "result.json").write_text(json.dumps(result))
     names = {path.name for path in place.workdir.rglob("*.json")}
     assert names >= {"index.json", "done.json", "out.json", "lessons.json", "table.json", "beat.json", "verdict.json"}
-    assert names >= {"identity.json", "staged.json", "facts.json", "fault.json", "model.json", "000001.json"}
+    assert names >= {"identity.json", "staged.json", "facts.json", "fault.json", "model.json"}
     return Made(place)
 
 
@@ -252,13 +252,12 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: list(read_events(layout.events))
     yield lambda: json.dumps(read_status(workdir).to_json())
     yield lambda: list(verify(workdir))
-    yield lambda: read_pins(layout.model)
+    yield lambda: read_models(layout.model)
     yield lambda: LessonFile(layout.lessons, "x").get("")
     for name in ("out", "more"):
         output = layout.output(name)
         for read in (read_fixed, read_staged, read_facts, read_manifest, read_done_manifest):
             yield partial(read, output)
-        yield partial(lambda output: list(read_quarantine(output)), output)
         for look in (table, finished, ledger):
             yield partial(look, name)
     for path in workdir.rglob("spec.json"):

@@ -139,8 +139,8 @@ def quarantined(tmp_path: Path) -> ScriptedWorkplace:
 def test_retry_finds_what_the_manifest_lists(quarantined: ScriptedWorkplace, lost: str) -> None:
     """D16: whatever is lost, no text is left in quarantine for ever, and after `retry` nothing counts as damaged."""
     place = quarantined
-    (record,) = state(place, "quarantine").iterdir()
-    damaged = next(state(place, "chunks").rglob(f"{record.stem}-*.npy"))
+    (record,) = state(place, "parts").glob("*/index.json")
+    damaged = next(state(place, "chunks").rglob(f"{record.parent.name}-*.npy"))
     if lost != "nothing":
         {"record": record, "chunk": damaged}[lost].unlink()
     place.lift("t2")

@@ -26,7 +26,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
-from chunkvisor.store.records import DamagedError, read_pins
+from chunkvisor.store.records import DamagedError, read_models
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
@@ -157,7 +157,7 @@ def _model(layout: Layout, values: dict[str, Any]) -> tuple[ModelSpec, str]:
     name, revision = str(values["model.name"]), str(values["model.revision"])
     path, note = None, ""
     if values["model.encoder"] == SENTENCE_TRANSFORMERS:
-        pins = [pin.path for pin in read_pins(layout.model) if (pin.name, pin.revision) == (name, revision)]
+        pins = [pin.path for pin in read_models(layout.model).pins if (pin.name, pin.revision) == (name, revision)]
         path = pins[0] if pins else name
         if not Path(path).is_dir():
             remedy = "put it back, or let `chunkvisor run` fetch it again"

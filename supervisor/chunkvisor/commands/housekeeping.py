@@ -27,7 +27,7 @@ from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.sources.table import TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
-from chunkvisor.store.ledger import chunk_files, ledger_of, read_quarantine, read_reuse
+from chunkvisor.store.ledger import chunk_files, ledger_of, read_reuse
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import remove_folder, write_atomic
@@ -140,7 +140,6 @@ def _chunk_checks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
         if layout.chunks.exists() or layout.done.exists():
             yield FileCheck(layout.identity if not layout.identity.exists() else layout.staged, "is missing")
         return
-    bad = {chunk: len(texts or ()) for chunk, texts in read_quarantine(layout)}
     for number, path in chunk_files(layout):
         problem = "is the file of no chunk" if number >= ledger.plan.count else None
         try:
@@ -151,7 +150,7 @@ def _chunk_checks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
             key = chunk_key(ledger.fingerprint, *ledger.plan.bounds(number), found.digest)
             if problem is None and not path.stem.endswith(key):
                 problem = "does not have the digest in its name: it was changed or damaged"
-            elif problem is None and not whole and len(found.not_finite) != bad.get(number, 0):
+            elif problem is None and not whole and len(found.not_finite) != len(ledger.parts(number).bad):
                 problem = f"has NaN or infinity in {counted(len(found.not_finite), 'row')}"
         yield FileCheck(path, problem, needless=whole and problem is not None)
 
@@ -214,15 +213,12 @@ def _reopen(layout: OutputLayout) -> int:
         return 0
     known = bad_texts(layout, manifest) if manifest is not None else {}
     ledger.load()
-    pending = {chunk: found for chunk in ledger.taken_apart() if (found := ledger.parts(chunk).bad)}
-    # A record that is lost, or that went with a damaged chunk, takes no text out of the manifest.
-    bad = known.keys() | ledger.bad.keys()
-    count = len(bad) + sum(map(len, pending.values()))
-    if count:
+    pending = {text.text for chunk in ledger.taken_apart() for text in ledger.parts(chunk).bad}
+    # A record that is lost takes no text out of the manifest.
+    bad = pending | known.keys() | ledger.bad.keys()
+    if bad:
         # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
         follow_final(layout)
-    for chunk in pending:
-        ledger.parts(chunk).forgive()
     # Chunks that are done but for some texts are taken apart, with their file as the part that is done.
     chunks = {text // ledger.plan.chunk_size for text in bad}
     for chunk, path in chunk_files(layout):
@@ -231,4 +227,6 @@ def _reopen(layout: OutputLayout) -> int:
             if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
                 ledger.parts(chunk).add(start, path, [text for text in range(start, stop) if text not in bad])
             ledger.discard(chunk)
-    return count
+    for chunk in chunks:
+        ledger.parts(chunk).forgive()
+    return len(bad)

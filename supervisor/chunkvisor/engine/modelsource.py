@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +20,7 @@ from chunkvisor.config.model import ModelConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Verdict, pause_s
 from chunkvisor.store.attempt import verdict_of_child
-from chunkvisor.store.records import Pin, Stamp, read_pins, read_stamps, stamp_file, write_pin, write_stamps
+from chunkvisor.store.records import Pin, Stamp, read_models, stamp_file, write_record
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 
@@ -134,8 +134,9 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
     Calls `on_wait` before each file. Raises Halt (78) if the folder holds no model; OSError if it cannot be read.
     """
     folder = Path(model.name)
-    found = LocalModel.read(folder, read_stamps(cache), on_wait)
-    write_stamps(cache, found.stamps)
+    record = read_models(cache)
+    found = LocalModel.read(folder, record.stamps, on_wait)
+    write_record(cache, replace(record, stamps=found.stamps))
     return ModelSource(str(folder), found.revision, found)
 
 
@@ -217,14 +218,16 @@ def fetch_model(
 def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
     """Give the commit of the hub that this workdir has fixed for the model, or None."""
     asked = (model.name, model.revision)
-    pin = next((each for each in read_pins(cache) if (each.name, each.asked) == asked), None)
+    pin = next((each for each in read_models(cache).pins if (each.name, each.asked) == asked), None)
     return ModelSource(pin.path, pin.revision) if pin is not None else None
 
 
 def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
     """Fix a commit of the hub for this workdir. Raises OSError."""
     if source.path is not None and source.revision is not None:
-        write_pin(cache, Pin(model.name, model.revision, source.path, source.revision))
+        record, asked = read_models(cache), (model.name, model.revision)
+        others = tuple(each for each in record.pins if (each.name, each.asked) != asked)
+        write_record(cache, replace(record, pins=(*others, Pin(*asked, source.path, source.revision))))
 
 
 def _is_here(source: ModelSource) -> bool:

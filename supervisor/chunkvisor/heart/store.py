@@ -197,7 +197,6 @@ class Keeper:
                 # What was judged is for a person to read.
                 if not files.verdict.exists() and not self._adopted(Work(number, chunk, ()), output, files):
                     remove_folder(files.folder)
-            output.ledger.taken_apart()  # folders of chunks that are committed are removed
             output.saved_before = output.ledger.saved()
 
     def _adopted(self, work: Work, output: OutputRun, files: AttemptFiles) -> bool:

@@ -116,19 +116,13 @@ def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.N
 
     Raises BadVectorsError if the file ends early: it was changed while we read it.
     """
-    per_block = max(1, BLOCK_BYTES // (4 * shape.dimension))
+    per_block, at = max(1, BLOCK_BYTES // (4 * shape.dimension)), file.tell()
     for first in range(0, shape.rows, per_block):
         block = np.empty((min(per_block, shape.rows - first), shape.dimension), dtype=dtype)
-        read_exactly(file, block)
+        if not fill(file.fileno(), block.data.cast("B"), at):
+            raise BadVectorsError("became shorter while it was read")
+        at += block.nbytes
         yield block
-
-
-def read_exactly(file: BinaryIO | io.FileIO, room: npt.NDArray[Any]) -> None:
-    """Fill the room, which is contiguous, from the file's position on; raises as `blocks` does."""
-    at = file.tell()
-    if not fill(file.fileno(), room.data.cast("B"), at):
-        raise BadVectorsError("became shorter while it was read")
-    file.seek(at + room.nbytes)
 
 
 def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:

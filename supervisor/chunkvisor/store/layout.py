@@ -93,8 +93,7 @@ class OutputLayout:
     facts = PathIn("state", "facts.json")  # what the first worker found out about the model
     cut_rows = PathIn("state", "cut_rows.bin")  # int32, tokens before the cut of each row, 0 = whole
     chunks = PathIn("state", "chunks")
-    parts = PathIn("state", "parts")  # what is good of chunks that are taken apart to find bad texts
-    quarantine = PathIn("state", "quarantine")  # by committed chunk: its texts without a vector
+    parts = PathIn("state", "parts")  # by chunk: its texts without a vector; what is good of one that is taken apart
     attempts = PathIn("state", "attempts")
     publishing = PathIn("state", "publishing.json")  # the manifest of a final file that is about to appear
     moved = PathIn("state", "moved.json")  # where `chunkvisor encode` has put the final file
@@ -107,11 +106,6 @@ class OutputLayout:
     def state(self) -> Path:
         """Everything of this output but its final files."""
         return self.kept or self.hidden / "outputs" / self.name
-
-    @property
-    def leftovers(self) -> tuple[Path, ...]:
-        """Folders that an earlier run was preparing when it ended."""
-        return self.fresh_table, unfinished(self.fresh_table), unfinished(self.reuse)
 
     def file(self, suffix: str) -> Path:
         """Return the final file of the format with that suffix."""
@@ -139,14 +133,6 @@ class OutputLayout:
         """Return the file of a committed chunk; the digest in its name lets one rename commit file and record."""
         folder = self.chunks / f"{number // CHUNKS_PER_FOLDER:03d}"
         return folder / f"{number:06d}-{digest[:DIGEST_LENGTH]}.npy"
-
-    def parts_of(self, chunk: int) -> Path:
-        """Return the folder of the parts of one chunk."""
-        return self.parts / f"{chunk:06d}"
-
-    def quarantine_of(self, chunk: int) -> Path:
-        """Return the record of the bad texts of one chunk."""
-        return self.quarantine / f"{chunk:06d}.json"
 
     def attempts_of(self, chunk: int) -> Path:
         """Return the folder of all attempts at one chunk."""

@@ -130,7 +130,8 @@ class Parts:
 
     def forgive(self) -> None:
         """Forget the bad texts: they are missing again. Raises OSError."""
-        self._save(replace(self._index, bad=()))
+        if self.bad:
+            self._save(replace(self._index, bad=()))
 
     def compose(self, dimension: int) -> tuple[Path, str]:
         """Make the file of the chunk's vectors, NaN for the bad texts; (file, its checksum), for `Ledger.commit`.
@@ -155,9 +156,11 @@ class Parts:
         return target, inspect(target).digest
 
     def remove(self) -> None:
-        """Remove the parts of a chunk that is committed."""
-        remove_folder(self._folder)
-        self._index = _Index(self._index.fingerprint)
+        """Remove the vectors of a chunk that is committed; without its bad texts, rows of NaN would count as damage."""
+        if self.bad:
+            self._path.unlink(missing_ok=True)
+        else:
+            remove_folder(self._folder)
 
     def _make_folder(self) -> None:
         for folder in (self._folder.parent, self._folder):
@@ -166,25 +169,6 @@ class Parts:
     def _save(self, index: _Index) -> None:
         write_record(self._index_path, index)
         self._index = index
-
-
-@dataclass(frozen=True, slots=True)
-class _Quarantine:
-    texts: tuple[BadText, ...]
-
-
-def write_quarantine(layout: OutputLayout, chunk: int, texts: Sequence[BadText]) -> None:
-    """Write the record of the texts of a committed chunk that have no vector. Raises OSError."""
-    make_folder(layout.quarantine)
-    write_record(layout.quarantine_of(chunk), _Quarantine(tuple(texts)))
-
-
-def read_quarantine(layout: OutputLayout) -> Iterator[tuple[int, list[BadText] | None]]:
-    """Give (chunk, its bad texts) of every record; None for a damaged record."""
-    for path in sorted(layout.quarantine.glob("*.json")):
-        if path.stem.isdecimal():
-            record = read_if_whole(_Quarantine, path)
-            yield int(path.stem), list(record.texts) if record is not None else None
 
 
 # --- the reuse plan
@@ -379,11 +363,15 @@ class Ledger:
         if self.facts is None and self.chunks_done:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
-        for chunk, texts in read_quarantine(self.layout):
-            if texts is not None and self._committed[chunk]:
-                self.bad.update({text.text: text for text in texts})
-            else:
-                self.discard(chunk)
+        for chunk in self._in_parts():
+            if self._committed[chunk]:
+                parts = Parts(self.layout, chunk, *self.plan.bounds(chunk), self.fingerprint)
+                self.bad.update({text.text: text for text in parts.bad})
+                parts.remove()
+
+    def _in_parts(self) -> list[int]:
+        names = os.listdir(self.layout.parts) if self.layout.parts.is_dir() else ()  # noqa: PTH208 - names will do
+        return sorted(int(name) for name in names if name.isdecimal() and int(name) < self.plan.count)
 
     def committed(self, chunk: int) -> bool:
         """Say whether the chunk's vectors are in place."""
@@ -439,15 +427,8 @@ class Ledger:
                 yield int(folder.parent.name), AttemptFiles(folder)
 
     def taken_apart(self) -> list[int]:
-        """Return the chunks of which parts are known; folders of chunks that are committed are removed."""
-        found = []
-        for path in sorted(self.layout.parts.iterdir()) if self.layout.parts.is_dir() else ():
-            chunk = int(path.name) if path.name.isdecimal() else self.plan.count
-            if chunk < self.plan.count and not self._committed[chunk]:
-                found.append(chunk)
-            else:
-                remove_folder(path)
-        return found
+        """Return the chunks that are not committed and of which parts are known."""
+        return [chunk for chunk in self._in_parts() if not self._committed[chunk]]
 
     def saved(self) -> dict[int, int]:
         """Count the texts that need no attempt any more, by chunk that is not committed and has some."""
@@ -485,8 +466,6 @@ class Ledger:
         with open(vectors, "rb") as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)
-        if parts.bad:  # without this record, rows of NaN would count as damage
-            write_quarantine(self.layout, chunk, parts.bad)
         vectors.replace(target)
         sync_folder(target.parent)
         self.bad.update({text.text: text for text in parts.bad})
@@ -495,16 +474,12 @@ class Ledger:
         self._count(chunk, committed=True)
 
     def discard(self, chunk: int) -> None:
-        """Remove what is committed of the chunk: it is pending again. Raises OSError."""
+        """Remove what is committed of the chunk: it is pending again, but for its bad texts. Raises OSError."""
         folder = self.layout.chunk(chunk, "").parent
         for path in folder.glob(f"{chunk:06d}-*"):
             path.unlink()
-        if (record := self.layout.quarantine_of(chunk)).exists():
-            # A power cut may bring back neither of them alone: its chunk would count as damaged.
-            make_folder(folder, durable=False)
-            sync_folder(folder)
-            record.unlink()
-            sync_folder(record.parent)
+        if folder.exists():
+            sync_folder(folder)  # or a power cut would bring back a chunk whose bad texts `retry` forgives
         start, stop = self.plan.bounds(chunk)
         self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
         self._count(chunk, committed=False)

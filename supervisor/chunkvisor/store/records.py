@@ -6,7 +6,7 @@ A damaged file is reported as such, and the caller decides.
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,39 +145,20 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class _ModelRecord:
+class ModelRecord:
+    """What a workdir keeps of models."""
+
     pins: tuple[Pin, ...] = ()
     stamps: dict[str, Stamp] = field(default_factory=dict)
     """Of the local folder that was used last, by full path."""
 
 
-def read_pins(path: Path) -> tuple[Pin, ...]:
-    """Return all commits that are fixed. Raises OSError."""
-    return _model_record(path).pins
-
-
-def write_pin(path: Path, pin: Pin) -> None:
-    """Fix a commit; it takes the place of an earlier one of the same hub id and revision. Raises OSError."""
-    record = _model_record(path)
-    others = tuple(each for each in record.pins if (each.name, each.asked) != (pin.name, pin.asked))
-    write_record(path, replace(record, pins=(*others, pin)))
-
-
-def read_stamps(path: Path) -> dict[str, Stamp]:
-    """Return the stamps of the local folder that was used last. Raises OSError."""
-    return _model_record(path).stamps
-
-
-def write_stamps(path: Path, stamps: dict[str, Stamp]) -> None:
-    """Replace them. Raises OSError."""
-    write_record(path, replace(_model_record(path), stamps=stamps))
-
-
-def _model_record(path: Path) -> _ModelRecord:
+def read_models(path: Path) -> ModelRecord:
+    """Read what is there; nothing, if it is damaged: the model is looked for again. Raises OSError."""
     try:
-        return read_record(_ModelRecord, path) or _ModelRecord()
-    except DamagedError:  # the model is looked for again
-        return _ModelRecord()
+        return read_record(ModelRecord, path) or ModelRecord()
+    except DamagedError:
+        return ModelRecord()
 
 
 class LessonFile:

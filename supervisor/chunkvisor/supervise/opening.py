@@ -58,7 +58,7 @@ from chunkvisor.store.identity import (
     read_staged,
     write_facts,
 )
-from chunkvisor.store.layout import Layout, OutputLayout, anything_kept
+from chunkvisor.store.layout import Layout, OutputLayout, anything_kept, unfinished
 from chunkvisor.store.ledger import Ledger, Place, PlaceKind, is_planned, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, digest_of, write_record
 from chunkvisor.supervise.finish import finish
@@ -140,7 +140,7 @@ class Opening:
         before = self._fixed_before(layout)
         make_state(layout)
         # Of a run that was killed while it staged or planned: nothing rests on them yet.
-        for leftover in layout.leftovers:
+        for leftover in (layout.fresh_table, unfinished(layout.fresh_table), unfinished(layout.reuse)):
             remove_folder(leftover)
         request, was_done = request_of(self._config, name, self._request.max_rows), layout.done.exists()
         record = None if anew else self._staged(layout, request)
