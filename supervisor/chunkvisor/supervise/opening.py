@@ -250,9 +250,9 @@ class Opening:
         remove_folder(prepared.state)
         make_folder(prepared.state, durable=False)
         write_record(prepared.identity, made.fixed)
-        write_record(prepared.staged, made.record)
         if fresh is not None:
             fresh.rename(prepared.table)
+        write_record(prepared.staged, made.record)  # last: with it the name of the table is on the disk
         made.moves_on, made.manifest = True, None
 
     # --- which texts are encoded
