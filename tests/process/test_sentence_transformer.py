@@ -1,6 +1,8 @@
 """The sentence-transformers encoder against the library's own `encode`, on real weights."""
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +36,6 @@ TEXTS = [
     *(f"commit {number}: " + "refactor the parser " * (number) for number in range(12)),
 ]
 SMALL = Limits(rows=16, tokens=1024)
-SHORT = [text for text in TEXTS if len(text) < 500]
-"""Where no text has to be cut: to encode the one that is takes longer than all the others together."""
 ALIKE: dict[str, Any] = {"batch_size": 1, "show_progress_bar": False}
 """For the library: one by one it pads nothing, which would be most of its work here."""
 
@@ -84,21 +84,6 @@ def run(
         assert block.dtype == np.float32
         vectors[index] = block
     return vectors, encoder
-
-
-def with_files(folder: Path, target: Path, leave_out: Any = (), **changes: Any) -> Path:
-    """A copy of the model folder by links, some files left out and some JSON files changed (name -> new keys)."""
-    for file in folder.rglob("*"):
-        name = str(file.relative_to(folder))
-        if not file.is_file() or name in leave_out:
-            continue
-        copy = target / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if name in changes:
-            copy.write_text(json.dumps(json.loads(file.read_text()) | changes[name]))
-        else:
-            copy.symlink_to(file)
-    return target
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -194,7 +179,8 @@ def test_what_the_model_cannot_meet_is_refused(
 
 def test_missing_tokenizer_files_are_refused(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
     """Without vocabulary, transformers builds a tokenizer of five tokens; the model is not loaded with it."""
-    folder = with_files(minilm_path, tmp_path, leave_out=("tokenizer.json", "vocab.txt"))
+    missing = shutil.ignore_patterns("tokenizer.json", "vocab.txt")
+    folder = shutil.copytree(minilm_path, tmp_path / "model", ignore=missing, copy_function=os.symlink)
     encoder = SentenceTransformerEncoder(replace(minilm, path=str(folder)), EncodeSpec(), "cpu")
 
     with pytest.raises(WrongModelError, match=r"knows 5 tokens, but .* 30522 rows"):

@@ -62,8 +62,8 @@ def _accelerator_error(code: int, text: str) -> Exception:
     return simulated("torch.AcceleratorError", message, code=code)
 
 
-def _oom(files: AttemptFiles) -> Exception:
-    if torch := _torch_on_gpu(files):
+def _oom(_files: AttemptFiles) -> Exception:
+    if torch := _torch_on_gpu():
         hoard = []
         while True:
             hoard.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
@@ -76,8 +76,8 @@ def _oom(files: AttemptFiles) -> Exception:
     )
 
 
-def _device_assert(files: AttemptFiles) -> Exception:
-    if torch := _torch_on_gpu(files):
+def _device_assert(_files: AttemptFiles) -> Exception:
+    if torch := _torch_on_gpu():
         table = torch.zeros(4, 4, device="cuda")
         torch.nn.functional.embedding(torch.tensor([1 << 20], device="cuda"), table)
         torch.cuda.synchronize()
@@ -110,16 +110,10 @@ def _disk_full(_files: AttemptFiles) -> None:
     os.posix_fallocate = no_space
 
 
-def _torch_on_gpu(files: AttemptFiles) -> Any:
-    """Return torch if the worker computes on a GPU, or None."""
-    spec = read_message(Spec, files.spec)
-    if spec is None or spec.device != "cuda":
-        return None
-    try:
-        import torch
-    except ImportError:  # a plug-in of another framework
-        return None
-    return torch
+def _torch_on_gpu() -> Any:
+    """Return torch if the worker computes on a GPU with it, or None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 SABOTAGES: dict[str, Strike] = {

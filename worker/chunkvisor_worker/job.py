@@ -56,7 +56,7 @@ def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path:
     return SentenceTransformerEncoder(model, encode, device)
 
 
-def run_and_exit(folder: Path, encoder: Encoder | None = None, progress: BeatWriter | None = None) -> NoReturn:
+def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
     It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
@@ -74,11 +74,11 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None, progress: BeatWri
     if os.environ.get(PARENT_PID):
         be_first_victim()
         gate = Gate()
+    progress = BeatWriter(files.beat)
     if TESTING_FAULTS in os.environ:
         from chunkvisor_worker.drill import provoked
 
-        progress = progress or provoked(files, spec)
-    progress = progress or BeatWriter(files.beat)
+        progress = provoked(files, spec) or progress
     try:
         _work(encoder, spec, files, progress, gate)
     # Rust panics reach Python as a BaseException that is not an Exception (pyo3 PanicException)

@@ -36,7 +36,6 @@ class PluginEncoder:
         self._encoder: Any = None
         self._texts: list[str] = []
         self._dimension = 0
-        self._converts = False
 
     def load(self, progress: BeatWriter) -> None:
         """Import the plug-in's module; the factory is called in `start`, since it may want the device.
@@ -107,9 +106,6 @@ class PluginEncoder:
             )
         if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
             raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
-        if returned.dtype != np.float32 and not self._converts:
-            print(f"encode() returns {returned.dtype}; the vectors are converted to float32", flush=True)  # noqa: T201 - goes to the log
-            self._converts = True
         with np.errstate(over="ignore"):  # the parent finds an infinity
             vectors: Vectors = returned.astype(np.float32, copy=False)
         width = self.wanted.truncate_dim

@@ -123,22 +123,19 @@ _INTERRUPTION = (
     ),
 )
 
-_LOST_GPU, _ECC = r"GPU is lost|GPU has fallen off the bus", r"uncorrectable ECC error encountered"
 _HARDWARE = (
     hardware_fault(
         "gpu-lost",
         "The GPU has fallen off the PCIe bus (Xid 79), or is in a state that only a reset ends.",
         "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot; if it comes back, "
         "check power cables, seating and cooling of the GPU.",
-        error(rf"{_LOST_GPU}|GPU requires re(?:start|set)"),
-        log=_LOST_GPU,
+        error(r"GPU is lost|GPU has fallen off the bus|GPU requires re(?:start|set)"),
     ),
     hardware_fault(
         "gpu-ecc-error",
         "The GPU's memory has an error that ECC cannot correct (Xid 48, 94 or 95).",
         "See `nvidia-smi -q -d ECC,ROW_REMAPPER`; reset the GPU or reboot, and replace the card if errors return.",
-        runtime_error(_ECC, 214),
-        log=_ECC,
+        runtime_error(r"uncorrectable ECC error encountered", 214),
     ),
 )
 
@@ -254,7 +251,6 @@ _GPU_MEMORY = (
     ),
 )
 
-_NO_KERNELS = r"no kernel image is available for execution on the device|device kernel image is invalid"
 # torch reports most of these as RuntimeError("Unexpected error from cudaGetDeviceCount(). ... Error N: <string>"),
 # without a code; the strings are libcudart's.
 _DRIVER = (
@@ -317,12 +313,12 @@ _DRIVER = (
         "Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability; for kernels in PTX, "
         "unset CUDA_DISABLE_PTX_JIT, and give the container the driver's libnvidia-ptxjitcompiler.",
         runtime_error(
-            rf"{_NO_KERNELS}|invalid device function|the provided PTX was compiled with an unsupported toolchain"
+            r"no kernel image is available for execution on the device|device kernel image is invalid"
+            r"|invalid device function|the provided PTX was compiled with an unsupported toolchain"
             r"|CUBLAS_STATUS_ARCH_MISMATCH|CUDNN_STATUS_ARCH_MISMATCH"
             r"|a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation was disabled",
             *(98, 200, 209, 218, 221, 222, 223, 300),
         ),
-        log=_NO_KERNELS,
     ),
     setup(
         "container-lost-gpu",
@@ -359,6 +355,8 @@ _DRIVER = (
     ),
 )
 
+_SAID = r"^(?:\S+: )?(?:\[Errno -?\d{1,5}\] )?"
+"""What may stand before such words in a line of a log that is no text: the class of an exception, or a program."""
 _NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
 _THREADS = (
     r"can't start new thread|Thread creation failed|ThreadPoolBuildError|global thread pool has not been initialized"
@@ -378,7 +376,7 @@ _HOST = (
         # torch.save: the position in the zip file is not what was written. hf_xet raises RuntimeError.
         runtime_error(rf"enforce fail at inline_container\.cc.{{0,80}}unexpected pos|{_NO_SPACE}"),
         error(_NO_SPACE, *_SAFETENSORS),
-        log=r"No space left on device|Disk quota exceeded",
+        log=rf"{_SAID}(?:No space left on device|Disk quota exceeded)",
         returncodes=(120,),  # Python's own: the work was done, but flushing stdout failed
     ),
     disk_full(
@@ -397,7 +395,7 @@ _HOST = (
         error(_THREADS, "pyo3_runtime.PanicException"),
         os_error(errno.EMFILE, errno.ENFILE),
         error(_FILES),
-        log=rf"{_THREADS}|Too many open files",
+        log=rf"{_SAID}(?:{_THREADS}|Too many open files)",
     ),
     host_oom(
         "host-out-of-memory",
@@ -470,10 +468,6 @@ _HUB = (
     ),
 )
 
-_CUDNN = (
-    r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
-    r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
-)
 _MODEL = (
     misconfigured(
         # The worker's own checks, and those of sentence-transformers.
@@ -537,12 +531,14 @@ _MODEL = (
         "A package is installed, but a shared library that it needs is missing or of another version.",
         "Install builds that belong together, in a separate environment, and take other copies of the library (cuDNN) "
         "out of LD_LIBRARY_PATH; the message names it.",
-        runtime_error(_CUDNN),
+        runtime_error(
+            r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
+            r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
+        ),
         error(
             r"cannot open shared object file|undefined symbol|version `.{1,80}' not found",
             *("builtins.ImportError", "builtins.OSError"),
         ),
-        log=_CUDNN,
     ),
 )
 

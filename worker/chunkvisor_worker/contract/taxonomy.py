@@ -40,10 +40,6 @@ _SPEAKERS = (
     r"|Found no NVIDIA driver |\[enforce fail at |unable to open shared memory object |\[Errno -?\d{1,5}\] )"
 )
 """How the driver, the libraries and the kernel begin what they say themselves."""
-_LOG_SPEAKERS = (
-    rf"\s*(?:what\(\): .*|[\w.]*(?:Error|Exception): (?:{_SPEAKERS}.*)?|libgomp: |\S*python[\d.]*: |{_SPEAKERS}.*)?"
-)
-"""What may stand before that in a line of a log: the class of an exception, or a program's name."""
 _LIBRARIES = ("torch.", "cupy.", "cupy_backends.", "pynvml.", "onnxruntime.", "jaxlib.", "huggingface_hub.")
 """Their own exceptions never quote a text."""
 
@@ -89,8 +85,9 @@ def diagnose_log(tail: str, returncode: int, *, phase: Phase | None = None, on_c
     for rule in rules:
         elsewhere = rule.phases and phase is not None and phase not in rule.phases
         told = (explained or returncode in rule.returncodes) and not elsewhere
-        if told and rule.log and (line := _line_of(rule, end)):
-            return Diagnosis(rule, _plain(line))
+        if told and rule.log and (found := re.search(rule.log, end, re.MULTILINE)):
+            first = end.rfind("\n", 0, found.start()) + 1
+            return Diagnosis(rule, _plain(end[first:].partition("\n")[0]))
     for rule in rules:
         if returncode in rule.returncodes and (returncode < 0 or phase not in ON_TEXTS):
             how = f"ended by {Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
@@ -127,16 +124,6 @@ def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
     if own or not at_start or re.match(rf"\s*{_SPEAKERS}", head):
         return re.search(sign.pattern, head) is not None
     return re.match(sign.pattern, head) is not None
-
-
-def _line_of(rule: Rule, end: str) -> str:
-    """The line of a log that tells of the rule: any, but if the rule is decisive its words have to begin the line."""
-    anywhere = not _is_decisive(rule) or rule.outcome is Outcome.DEVICE_FAULT  # kernels print theirs in many ways
-    for found in re.finditer(rule.log or "", end, re.MULTILINE):
-        first = end.rfind("\n", 0, found.start()) + 1
-        if anywhere or re.fullmatch(_LOG_SPEAKERS, end[first : found.start()][-500:]):
-            return end[first:].partition("\n")[0]
-    return ""
 
 
 def _plain(line: str) -> str:
