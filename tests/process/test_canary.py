@@ -72,13 +72,6 @@ def test_a_text_of_its_own_is_encoded_once(tmp_path: Path) -> None:
     assert calls == ['["the last one"]', '["a long text", "short", "poison"]']
 
 
-def test_the_only_text_may_be_its_own_canary(tmp_path: Path) -> None:
-    """Nothing follows it."""
-    texts = ["only one"]
-    files, _ = attempt(tmp_path, texts=texts, canary_row=0)
-    np.testing.assert_array_equal(np.load(files.vectors), expected(texts))
-
-
 def test_a_canary_without_a_good_vector_has_not_passed(tmp_path: Path) -> None:
     """A device that gives NaN for what was good before is at fault, and no text of the attempt is touched."""
     files, spec = attempt(tmp_path, faults={"known good": "nan!"}, canary="known good")

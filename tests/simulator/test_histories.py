@@ -95,8 +95,8 @@ def test_bad_texts_are_found_in_one_run(bad: dict[int, Failure], attempts: int) 
 
 
 @pytest.mark.parametrize("failure", [Failure.HANG, Failure.RAISES, Failure.SEGFAULT, Failure.OOM])
-@pytest.mark.parametrize("gpus", [1, 2, 4])
-@pytest.mark.parametrize("bad", [1, 2, 8])
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("bad", [1, 8])
 @pytest.mark.parametrize("rows", [8, 64])
 def test_long_texts_that_fail_in_every_chunk_end_no_run(failure: Failure, gpus: int, bad: int, rows: int) -> None:
     """The longest come first: though not one text is encoded before many have failed alone, the others are."""

@@ -57,14 +57,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     **{f"{o}, third": (of(o), History(tries=2), GiveUp()) for o in RETRIED},
     "device fault with a code, third": (of(Outcome.DEVICE_FAULT, 69), History(tries=2), Stop(ExitCode.MACHINE)),
     "third chunk given up in a row": (of(Outcome.CRASHED), History(tries=2, given_up=2), Stop(ExitCode.TRY_AGAIN)),
-    "second chunk given up in a row": (of(Outcome.CRASHED), History(tries=2, given_up=1), GiveUp()),
-    "own canary, begun with before any was good": (
-        of(Outcome.DEVICE_FAULT, row_can_cause=True),
-        History(texts=1, canary=OWN, good=True, canaries=1),
-        Retry(1.0, charge=False, note="canary"),
-    ),
     "twentieth in a row": (of(Outcome.CRASHED), History(fruitless=19), Stop(ExitCode.TRY_AGAIN)),
-    "nineteenth in a row": (of(Outcome.CRASHED), History(fruitless=18), Retry(0.5)),
     "twentieth in a row, nothing encoded": (suspect(), History(fruitless=19), Stop(ExitCode.MACHINE, why="first")),
     "twentieth in a row, looked at alone": (suspect(), History(fruitless=19, texts=1, **PROVEN), Retry()),
     # Whose fault is it?
@@ -75,17 +68,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(canaries=1, **DOUBTED),
         Stop(ExitCode.TRY_AGAIN, local=True, why="canary"),
     ),
-    "two canaries failed by a device fault": (
-        suspect(Outcome.DEVICE_FAULT),
-        History(canaries=1, **DOUBTED),
-        Stop(ExitCode.MACHINE, local=True, why="canary"),
-    ),
     "two canaries of another dimension": (
         suspect(Outcome.BAD_OUTPUT),
         History(canaries=1, **DOUBTED),
         Stop(ExitCode.CONFIG, local=True, why="canary"),
     ),
-    "two shortest failed": (suspect(), History(canary=OWN, canaries=1), Retry(1.0, charge=False, note="canary")),
     "three shortest failed": (
         suspect(),
         History(canary=OWN, canaries=2),
@@ -99,20 +86,17 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
     "proven, second look": (suspect(), History(tries=1, **PROVEN), Split(How.HALVES)),
     "proven, batch known": (suspect(), History(tries=1, texts=9, under_way=3, **PROVEN), Split(How.SUSPECTS)),
-    "proven, all under way": (suspect(), History(tries=1, texts=9, under_way=9, **PROVEN), Split(How.SUSPECTS)),
     "proven, one by one": (
         suspect(),
         History(tries=1, texts=9, under_way=9, one_by_one=True, **PROVEN),
         Split(How.HALVES),
     ),
     "a part is taken apart at once": (suspect(), History(part=True, texts=4, **PROVEN), Split(How.HALVES)),
-    "alone, unproven": (suspect(), History(texts=1, tries=1), Retry(charge=False)),
     "alone, first look": (suspect(), History(texts=1, **PROVEN), Retry()),
     "alone, second look": (suspect(), History(texts=1, tries=1, **PROVEN), Quarantine()),
     "refused by the encoder": (suspect(Outcome.BAD_INPUT), History(texts=1), Quarantine()),
     "one of many refused": (suspect(Outcome.BAD_INPUT), History(), Split(How.HALVES)),
     "some vectors bad": (suspect(Outcome.BAD_OUTPUT, bad_rows=(3,)), History(texts=9), Split(How.BAD)),
-    "all vectors bad, unproven": (suspect(Outcome.BAD_OUTPUT, bad_rows=(0, 1)), History(texts=2), Retry(0.5)),
     "a bad vector alone": (suspect(Outcome.BAD_OUTPUT, bad_rows=(0,)), History(texts=1, **PROVEN), Quarantine()),
     # Starts
     "first start": (of(Outcome.CRASHED, **ON_DEVICE), History(), START),
@@ -120,11 +104,6 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "third load": (of(Outcome.CRASHED, **LOADING), History(starts=2), Stop(ExitCode.CONFIG, local=True)),
     "set up wrongly": (of(Outcome.SETUP, **LOADING), History(), Stop(ExitCode.CONFIG, local=True)),
     "set up, and worked": (of(Outcome.SETUP, **LOADING), History(worked=True), START),
-    "eighth start, after work": (
-        of(Outcome.CRASHED, **ON_DEVICE),
-        History(starts=7, worked=True, failing_s=599),
-        Retry(60.0, charge=False, note="start"),
-    ),
     "waited for a start": (
         of(Outcome.CRASHED, **ON_DEVICE),
         History(starts=2, worked=True, failing_s=600),
@@ -137,7 +116,6 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         GiveUp(),
     ),
     "host memory, alone": (suspect(Outcome.HOST_OOM), History(texts=1, tries=3, **PROVEN), Retry(32.0)),
-    "host memory, alone, fifth look": (suspect(Outcome.HOST_OOM), History(texts=1, tries=4, **PROVEN), Quarantine()),
     # Memory
     "a batch is halved": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
@@ -148,11 +126,6 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         of(Outcome.GPU_OOM, limits=Limits(32), batch_rows=20),
         History(),
         Retry(charge=False, lesson=Lesson(10, None)),
-    ),
-    "not below the smallest batch": (
-        of(Outcome.GPU_OOM, limits=Limits(32), batch_rows=2),
-        History(),
-        Retry(charge=False, lesson=Lesson(1, None)),
     ),
     "while texts are tokenized": (of(Outcome.HOST_OOM, phase=Phase.TOKENIZE, **IN_BATCH), History(), Retry(0.5)),
     "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(company=Company.CAME), Wait(1.0)),
@@ -174,10 +147,8 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "a machine is lost": (of(Outcome.LOST), History(tries=8), Retry()),
     "the tenth machine is lost": (of(Outcome.LOST), History(tries=9), GiveUp()),
     "stopped by us": (of(Outcome.INTERRUPTED, asked_for=True), History(tries=9), Retry(charge=False)),
-    "stopped by others": (of(Outcome.INTERRUPTED), History(), Retry(0.5)),
     "hardware": (of(Outcome.HARDWARE_FAULT), History(), Stop(ExitCode.MACHINE, local=True)),
     "setup in a batch": (of(Outcome.SETUP), History(), Stop(ExitCode.CONFIG, local=True)),
-    "setup in a batch, after work": (of(Outcome.SETUP), History(worked=True), Retry(0.5)),
 }
 
 

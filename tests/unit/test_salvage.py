@@ -1,7 +1,5 @@
 """What an attempt has encoded outlives it: the file of vectors, the log of batches, and the look at both."""
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,20 +64,6 @@ def test_a_finished_file_is_what_numpy_reads(tmp_path: Path, opened: Opened) -> 
     assert not files.partial.exists()
 
 
-def test_texts_that_have_vectors_are_not_written(tmp_path: Path, opened: Opened) -> None:
-    """Positions count among the texts that are given; the file has a row for each text of the range."""
-    files = AttemptFiles(tmp_path)
-    file = opened(files, skip=(0, 4, 9))
-    write(file, [6, 0], [1, 2, 3, 4, 5])
-    file.finish()
-
-    found = np.load(files.vectors)
-
-    assert found.shape == (10, 3)
-    assert not found[[0, 4, 9]].any()
-    np.testing.assert_array_equal(found[[8, 1, 2, 3, 5, 6, 7]], VECTORS[[6, 0, 1, 2, 3, 4, 5]])
-
-
 @pytest.mark.parametrize(
     ("batches", "block", "match"),
     [
@@ -95,22 +79,6 @@ def test_what_is_no_vector_a_text_is_refused(
     write(file, *batches)
     with pytest.raises(BadOutputError, match=match):
         file.add(np.array([2, 3]), block) if "follow" in match else file.finish()
-
-
-def test_a_reservation_that_fails_is_given_back(
-    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ext4 keeps what it could reserve, to the last byte of the disk: the worker leaves none of it."""
-
-    def half(fd: int, offset: int, size_bytes: int) -> None:
-        os.ftruncate(fd, size_bytes // 2)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", half)
-    files = AttemptFiles(tmp_path)
-    with pytest.raises(OSError, match="No space"):
-        write(opened(files), [0, 1])
-    assert files.partial.stat().st_size == 0
 
 
 def test_what_was_written_is_found_after_a_death(tmp_path: Path, opened: Opened) -> None:
