@@ -1,5 +1,7 @@
 """The command line as such: help and version everywhere, and the nearest valid name."""
 
+import io
+
 import click
 import pytest
 
@@ -70,3 +72,10 @@ def test_the_sources_are_looked_at_before_the_hub(workplace: Workplace) -> None:
     assert "rows.csv" in ended.stderr
     assert "asking the model hub" not in ended.stderr
     assert not (workplace.folder / "w" / "fetch").exists()
+
+
+def test_a_log_is_explained(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`explain -` reads a log, whatever bytes it has, and prints the entry of the rule that knows its last error."""
+    log = b"\xff\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(log)))
+    assert workplace.call("explain", "-").stdout.startswith("illegal-memory-access\n")

@@ -204,5 +204,5 @@ def explain(name: str | None) -> None:
     """  # noqa: D301 - as in the package
     from chunkvisor.commands import explain as handbook
 
-    words = sys.stdin.read() if name == "-" else name
+    words = sys.stdin.buffer.read().decode(errors="replace") if name == "-" else name
     say(handbook.explain(words) if words is not None else "\n".join(handbook.index()), indent=4)
