@@ -1,4 +1,4 @@
-"""`chunkvisor status`: reads the folder alone, beside a live run, after it, and after it was killed."""
+"""`chunkvisor status`: reads the folder alone, during a run, after it, and after it was killed."""
 
 import json
 import signal
