@@ -118,25 +118,6 @@ def test_chunks_that_are_kept(tmp_path: Path) -> None:
     assert (place.workdir / "out.npy").read_bytes() == as_fresh(NEW_TEXTS, tmp_path / "fresh", "int8")
 
 
-@pytest.mark.parametrize("keys", [{"format": "parquet"}, {"dtype": "int8"}])
-def test_retry_that_is_killed(tmp_path: Path, keys: dict[str, str]) -> None:
-    """A `retry` over vectors of the earlier final that is killed is taken up by the next run, not forgotten."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
-    assert place.run_here().returncode == 0
-    place.write_source(NEW_TEXTS)
-    set_output(place, **keys)
-    place.lay("n0", "value_error!")
-    assert place.run_here("--update").returncode == 3
-    assert place.here("retry", str(place.workdir)).returncode == 0
-    place.lay("n0", "kill_both")
-    assert place.run().returncode == -9
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert place.manifest()["quarantined"] == []
-    assert own_files(place) == FILES[keys.get("dtype", "float32")] - {"out.npy"} | {f"out.{keys.get('format', 'npy')}"}
-    assert place.here("verify", str(place.workdir)).returncode == 0
-
-
 def test_other_outputs_that_are_rounded(tmp_path: Path) -> None:
     """Nothing is taken from an output that is int8, so it comes last, and takes what the others have."""
     more = {"source": "more.jsonl", "column": "text", "dtype": "int8"}
