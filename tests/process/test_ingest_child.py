@@ -40,24 +40,20 @@ def large(tmp_path: Path) -> Path:
 
 def test_table_is_put_in_place(tmp_path: Path) -> None:
     """The folder appears whole, without leftovers, and replaces the one before; a refusal leaves that as it was."""
-    folder = tmp_path / "state" / "odd name; $x"
-    write_texts(tmp_path / "a.csv", ["x", "y", "x"])
-    stage_table(request_for(tmp_path / "a.csv"), folder, nothing)
-    write_texts(tmp_path / "a.csv", ["z"])
-    (folder.with_name(folder.name + ".partial")).mkdir()
-
-    table = stage_table(request_for(tmp_path / "a.csv"), folder, nothing)
-
+    source, folder = tmp_path / "a.csv", tmp_path / "state" / "odd name; $x"
+    for texts in (["x", "y", "x"], ["z"]):
+        write_texts(source, texts)
+        table = stage_table(request_for(source), folder, nothing)
+        (folder.with_name(folder.name + ".partial")).mkdir()
+    assert table.signature == signature(resolve([str(source)]))
     for content, words in (("id,text\n1\n", "/a.csv, line 2: "), ("id,text\n", "The sources have no rows: ")):
-        (tmp_path / "b").mkdir(exist_ok=True)
-        (tmp_path / "b" / "a.csv").write_text(content)
+        source.write_text(content)
         with pytest.raises(Halt) as caught:
-            stage_table(request_for(tmp_path / "b" / "a.csv"), folder, nothing)
+            stage_table(request_for(source), folder, nothing)
         assert caught.value.code is ExitCode.CONFIG
         assert words in caught.value.what
     assert table == StagedTable.open(folder)
     assert table.texts(0, 1) == ["z"]
-    assert table.signature == signature(resolve([str(tmp_path / "a.csv")]))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert "scratch" not in [path.name for path in folder.iterdir()]
 
@@ -143,18 +139,6 @@ def test_whose_fault(error: Exception, code: ExitCode | None) -> None:
     """A full disk, a lack of memory and what the machine refuses are told from bugs."""
     halt = _in_words(error, None, Path("/work"))
     assert (halt.code if halt else None) == code
-
-
-def test_changed_while_reading(tmp_path: Path, large: Path) -> None:
-    """A source that is written to while it is read is not staged."""
-
-    def append() -> None:
-        with open(large, "ab") as file:
-            file.write(b"more\n")
-
-    with pytest.raises(Halt) as caught:
-        stage_table(request_for(large), tmp_path / "table", append)
-    assert caught.value.code is ExitCode.TRY_AGAIN
 
 
 def test_small_memory(tmp_path: Path, large: Path) -> None:

@@ -189,15 +189,17 @@ def test_changed_while_it_is_read(elsewhere: Elsewhere, tmp_path: Path, monkeypa
     [
         ("x://b/a.xls", "x://b/a.xls: files of this kind are not read"),
         ("x://b/nothing*.csv", "No file matches x://b/nothing"),
-        ("nope://b/a.csv", "nope://b/a.csv: what reads it is not installed"),
     ],
 )
-def test_what_cannot_be_a_source(
-    elsewhere: Elsewhere, tmp_path: Path, source: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An address of no known kind or format, and a pattern that matches nothing, are refused in words."""
-    if source.startswith("nope"):
-        monkeypatch.undo()
+@pytest.mark.usefixtures("elsewhere")
+def test_what_cannot_be_a_source(source: str, words: str) -> None:
+    """An address of no known format, and a pattern that matches nothing, are refused in words."""
     with pytest.raises(Halt, match=words) as raised:
-        staged(tmp_path / "t", source)
+        resolve([source])
     assert raised.value.code == 78
+
+
+def test_what_reads_it_is_not_installed() -> None:
+    """An address of a kind that nothing reads is refused with what to install."""
+    with pytest.raises(Halt, match="what reads it is not installed"):
+        remote_state("nope://b/a.csv")

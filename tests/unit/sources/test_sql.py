@@ -20,15 +20,16 @@ KEPT = [number for number in range(8) if number % 3]
 
 def write(folder: Path, kind: str) -> str:
     """Write the rows as a file of that kind, and return its name."""
-    name = f"rows.{kind}"
-    if kind == "jsonl":
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    elif kind == "csv":
-        lines = ["id,split,text", *(f"{row['id']},{row['split']},{row['text'] or ''}" for row in ROWS)]
-        (folder / name).write_text("\n".join(lines) + "\n")
-    else:
-        values = ", ".join(f"('{row['id']}', '{row['split']}', nullif('{row['text']}', 'None'))" for row in ROWS)
-        duckdb.sql(f"COPY (FROM (VALUES {values}) AS t(id, split, text)) TO '{folder / name}' (FORMAT parquet)")
+    name, path = f"rows.{kind}", folder / f"rows.{kind}"
+    if kind == "csv":
+        path.write_text(
+            "id,split,text\n" + "".join(f"{row['id']},{row['split']},{row['text'] or ''}\n" for row in ROWS)
+        )
+        return name
+    source = folder / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    if kind == "parquet":
+        duckdb.sql(f"COPY (FROM read_json('{source}')) TO '{path}' (FORMAT parquet)")
     return name
 
 
@@ -128,9 +129,8 @@ def test_order_of_many_rows(tmp_path: Path, stage_here: Stage, rows_of: RowsOf, 
     assert rows_of(stage_here(f"a{suffix}", sql="text")) == [text or "" for text in texts]
 
 
-UNSTABLE = ["random()::text", "now()::text", "text || gen_random_uuid()::text", "current_date::text"]
-UNSTABLE += ["CURRENT_TIMESTAMP::text", "main.now()::text", "list_transform([1], lambda x: random())::text"]
-UNSTABLE += ["lag(text) OVER ()", "(SELECT text FROM 'a.csv')", "unnest(['a', 'b'])", "today()::text"]
+UNSTABLE = ["text || gen_random_uuid()::text", "CURRENT_DATE::text", "main.now()::text", "lag(text) OVER ()"]
+UNSTABLE += ["list_transform([1], lambda x: random())::text", "(SELECT text FROM 'a.csv')", "unnest(['a', 'b'])"]
 
 
 @pytest.mark.parametrize("sql", UNSTABLE)
@@ -148,9 +148,7 @@ def test_what_is_not_made_of_the_row_is_refused(stage_here: Stage, tmp_path: Pat
         ({"sql": "nested->0"}, "a.jsonl: `sql` gives JSON, not text."),
         pytest.param({"sql": "text ||"}, "`sql` cannot be parsed: syntax error", marks=duckdb_of_today),
         ({"sql": "text) FROM (SELECT 1"}, "`sql` is not one expression"),
-        ({"sql": "text), (text"}, "`sql` is not one expression"),
         ({"sql": "max(text)"}, "a.jsonl: `sql` fails: Binder Error"),
-        ({"sql": "txet || ''"}, "a.jsonl: `sql` fails: Binder Error"),
         ({"sql": "text::INT::VARCHAR"}, "a.jsonl: `sql` fails: Conversion Error"),
         ({"sql": "CASE WHEN id = 3 THEN error('bad one') ELSE text END"}, "a.jsonl: `sql` fails: Invalid Input Error"),
         ({"sql": "repeat(text, 5000000)"}, "a.jsonl, line 3: the text has 25,000,000 bytes"),
@@ -173,8 +171,6 @@ def test_expression(tmp_path: Path, stage_here: Stage, wanted: dict[str, str], e
         ("id AS text", {"column": "text"}, "a.parquet: column 'text' holds BIGINT, not text."),
         ("encode(text) AS text", {"column": "text"}, "a.parquet: column 'text' holds BLOB, not text."),
         ("[text] AS text", {"template": "{text}"}, "a.parquet: column 'text' holds VARCHAR[], not text."),
-        ("{'a': text} AS text", {"template": "{text}"}, "a.parquet: column 'text' holds STRUCT(a VARCHAR), not"),
-        ("text", {"sql": "(text || 'x')::INT::VARCHAR"}, "a.parquet: `sql` fails: Conversion Error"),
         ("text", {"sql": "repeat(text, 16800000)"}, "a.parquet, row 0: the text has 16,800,000 bytes"),
     ],
 )

@@ -1,8 +1,6 @@
 """The staged table against the truth of a dictionary: numbering, reading, matches, and damage that is never missed."""
 
 import itertools
-import json
-import shutil
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -137,16 +135,6 @@ def test_ranges(table: StagedTable, monkeypatch: pytest.MonkeyPatch) -> None:
     (table.folder / "texts.bin").write_bytes(b"")
     with pytest.raises(DamagedError):
         table.texts(0, 1)
-
-
-def test_copied_folder_is_stamped_anew(table: StagedTable, tmp_path: Path) -> None:
-    """A copy of the folder opens, and after that is known to be untouched."""
-    copy = tmp_path / "copy"
-    shutil.copytree(table.folder, copy)
-    before = json.loads((copy / "table.json").read_bytes())["stamps"]
-    assert StagedTable.open(copy).digest == table.digest
-    after = json.loads((copy / "table.json").read_bytes())["stamps"]
-    assert all(after[name]["inode"] != before[name]["inode"] for name in before)
 
 
 def test_lines(tmp_path: Path, stage_here: Stage) -> None:
