@@ -211,14 +211,6 @@ SCENARIOS = {
         ("t3", "u0", "t0", "leave0"),
         again=((Try(UPDATE),),),
     ),
-    "update in shards": Scenario(
-        FEW[:4],
-        (Command(), Command(UPDATE, encodes=("u0", "u1"))),
-        ("u0", "t1", "t0", "u1"),
-        config={"outputs.out.shards": 2},
-        again=THEN_UPDATE,
-        keeps_a_final=True,
-    ),
     "int8": Scenario(
         FEW[:4],
         (Command(), Command(INT8)),

@@ -1,19 +1,15 @@
 """A disk that is full: said before it is, waited for when it is, and nothing that is done is lost."""
 
-import contextlib
 import errno
 import os
-import re
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chunkvisor.store.ledger import Ledger, Parts
-from harness import expected, finish, wait_for
+from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = [f"t{number}" for number in range(8)]
@@ -123,56 +119,4 @@ def test_a_failing_disk_is_told_under_quiet(place: ScriptedWorkplace, monkeypatc
     assert ended.returncode == 0, ended.stderr
     assert "the disk reported an error" in ended.stderr
     assert "Input/output error" in ended.stderr
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-
-
-@pytest.fixture
-def small_disk(place: ScriptedWorkplace) -> Iterator[Path]:
-    """The workdir on a file system of its own of 96 MiB; skips where nothing can be mounted."""
-    place.workdir.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(place.workdir)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a file system needs root")
-    yield place.workdir
-    subprocess.run(["umount", "--lazy", str(place.workdir)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """A file that takes all the space there is."""
-    ballast = folder / "ballast"
-    with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(1 << 16))
-    with open(ballast, "ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(512))
-    return ballast
-
-
-@pytest.mark.parametrize("freed", [True, False])
-def test_disk_fills_up(place: ScriptedWorkplace, small_disk: Path, freed: bool) -> None:
-    """A real disk that is full when the second chunk comes to be stored is waited for, or the run ends with 74."""
-    place.write_config("scripted:make", chunk__size=4, recovery__wait_timeout=60 if freed else 1)
-    place.lay("t4", "wait_for_release")
-    process = place.start("run", str(place.config_path))
-    wait_for(lambda: len(place.calls()) == 2)
-    ballast = fill(small_disk)
-    (place.folder / "release").touch()
-    assert process.stderr is not None
-    waiting = next(line for line in process.stderr if "waiting, for up to" in line)
-    # The worker has no room for its record either: its exit code has to say it.
-    assert "disk_full" in waiting or "No space left on device" in waiting
-    assert re.search(rf"are free in {re.escape(str(small_disk))}(,|$)", waiting.strip())
-    if freed:
-        ballast.unlink()
-    ended = finish(process)
-    assert ended.returncode == (0 if freed else 74), ended.stderr
-    if not freed:
-        assert f" are free in {small_disk}" in ended.stderr
-        ballast.unlink()
-        calls = len(place.calls())
-        assert place.run_here().returncode == 0
-        assert place.calls()[calls:] == [TEXTS[4:]]
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()

@@ -138,21 +138,6 @@ def assert_earlier(place: ScriptedWorkplace) -> None:
     assert place.manifest()["rows"] == len(TEXTS)
 
 
-def test_damaged_earlier_final(finished: ScriptedWorkplace, tmp_path: Path) -> None:
-    """Rows of an earlier final file that is not what it was are encoded again, and it is said."""
-    place = finished.copy(tmp_path / "place")
-    final = place.workdir / "out.npy"
-    data = bytearray(final.read_bytes())
-    data[-5] ^= 1
-    final.write_bytes(data)
-    texts = ["n0", *TEXTS]
-    place.write_source(texts)
-    ended = place.run_here("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert "no vectors are reused from its earlier final file" in ended.stderr
-    np.testing.assert_array_equal(place.vectors(), expected(texts))
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_anywhere(finished: ScriptedWorkplace, tmp_path: Path, when: str) -> None:
     """Killed at any change of a name or of a record, an update goes on with the same command or a plain run.

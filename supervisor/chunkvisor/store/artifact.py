@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +32,6 @@ _SPAN_BYTES = 4 << 20
 """Read by one call at most."""
 
 Vectors = npt.NDArray[np.float32]
-
-
-class Hash(Protocol):
-    """What hashlib and xxhash have in common."""
-
-    def update(self, data: memoryview, /) -> object:
-        """Take in more."""
 
 
 class BadVectorsError(Exception):

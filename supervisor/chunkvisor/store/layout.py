@@ -325,7 +325,7 @@ def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
     """Hold the workdir while the context lasts; gives who held it before. Raises Halt (75) if another run holds it.
 
     The kernel frees the lock when its holder dies. The file is not removed: two runs would then lock two inodes. Give
-    an empty `run_id` to hold it without a run: the last run's id stays noted, for `end_orphans`.
+    an empty `run_id` to hold it without a run: the last run stays noted, for `end_orphans`.
     """
     # Close-on-exec, as every descriptor of Python is: a worker that inherited it would keep the workdir locked after
     # our death (flock(2)). Open for writing, which the byte-range locks that NFS makes of it need.
@@ -334,11 +334,11 @@ def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
         if not _take(fd, fcntl.LOCK_EX, _LOOK_S):
             raise _taken(path)
         previous = read_holder(path)
-        run_id = run_id or (previous.run_id if previous is not None and previous.over else "")
-        started_at = psutil.Process().create_time()
-        me = LockHolder(run_id, socket.gethostname(), os.getpid(), started_at, time.time())
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(asdict(me)).encode(), 0)
+        if run_id:
+            started_at = psutil.Process().create_time()
+            me = LockHolder(run_id, socket.gethostname(), os.getpid(), started_at, time.time())
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(asdict(me)).encode(), 0)
         yield previous
     finally:
         os.close(fd)
