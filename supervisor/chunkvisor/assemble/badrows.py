@@ -19,8 +19,7 @@ from chunkvisor.store.records import DamagedError, digest_file
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import write_blocks
 
-LISTED = 1000
-"""Rows in the manifest itself, at most."""
+LISTED = 1000  # rows in the manifest itself, at most
 
 
 def record(layout: OutputLayout, count: int, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from chunkvisor.config.model import OutputConfig
 from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, blocks, npy_header, read_shape
 from chunkvisor.store.layout import OutputLayout
 
-Stored = npt.NDArray[Any]
-"""Rows as they stand in a final, of shape (rows, `Numbers.width`)."""
+Stored = npt.NDArray[Any]  # rows as they stand in a final, of shape (rows, `Numbers.width`)
 
 Positions = npt.NDArray[np.int64]
 
@@ -35,8 +34,7 @@ class Numbers(NamedTuple):
     """The numbers of a final."""
 
     dtype: FinalDtype
-    dimension: int
-    """Of the vectors."""
+    dimension: int  # of the vectors
 
     @property
     def numpy(self) -> str:
@@ -160,15 +158,13 @@ class Carried:
         return taken.columns
 
 
-Append = Callable[[Stored], object]
-"""Appends rows. Raises OSError."""
+Append = Callable[[Stored], object]  # appends rows. Raises OSError
 
 
 class Format(NamedTuple):
     """What is to be known of a format."""
 
-    suffix: str
-    """Of its files, without the dot."""
+    suffix: str  # of its files, without the dot
     write: Callable[[HashedFile, int, Numbers, int, Carried | None], contextlib.AbstractContextManager[Append]]
     """Writes a file of so many rows as a context; then the number of the first, and columns to go with it."""
     read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
@@ -176,10 +172,8 @@ class Format(NamedTuple):
 
     Raises BadVectorsError if the file is not what it should be, or at the end, if its sha256 (hex) is another; OSError.
     """
-    package: str | None = None
-    """What it needs to be installed."""
-    extra: str = ""
-    """The extra of ours that has it."""
+    package: str | None = None  # what it needs to be installed
+    extra: str = ""  # the extra of ours that has it
 
     @property
     def can_be_read(self) -> bool:
@@ -289,20 +283,17 @@ FORMATS = {
     FinalFormat.PARQUET: Format("parquet", _write_parquet, _read_parquet, "pyarrow", "parquet"),
 }
 
-FORM_KEYS = ("shards", "format", "dtype", "columns")
-"""Keys of an output in the config that make its form."""
+FORM_KEYS = ("shards", "format", "dtype", "columns")  # keys of an output in the config that make its form
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """As the config asks for it, or as a manifest has it. Without arguments: one .npy of float32."""
 
-    shards: int | None = None
-    """Number of files in a folder; None = one file."""
+    shards: int | None = None  # number of files in a folder; None = one file
     format: FinalFormat = FinalFormat.NPY
     dtype: FinalDtype = FinalDtype.FLOAT32
-    carried: str | None = None
-    """sha256 of the rows table that is carried along, hex."""
+    carried: str | None = None  # sha256 of the rows table that is carried along, hex
 
     @property
     def is_exact(self) -> bool:

@@ -48,11 +48,9 @@ from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, chunk_files
 from chunkvisor.store.records import digest_file
 
-BLOCK_BYTES = 4 << 20
-"""Vectors are joined in blocks of about this size."""
+BLOCK_BYTES = 4 << 20  # vectors are joined in blocks of about this size
 
-_HEADER_BYTES = len(npy_header(1, 1))
-"""numpy pads the header of every 2-D array of ours to this length."""
+_HEADER_BYTES = len(npy_header(1, 1))  # numpy pads the header of every 2-D array of ours to this length
 
 
 class ChunkDamagedError(Exception):
@@ -128,10 +126,8 @@ class Taken:
     """What is taken over, and from whom."""
 
     reuse: Reuse
-    readers: Mapping[int, "ArrayRows"]
-    """By number of the place in the plan."""
-    without: Mapping[int, BadText] = field(default_factory=dict)
-    """Texts of the output that have no vector there either."""
+    readers: Mapping[int, "ArrayRows"]  # by number of the place in the plan
+    without: Mapping[int, BadText] = field(default_factory=dict)  # texts of the output that have no vector there either
 
 
 def take_texts(chunks: Portions, taken: Taken | None, start: int, stop: int, dimension: int) -> Vectors:
@@ -193,14 +189,11 @@ class Final:
     """What is complete under its partial name, and on the disk."""
 
     dimension: int
-    digests: list[str] = field(default_factory=list)
-    """sha256, hex, of its file, or of each of its shards."""
-    zero_rows: int = 0
-    """Rows that are zero throughout; only blank texts have such vectors."""
+    digests: list[str] = field(default_factory=list)  # sha256, hex, of its file, or of each of its shards
+    zero_rows: int = 0  # rows that are zero throughout; only blank texts have such vectors
     bad_rows: list[tuple[int, int]] = field(default_factory=list)
     """(row, number of its text) of every row that has no vector, in order."""
-    ranges: Vectors | None = None
-    """Of an int8 final, float32, shape (2, dimension)."""
+    ranges: Vectors | None = None  # of an int8 final, float32, shape (2, dimension)
 
 
 def assemble(

@@ -75,15 +75,13 @@ _Read = TypeVar("_Read")
 @dataclass(frozen=True, slots=True)
 class _Done:
     manifest: dict[str, Any]
-    final: tuple[Stamp, ...]
-    """Of its file, or of each of its shards."""
+    final: tuple[Stamp, ...]  # of its file, or of each of its shards
 
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
     manifest: dict[str, Any]
-    ours: tuple[str, ...]
-    """Names of the finals that it replaces."""
+    ours: tuple[str, ...]  # names of the finals that it replaces
 
 
 def is_manifest(head: bytes) -> bool:
