@@ -4,7 +4,6 @@ A tokenizer and a few JSON files of the model are enough for it: no weights, no 
 """
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
-from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, split_kwargs
+from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, read_json, split_kwargs
 
 BLOCK_TEXTS = 1024
 """Texts tokenized at once; more of them keep more cores busy, and more memory."""
@@ -38,13 +37,13 @@ class Counter:
     def __init__(self, model: ModelSpec, folder: Path) -> None:
         """Load it. Raises WrongModelError, and whatever transformers raises for a folder without one."""
         own, _ = split_kwargs(model.kwargs)
-        self._prompts = _read(folder / "config_sentence_transformers.json") | own
-        modules = _read(folder / "modules.json", list)
+        self._prompts = read_json(folder / "config_sentence_transformers.json") | own
+        modules = read_json(folder / "modules.json", list)
         first = modules[0] if modules and isinstance(modules[0], dict) else {}
         self.is_transformer = first.get("type", "Transformer").rpartition(".")[2] == "Transformer"
         place = folder / str(first.get("path", ""))
         others = sorted(place.glob("sentence_*_config.json"))
-        settings = _read(place / "sentence_bert_config.json") or (_read(others[0]) if others else {})
+        settings = read_json(place / "sentence_bert_config.json") or (read_json(others[0]) if others else {})
         self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before
         self.max_length = model.max_length
         self.tokenizer: Any = None  # none if the model has none of its own
@@ -56,7 +55,7 @@ class Counter:
         logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
         trust = model.trust_remote_code is True
         self.tokenizer = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
-        config = _read(place / "config.json")
+        config = read_json(place / "config.json")
         if hasattr(self.tokenizer, "unk_token"):
             check_tokenizer(self.tokenizer, config.get("vocab_size"))
         if self.max_length is None:
@@ -128,14 +127,6 @@ def _tokenizer_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
     merged = {key: value for name in names for key, value in (settings.get(name) or {}).items()}
     merged.pop("trust_remote_code", None)  # not for a model's files to say
     return merged
-
-
-def _read(path: Path, kind: type = dict) -> Any:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return kind()
-    return content if isinstance(content, kind) else kind()
 
 
 def main() -> None:

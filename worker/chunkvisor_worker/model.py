@@ -186,7 +186,7 @@ def is_placed_by_loading(spec: ModelSpec) -> bool:
         return True
     if model_kwargs.get("quantization_config") is not None or model_kwargs.get("device_map") is not None:
         return True
-    return _read_object(Path(spec.path or spec.name) / "config.json").get("quantization_config") is not None
+    return bool(read_json(Path(spec.path or spec.name) / "config.json").get("quantization_config"))
 
 
 def is_plain_text_model(model: Any) -> bool:
@@ -505,16 +505,18 @@ def _own(spec: ModelSpec, name: str) -> dict[str, Any]:
 def _json(spec: ModelSpec, name: str) -> dict[str, Any]:
     """Read a JSON file of the first module's folder; empty if there is none."""
     folder = Path(spec.path or spec.name)
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        folder /= json.loads((folder / "modules.json").read_bytes())[0]["path"]
-    return _read_object(folder / name)
+    modules = read_json(folder / "modules.json", list)
+    first = modules[0] if modules and isinstance(modules[0], dict) else {}
+    found: dict[str, Any] = read_json(folder / str(first.get("path", "")) / name)
+    return found
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The content of a JSON file; empty if there is none of that kind."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}
+        return found if isinstance(found, kind) else kind()
+    return kind()
 
 
 def _some(names: Iterable[str]) -> str:
