@@ -5,11 +5,9 @@ Imports, and pauses that a person does not notice, would be most of the time of 
 
 import importlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from unittest import mock
 
 import duckdb
-import yaml
 
 import chunkvisor.heart.loop
 import chunkvisor.heart.store
@@ -34,9 +32,7 @@ def be_quick() -> None:
     """From now on, for this process and what is forked from it."""
     for name in _LOADED_LATE:
         importlib.import_module(name)
-    fast = partial(yaml.dump, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
     for owner, name, stand_in in (
-        (yaml, "safe_dump", fast),
         # It looks at every process of the machine; workers end with their supervisor all the same.
         (chunkvisor.supervise.session, "end_orphans", lambda *_: []),
         (chunkvisor.judge, "BACKOFF_S", 0.01),

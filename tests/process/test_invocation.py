@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from chunkvisor.config.choices import is_secret
-from chunkvisor.show.record import KEPT, LEFT_OUT, open_invocation, without_secrets
+from chunkvisor.show.record import KEPT, open_invocation
 from chunkvisor.store.layout import InvocationFiles, Layout
 from scripted_workplace import ScriptedWorkplace
 
@@ -64,27 +63,8 @@ def test_is_secret(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ({"env": {"HF_TOKEN": "hf_abc", "PIN_KEY": 12}}, {"env": {"HF_TOKEN": LEFT_OUT, "PIN_KEY": LEFT_OUT}}),
-        ({"kwargs": {"api_key": "abc"}, "workdir": "w"}, {"kwargs": {"api_key": LEFT_OUT}, "workdir": "w"}),
-        ({"notify": ["slack://tokenA/tokenB"]}, {"notify": [f"slack://{LEFT_OUT}"]}),
-        ({"encode": {"batch_tokens": 4096}}, {"encode": {"batch_tokens": 4096}}),
-        ("see 1ftp://token@host and s3+x://a:b@c", f"see 1ftp://{LEFT_OUT}@host and s3+x://{LEFT_OUT}@c"),
-        ("https://host/x@y", "https://host/x@y"),
-        ("a1" * 1_000_000 + "://", "a1" * 1_000_000 + "://"),
-        ("://" * 1_000_000, "://" * 1_000_000),
-    ],
-    ids=range(8),
-)
-def test_without_secrets(value: object, shown: object) -> None:
-    """All of env, secrets, credentials in addresses and addresses of notices are left out, soon in a long text, too."""
-    assert without_secrets(value) == shown
-
-
 def test_what_a_run_leaves(tmp_path: Path) -> None:
-    """Log and config of a run with a fault; the log has every line that standard error had of it."""
+    """The log of a run with a fault has every line that standard error had of it, and no secret."""
     place = ScriptedWorkplace.make(tmp_path / "place", ["t0", "t1", "t2", "t3"], chunk__size=2)
     place.lay("t2", "crash")
     place.write_config("scripted:make", chunk__size=2, env__MY_TOKEN="hush", env__PGPASS="hush")
@@ -99,7 +79,4 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     shown = [line[TIME:] for line in ended.stderr.splitlines() if not line[TIME:].startswith(hints)]
     assert [line for line in shown if line not in logged] == []
     assert "out: complete" in log
-    config = yaml.safe_load(files.config.read_text())
-    assert config["chunk"]["size"] == 2
-    assert config["env"] == dict.fromkeys(("MY_TOKEN", "PGPASS", "PYTHONPATH"), LEFT_OUT)
     assert "hush" not in "".join(path.read_text() for path in files.folder.iterdir())

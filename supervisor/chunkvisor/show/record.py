@@ -1,32 +1,26 @@
 """What a run leaves to read: the folder of its invocation, with its log and its sensors, and the report.
 
-What the disk refuses is missing. Nothing is imported to learn its version, and secrets are left out.
+What the disk refuses is missing.
 """
 
 import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
-import yaml
 
-from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import in_background, read_load
 from chunkvisor.errors import Halt
 from chunkvisor.show.lines import Console, Observer
 from chunkvisor.show.outside import Metrics, Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
-from chunkvisor_worker.contract.files import make_folder, remove_folder, write_atomic
+from chunkvisor_worker.contract.files import make_folder, remove_folder
 
 KEPT = 50
 """Folders that stay; older ones are removed, but for those that a person has renamed."""
-LEFT_OUT = "(left out)"
 INTERVAL_S, MOST_S = 5.0, 60.0
 """Between two lines of the sensors, at first and in the end."""
 MOST_BYTES = 48 << 20
@@ -35,8 +29,6 @@ MOST_BYTES = 48 << 20
 _NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
 """A longer number is a date that a person has put in front, not one of ours."""
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
-_CREDENTIALS = re.compile(r"://[^/\s@]+@")
-"""Without the scheme before it: to look for the start of one at every letter of a long text takes for ever."""
 
 
 def open_invocation(layout: Layout) -> InvocationFiles | None:
@@ -70,10 +62,6 @@ def observers_of_run(config: Config, layout: Layout, files: InvocationFiles | No
     made: list[Observer] = []
     if files is not None:
         with contextlib.suppress(OSError):
-            values = yaml.safe_dump(
-                without_secrets(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True
-            )
-            write_atomic(files.config, values.encode(errors="backslashreplace"), durable=False)
             made.append(_Log(files))
         made.append(Sensors(files))
     if config.metrics.textfile is not None:
@@ -91,22 +79,6 @@ class _Log(Console):
 
     def close(self) -> None:
         self._file.close()
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """Return plain values once more, with the secrets replaced; `name` is the key that the value stands under."""
-    if isinstance(value, Mapping):
-        # What a person hands to workers may be anything.
-        return {key: LEFT_OUT if name == "env" else without_secrets(item, str(key)) for key, item in value.items()}
-    if value is None or isinstance(value, bool | float):
-        return value
-    if is_secret(name):
-        return LEFT_OUT
-    if isinstance(value, list | tuple):
-        return [without_secrets(item, name) for item in value]
-    if name == "notify":  # an address has its secret somewhere in the path; only the scheme is harmless
-        return f"{urlsplit(str(value)).scheme}://{LEFT_OUT}"
-    return value if isinstance(value, int) else _CREDENTIALS.sub(f"://{LEFT_OUT}@", str(value))
 
 
 class Sensors(Observer):

@@ -226,7 +226,7 @@ def render(workdir: Path, now_s: float) -> str:
     told = (tag("li", tag("small", human_moment(at_s)), f" {words}") for at_s, words in sorted(story.lines))
     body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *told)]
     paths = [layout.workdir, *(layout.output(name).manifest for name in status.outputs), layout.events]
-    paths += [path for newest in invocations[-1:] for path in (newest.log, newest.config)]
+    paths += [newest.log for newest in invocations[-1:]]
     body += [tag("h2", "Files"), *(tag("p", path) for path in paths if path.exists())]
     body.append(tag("footer", f"Written {human_moment(now_s)} by chunkvisor {__version__}; times are of its machine."))
     page = string.Template((pkgutil.get_data(__package__, "report.html") or b"").decode())

@@ -150,8 +150,6 @@ class InvocationFiles:
     folder: Path
 
     log = FileIn("output.log")
-    config = FileIn("config.yaml")
-    """With every default and override, without secrets."""
     environment = FileIn("environment.json")
     sensors = FileIn("sensors.jsonl")
     notices = FileIn("notices.jsonl")
