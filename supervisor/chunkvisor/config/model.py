@@ -204,8 +204,8 @@ class RecoveryConfig(Section):
     wait_timeout: values.Seconds = 600.0
     """Seconds to wait for a busy GPU, a neighbour's memory, a full disk or the hub."""
     grace: values.Seconds = 25.0
-    """Seconds from SIGTERM to the end of the run: the chunks under way are finished by then, or saved as they are. Keep
-    it shorter than the time after which whatever sent the SIGTERM kills the run."""
+    """Seconds from SIGTERM to the end of the run: what the chunks under way have encoded is saved by then. Keep it
+    shorter than the time after which whatever sent the SIGTERM kills the run."""
     on_bad_row: OnBadRow = OnBadRow.QUARANTINE
     """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
     max_bad_rows: values.NotNegative = 100
