@@ -72,8 +72,7 @@ _MEANINGS = {
     "update": "Take other texts than those that the workdir has vectors of: only texts that are new are encoded.",
     "stop_after": 'Seconds, or a time such as "3h", within which the call ends. If work is left then, it raises '
     "ChunkvisorError with code 75; the same call continues.",
-    "progress": "True = a progress bar; False = none; None = one in a terminal or a notebook, unless on_event is "
-    "given.",
+    "progress": "Show how far it is; None = only in a terminal or a notebook, unless on_event is given.",
     "on_event": "A function that gets the name and the details (a dict) of each event; docs/reference/events.md lists "
     "them. What it raises ends the run. chunkvisor.show.lines.Console() prints what the command prints.",
 }
