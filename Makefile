@@ -17,7 +17,7 @@ SOAK_S ?= 600
 # The long files first: with one of them at the end, a single core would work on it while the others wait. Four at once
 # also on two cores, since half of the time a test waits for processes of its own.
 MAKE_TEST := tests/simulator tests/process tests/unit
-RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py devices.py warm.py kept_batches.py grace.py)
+RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py gpus.py warm.py kept_batches.py grace.py)
 
 # A run is made of many short processes; without its cache, Python compiles us anew in each of them.
 export PYTHONDONTWRITEBYTECODE :=

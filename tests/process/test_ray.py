@@ -19,9 +19,10 @@ TEXTS = [f"text {number}" for number in range(60)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """A head that does no work, and a node with one processor; two of them for the soak."""
-    with local_cluster(3 if SOAK_SEED else 2, head_cores=0) as made:
+    soaks = SOAK_SEED or "soak" in request.config.option.markexpr
+    with local_cluster(3 if soaks else 2, head_cores=0) as made:
         yield made
 
 

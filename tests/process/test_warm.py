@@ -239,6 +239,7 @@ def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None
     assert starts(workplace) == [(0, 1, "warm")]
 
 
+@local_engine_only
 def test_auto_loads_no_template_for_a_few_chunks(workplace: Workplace) -> None:
     """What is started at once anyway would not wait for a template."""
     prepare(workplace, PLAIN[:4], start="auto", **{"workers.standby": 1})

@@ -102,7 +102,6 @@ class Agent:
         self._running: dict[int, _Running] = {}
         self._stations: list[Station] = []
         self._engine: LocalEngine | None = None
-        self._expecting = False
         self._state: NodeState | None = None
         # Ray has its processes killed first if memory runs out (oom_score_adj 1000); here, a worker is to be.
         with contextlib.suppress(OSError):
@@ -150,9 +149,6 @@ class Agent:
         try:
             if told.launch is not None:
                 self._launch(engine, told.worker, told.launch, files)
-            elif told.expect:
-                self._expecting = True
-                engine.expect(*told.expect)
             elif told.gate is not None and running is not None:
                 running.worker.go(told.gate)
             elif told.leave and running is not None:
@@ -224,17 +220,17 @@ class Agent:
         if self._engine is None:
             return
         try:
+            self._engine.expect(1)
             self._engine.attend()
         except Halt as halt:  # no warm start, and the config wants no other
             self._report(aside=self._aside(halt))
         for number, each in list(self._running.items()):
             self._attend(number, each)
-        if self._expecting:  # before, whether a template is of use is not known yet
-            room = self._engine.has_room(self._stations[0], [each.worker for each in self._running.values()])
-            state = NodeState(room, self._engine.loading, self._engine.warm)
-            if state != self._state:
-                self._state = state
-                self._report(state=state)
+        room = self._engine.has_room(self._stations[0], [each.worker for each in self._running.values()])
+        state = NodeState(room, self._engine.loading, self._engine.warm)
+        if state != self._state:
+            self._state = state
+            self._report(state=state)
 
     def _attend(self, number: int, each: _Running) -> None:
         called, now_s, returncode = each.worker.has_called(), time.monotonic(), each.worker.poll()

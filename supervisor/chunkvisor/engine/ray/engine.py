@@ -175,7 +175,6 @@ class RayEngine:
         )
         self._stations: Stations | None = None
         self._pending: Callable[[], int] = int  # none before `open`
-        self._places = 0
         self._link: _Link | None = None
         self._next_bridge_s = 0.0
         self._without_s: float | None = None  # since when there is no device to work on
@@ -185,9 +184,9 @@ class RayEngine:
         self._nodes: dict[str, _Node] = {}
         self._numbers = itertools.count()
 
-    def open(self, stations: Stations, pending: Callable[[], int], places: int) -> None:
+    def open(self, stations: Stations, pending: Callable[[], int], _places: int) -> None:
         """See Engine."""
-        self._stations, self._pending, self._places = stations, pending, places
+        self._stations, self._pending = stations, pending
         self.attend()
 
     def attend(self) -> None:
@@ -256,7 +255,6 @@ class RayEngine:
             number, up = report.node, report.up
             self._nodes[number] = _Node(up.devices)
             stations.add(up.devices, Site(number, up.name, up.threads, up.model_path))
-            self._send(NodeOrder(number, expect=(self._pending(), len(stations.alive) * self._places)))
         elif report.gone is not None:
             stations.lose(report.node, report.gone)
             self._forget(report.node)

@@ -51,7 +51,6 @@ class NodeOrder:
     gate: Limits | None = None  # open the worker's gate
     leave: bool = False  # have the worker end after the batch under way
     signal: int | None = None  # send it to the worker and to all that it has started
-    expect: tuple[int, ...] = ()  # how much work there is for a template: (pending, at_once), see LocalEngine.expect
 
 
 @dataclass(frozen=True, slots=True)
