@@ -181,13 +181,13 @@ def test_a_broken_node_is_left_out(place: Workplace, cluster: LocalCluster, monk
 
     ended = place.run()
 
-    (aside,) = of(place, "node_set_aside")
-    cluster.kill(aside["node"])
+    (dropped,) = of(place, "device_dropped")
+    cluster.kill(dropped["device"])
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(texts).tobytes()
     assert not of(place, "chunk_split", "quarantined", "chunk_set_aside")
     assert len(of(place, "attempt_failed")) >= 3
-    assert aside["node"] in ended.stderr
+    assert dropped["device"] in ended.stderr
 
 
 SMI = """#!/bin/sh
