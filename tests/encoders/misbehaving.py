@@ -44,11 +44,6 @@ class Panic(BaseException):
     pass
 
 
-class Unspeakable(Exception):
-    def __str__(self):
-        raise RuntimeError("no words")
-
-
 def torch_error(name, base=RuntimeError, module="torch", **attributes):
     return type(name, (base,), {"__module__": module, **attributes})
 
@@ -165,10 +160,6 @@ def child_then_die(call):
     os._exit(1)
 
 
-def child_of_its_own_session(call):
-    start_child(start_new_session=True)
-
-
 def half_a_file(call):
     (ATTEMPT / "embeddings.npy").write_bytes(b"\x93NUMPY\x01\x00half")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -208,10 +199,6 @@ def huge(path):
     path.write_bytes(b'{"phase": "forward", "chain": ["' + b"x" * (100 << 20))
 
 
-def deep(path):
-    path.write_bytes(b'{"chain": ' + b"[" * 1_000_000)
-
-
 def beat_garbage(call):
     garbage(ATTEMPT / "beat.json")
 
@@ -237,10 +224,6 @@ def close_streams(call):
     for fd in (1, 2):
         with contextlib.suppress(OSError):
             os.close(fd)
-
-
-def go_elsewhere(call):
-    os.chdir("/")
 
 
 def drop_the_mask(call):
@@ -274,13 +257,9 @@ MISBEHAVIOURS = {
     "memory_limit": memory_limit,
     "keyboard_interrupt": raising(KeyboardInterrupt),
     "system_exit_0": raising(lambda: SystemExit(0)),
-    "system_exit_3": raising(lambda: SystemExit(3)),
     "base_exception": raising(lambda: Panic("called unwrap() on a None value")),
     "import_error": raising(lambda: ModuleNotFoundError("No module named 'flash_attn'")),
-    "recursion": recursion,
-    "unspeakable": raising(Unspeakable),
     "surrogate_message": raising(lambda: RuntimeError("half an emoji \ud83d and a NUL \0")),
-    "endless_message": raising(lambda: RuntimeError("x" * (32 << 20))),
     # the GPU's faults, as torch words them
     "cuda_oom": full_above(lambda: OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
     "cuda_oom_old_name": full_above(lambda: OldOutOfMemoryError("CUDA out of memory.")),
@@ -291,13 +270,11 @@ MISBEHAVIOURS = {
     "exit_20_above": full_above(lambda: os._exit(20)),
     "cuda_710": cuda_error(710, "device-side assert triggered"),
     "cuda_700": cuda_error(700, "an illegal memory access was encountered"),
-    "cuda_719": cuda_error(719, "unspecified launch failure"),
     "cuda_214": cuda_error(214, "uncorrectable ECC error encountered"),
     "no_gpu": raising(lambda: RuntimeError("No CUDA GPUs are available")),
     # the world
     "hub_429": raising(lambda: _with_status(HubError("429 Too Many Requests"), 429)),
     "disk_full": raising(lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
-    "disk_failing": raising(lambda: OSError(errno.EIO, os.strerror(errno.EIO))),
     "no_file_may_grow": no_file_may_grow,
     "no_file_may_open": no_file_may_open,
     # death
@@ -305,17 +282,10 @@ MISBEHAVIOURS = {
     "abort": lambda call: os.abort(),
     "sigkill": killing(signal.SIGKILL),
     "sigterm": killing(signal.SIGTERM),
-    "sighup": killing(signal.SIGHUP),
     "sigbus": killing(signal.SIGBUS),
-    "sigill": killing(signal.SIGILL),
-    "sigusr1": killing(signal.SIGUSR1),
     "exit_0": exiting(0),
     "exit_1": exiting(1),
-    "exit_2": exiting(2),
     "exit_20": exiting(20),
-    "exit_25": exiting(25),
-    "exit_27": exiting(27),
-    "exit_44": exiting(44),
     # standstill
     "sleep": sleep,
     "deaf_sleep": deaf_sleep,
@@ -324,10 +294,8 @@ MISBEHAVIOURS = {
     # relatives
     "child_then_die": child_then_die,
     "child_and_finish": lambda call: start_child(),
-    "child_of_its_own_session": child_of_its_own_session,
     "leave_a_thread": leave_a_thread,
     # a good result, then trouble
-    "exit_1_after": at_exit(lambda leave: leave(1)),
     "exit_20_after": at_exit(lambda leave: leave(20)),
     "segfault_after": at_exit(lambda leave: ctypes.string_at(0)),
     "sigkill_after": at_exit(lambda leave: killing(signal.SIGKILL)(None)),
@@ -337,7 +305,6 @@ MISBEHAVIOURS = {
     "row_extra": returning(lambda vectors: np.vstack([vectors, vectors[:1]])),
     "float64": returning(lambda vectors: vectors.astype(np.float64)),
     "int8": returning(lambda vectors: vectors.astype(np.int8)),
-    "one_dimension": returning(lambda vectors: vectors[:, 0]),
     "list": returning(lambda vectors: vectors.tolist()),
     "nothing": returning(lambda vectors: 0),
     "nan": with_element(np.nan),
@@ -348,25 +315,18 @@ MISBEHAVIOURS = {
     # lies and damage on the wire
     "half_a_file": half_a_file,
     "lie_digest": lie(digest="0" * 64),
-    "lie_chunk": lie(chunk=7),
     "lie_fingerprint": lie(fingerprint="another"),
     "lie_dimension": lie(facts={"dimension": 9, "dtype": "", "max_length": None, "versions": {}}),
-    "lie_type": lie(digest=7),
     "fault_garbage": leaving("fault.json", garbage),
     "fault_huge": leaving("fault.json", huge),
-    "fault_deep": leaving("fault.json", deep),
-    "fault_is_a_folder": leaving("fault.json", Path.mkdir),
     "fault_is_a_pipe": leaving("fault.json", os.mkfifo),
     "result_is_a_folder": leaving("result.json", Path.mkdir),
-    "result_is_a_pipe": leaving("result.json", os.mkfifo),
     "log_is_gone": leaving("worker.log", Path.unlink),
     "beat_garbage": beat_garbage,
     "beat_is_a_folder": beat_is_a_folder,
     # bad manners
-    "endless_log": endless_log,
     "endless_log_then_die": endless_log_then_die,
     "close_streams": close_streams,
-    "go_elsewhere": go_elsewhere,
     "drop_the_mask": drop_the_mask,
     "forget_the_texts": forget_the_texts,
     "change_the_texts": change_the_texts,
