@@ -196,6 +196,8 @@ class Fixed:
 class Staged:
     """What the source was found to hold."""
 
+    asked: dict[str, Any]
+    """All that the request depends on which it answers."""
     rows: int
     distinct: int
     """Distinct texts."""
@@ -204,15 +206,6 @@ class Staged:
     files: tuple[str, ...]
     carried: str | None = None
     """Digest of the rows table, if columns are carried along or rows are left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedRecord:
-    """The staged source, and the request that it answers."""
-
-    asked: dict[str, Any]
-    """All that it depends on."""
-    staged: Staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +228,9 @@ def read_fixed(layout: OutputLayout) -> Fixed | None:
     return read_record(Fixed, layout.identity)
 
 
-def read_staged(layout: OutputLayout) -> StagedRecord | None:
+def read_staged(layout: OutputLayout) -> Staged | None:
     """Return the record, or None if there is none. Raises DamagedError, OSError."""
-    return read_record(StagedRecord, layout.staged)
+    return read_record(Staged, layout.staged)
 
 
 def read_facts(layout: OutputLayout) -> Facts | None:

@@ -504,4 +504,4 @@ def ledger_of(layout: OutputLayout) -> Ledger | None:
     fixed, record = read_fixed(layout), read_staged(layout)
     if fixed is None or record is None:
         return None
-    return Ledger(layout, *work_with(read_reuse(layout), fixed, record.staged))
+    return Ledger(layout, *work_with(read_reuse(layout), fixed, record))

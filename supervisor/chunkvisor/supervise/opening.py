@@ -49,7 +49,6 @@ from chunkvisor.store.identity import (
     Fixed,
     Identity,
     Staged,
-    StagedRecord,
     arithmetic_variables,
     differences,
     identity_of,
@@ -77,7 +76,7 @@ class Prepared:
 
     layout: OutputLayout
     fixed: Fixed  # of the next generation, if there is to be one
-    record: StagedRecord
+    record: Staged
     manifest: dict[str, Any] | None = None  # of a complete one, of which there is nothing to do
     # The next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another.
     moves_on: bool = False
@@ -115,7 +114,7 @@ class Opening:
                     if os.path.lexists(place):
                         raise not_ours(place, "choose another workdir or another name for the output")
         self._all = [self._prepare(layout) for layout in layouts]
-        refuse_unequal(config.combine, {each.name: each.record.staged.rows for each in self._all})
+        refuse_unequal(config.combine, {each.name: each.record.rows for each in self._all})
         if self._request.from_scratch and not config.model.is_plugin and self._source.local is None:
             pin_source(self._run.layout.model, config.model, self._source)
         outputs = list[OutputRun]()
@@ -150,7 +149,7 @@ class Opening:
                 was = before.identity
                 self._refuse_changed(layout, before, self._identity(name, was.source_digest, was.rows))
             fresh, record = self._stage(layout, request)
-        now = self._identity(name, record.staged.digest, record.staged.rows)
+        now = self._identity(name, record.digest, record.rows)
         if before is not None and not anew:
             self._refuse_changed(layout, before, now, fresh)
         if anew or before is None or before.identity.fingerprint != now.fingerprint:
@@ -165,7 +164,7 @@ class Opening:
             fresh.rename(layout.table)
             write_record(layout.staged, record)
         made = Prepared(layout, before, record)
-        form = asked_form(self._config.outputs[name], record.staged.carried)
+        form = asked_form(self._config.outputs[name], record.carried)
         made.manifest = keep_finished(layout, now.fingerprint, form, self._run.emit, self._means.on_wait)
         if made.manifest is None and was_done:
             return self._prepare(layout)  # `clean` may have removed the texts, which are needed again
@@ -188,20 +187,20 @@ class Opening:
             )
         return fixed
 
-    def _staged(self, layout: OutputLayout, request: IngestRequest) -> StagedRecord | None:
+    def _staged(self, layout: OutputLayout, request: IngestRequest) -> Staged | None:
         """Read what an earlier run has staged, if it is still the same, and what is needed of it is there."""
         record, output = staged_before(request, layout), self._config.outputs[layout.name]
-        if record is None or lacks_rows_table(layout, asked_form(output, record.staged.carried)):
+        if record is None or lacks_rows_table(layout, asked_form(output, record.carried)):
             return None
         if layout.done.exists() and not layout.again.exists():
             return record
         with suppress(DamagedError):
-            if StagedTable.open(layout.table).digest == record.staged.digest:
+            if StagedTable.open(layout.table).digest == record.digest:
                 return record
         self._note(f"{layout.name}: the staged texts are damaged; reading the source again")
         return None
 
-    def _stage(self, layout: OutputLayout, request: IngestRequest) -> tuple[Path, StagedRecord]:
+    def _stage(self, layout: OutputLayout, request: IngestRequest) -> tuple[Path, Staged]:
         """Read the source; returns the folder of the table, next to the one that is there, and its record."""
         name, fresh, means = layout.name, layout.fresh_table, self._means
         means.load_ahead(self._source)
@@ -215,7 +214,7 @@ class Opening:
             empty = f"{counted(table.empty, 'row')} of empty text, with one vector for all"
             self._note(f"{name}: {empty}; `where` leaves them out")
         files = tuple(file.place for file in table.files)
-        return fresh, StagedRecord(asked, Staged(table.rows, table.distinct, table.digest, files, table.carried))
+        return fresh, Staged(asked, table.rows, table.distinct, table.digest, files, table.carried)
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         """Compute the identity that the config asks for, of a source of so many rows."""
@@ -349,7 +348,7 @@ class Opening:
     # --- ready to run
 
     def _open(self, each: Prepared) -> OutputRun:
-        layout, name, fixed, staged = each.layout, each.name, each.fixed, each.record.staged
+        layout, name, fixed, staged = each.layout, each.name, each.fixed, each.record
         config, source, device_kind = self._config, self._source, self._means.devices[0].kind
         clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
         table = StagedTable.open(layout.table)
@@ -422,7 +421,7 @@ def _asked(request: IngestRequest) -> dict[str, Any]:
     return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
 
 
-def staged_before(request: IngestRequest, layout: OutputLayout) -> StagedRecord | None:
+def staged_before(request: IngestRequest, layout: OutputLayout) -> Staged | None:
     """Read what an earlier run staged of the same request and untouched files. Raises Halt if a file is gone."""
     record = None
     with suppress(DamagedError):
