@@ -314,24 +314,6 @@ def test_batches_halve_until_they_fit(workplace: Workplace) -> None:
 
 
 SLOW_CASES = (
-    # The other chunk is done in the pause before the second try, which runs within the test do not have.
-    Case(
-        "setup-that-worked-before",
-        {"out/1": "runtime_error@load"},
-        78,
-        # Once before the other chunk has shown that the setup works, twice after it.
-        {"committed": 2, "setup": 3},
-        ("halted at out chunk 1: setup", "before the first batch"),
-        changes={"recovery__wait_timeout": 0.01},
-    ),
-    Case(
-        "no-memory-at-load-lowers-no-limit",
-        {"out/1": "memory_error@load"},
-        69,
-        {"committed": 2, "host_oom": 3},
-        ("halted at out chunk 1: host_oom", "before the first batch"),
-        changes={"recovery__wait_timeout": 0.01},
-    ),
     *(
         Case(name, {"out/1": f"{name}@{moment}"}, 0, {"committed": 3, "hung": 1}, (words,), (0, 1, 2), changes, 1)
         for name, moment, words, changes in [

@@ -31,24 +31,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "every device gets a worker before any gets a second",
-        {"standby": 1, "chunks": 5},
-        """
-        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
-        join 1                 | start 3 on 1: 16..24, start 4 on 1: 24..32
-        """,
-    ),
-    (
-        "a run that is drained lets those at work finish",
-        {"standby": 1},
-        """
-        join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
-        ready 1, drain         | go 1: 32, end 2
-        stopped 2              |
-        ok 1                   | keep 1
-        """,
-    ),
-    (
         "grace: who computes leaves after its batch, who writes is let write, who waits is ended",
         {"per_device": 2, "standby": 1},
         """
@@ -92,16 +74,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "NaN rows: the others are kept, and each is tried alone",
-        {"chunks": 1, "size": 6},
-        """
-        join 0                 | start 1 on 0: 0..6
-        ready 1, nan 1 2,4     | go 1: 32, keep 1, start 2 on 0: 2..3 canary 0
-        ready 2, nan 2 0       | go 2: 32, quarantine 2, start 3 on 0: 4..5 canary 0
-        ready 3, nan 3 0       | go 3: 32, quarantine 4, join 0
-        """,
-    ),
-    (
         "out of memory: half the batch for all from now on, at once",
         {"chunks": 2},
         """
@@ -119,17 +91,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         join 0                        | start 1 on 0: 0..8, start 2 on 0: 8..16
         ready 1, ready 2, oom 1 32x10 | go 1: 32, learn a 16, look 0, start 3 on 0: 0..8
         looked 0 good                 | go 2: 16
-        """,
-    ),
-    (
-        "lessons are of a kind of device",
-        {"chunks": 4},
-        """
-        join 0 kind a                   | start 1 on 0: 0..8
-        join 1 kind b                   | start 2 on 1: 8..16
-        ready 1, ready 2, oom 1 32x10   | go 1: 32, go 2: 32, learn a 16, start 3 on 0: 16..24
-        ok 2                            | keep 2, start 4 on 1: 0..8
-        ready 4, ready 3, looked 0 good | go 4: 32, look 0, go 3: 16
         """,
     ),
     (
@@ -160,20 +121,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         join 1                 | start 2 on 1: 8..16
         ready 1, lost-gpu 1    | go 1: 32, drop 0 69
         ready 2, ok 2          | go 2: 32, keep 2, start 3 on 1: 0..8
-        """,
-    ),
-    (
-        "somebody holds the GPU: wait, longer each time, and then halt",
-        {"chunks": 1, "wait_timeout": 3},
-        """
-        join 0                         | start 1 on 0: 0..8
-        ready 1, busy 1                | go 1: 32, wait for 0
-        wait 1                         | start 2 on 0: 0..8
-        ready 2, looked 0 good, busy 2 | look 0, go 2: 32, wait for 0
-        wait 1.1                       | start 3 on 0: 0..8
-        ready 3, looked 0 good, busy 3 | look 0, go 3: 32, wait for 0
-        wait 1.2                       | start 4 on 0: 0..8
-        ready 4, looked 0 good, busy 4 | look 0, go 4: 32, halt 75
         """,
     ),
     (
@@ -277,24 +224,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 1, input 1 2x10  | go 1: 32, start 2 on 0: 0..1
         ready 2, input 2 1x10  | go 2: 32, quarantine 0, start 3 on 0: 1..2
         ready 3, input 3 1x10  | go 3: 32, halt 78 bad rows
-        """,
-    ),
-    (
-        "on_bad_row: fail ends the run at the first",
-        {"chunks": 1, "size": 1, "fail": True},
-        """
-        join 0                 | start 1 on 0: 0..1
-        ready 1, input 1 1x10  | go 1: 32, halt 78 bad rows
-        """,
-    ),
-    (
-        "all texts of an output are bad: 78",
-        {"chunks": 1, "size": 2},
-        """
-        join 0                 | start 1 on 0: 0..2
-        ready 1, input 1 2x10  | go 1: 32, start 2 on 0: 0..1
-        ready 2, input 2 1x10  | go 2: 32, quarantine 0, start 3 on 0: 1..2
-        ready 3, input 3 1x10  | go 3: 32, quarantine 1, halt 78
         """,
     ),
     (
@@ -417,16 +346,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         host full              |
         join 0 look none       | start 1 on 0: 0..8, set aside 0
         host free              | start 2 on 0: 8..16
-        """,
-    ),
-    (
-        "host memory: one prepared worker less from now on",
-        {"standby": 1, "chunks": 4, "attempts": 5},
-        """
-        host full              |
-        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
-        host free              | start 3 on 0: 16..24
-        wait 1                 |
         """,
     ),
     (
@@ -591,16 +510,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """,
     ),
     (
-        "E5: nobody can be asked, and batches as large have fitted: wait, and learn nothing",
-        {"chunks": 1},
-        """
-        join 0 look none            | start 1 on 0: 0..8
-        ready 1, oom 1 4x10+4 blind | go 1: 32, wait for 0
-        wait 1                      | start 2 on 0: 0..8
-        ready 2                     | go 2: 32
-        """,
-    ),
-    (
         "E5: the neighbour stays: after wait_timeout batches get smaller, and the next is not waited for again",
         {"chunks": 1, "wait_timeout": 1},
         """
@@ -609,17 +518,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         wait 1                   | start 2 on 0: 0..8
         ready 2, oom 2 8x10 came | go 2: 32, learn a 4, start 3 on 0: 0..8
         ready 3, oom 3 4x10 came | go 3: 4, learn a 2, start 4 on 0: 0..8
-        """,
-    ),
-    (
-        "a shorter pause does not end a longer one",
-        {"chunks": 4, "per_device": 2},
-        """
-        join 0 look none       | start 1 on 0: 0..8, start 2 on 0: 8..16
-        ready 1, busy 1        | go 1: 32, wait for 0
-        crashed 2 import       |
-        wait 0.6               |
-        wait 0.4               | start 3 on 0: 0..8, start 4 on 0: 8..16
         """,
     ),
     (
@@ -635,19 +533,6 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ready 5, ok 5          | go 5: 32, keep 5, start 6 on 0: 1..2 canary 0
         ready 6, hung 6 1x10   | go 6: 32, start 7 on 0: 1..2 canary 0
         ready 7, hung 7 1x10   | go 7: 32, quarantine 1, join 0
-        """,
-    ),
-    (
-        "three short texts hang as well, and none was ever encoded: the run ends",
-        {"chunks": 2, "size": 5},
-        """
-        join 0 look none            | start 1 on 0: 0..5
-        ready 1, hung 1 5x10        | go 1: 32, start 2 on 0: 5..10 own first
-        ready 2, hung 2 1x10 canary | go 2: 32
-        wait 1                      | start 3 on 0: 0..5 own 2
-        ready 3, hung 3 1x10 canary | go 3: 32, start 4 on 0: 5..10 own 3
-        wait 2                      |
-        ready 4, hung 4 1x10 canary | go 4: 32, halt 69
         """,
     ),
     (
