@@ -39,14 +39,6 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
 
-# What nvidia-smi calls it -> (our name, size of its unit).
-_LOAD = {
-    "memory.used": ("memory_used_bytes", 1 << 20),
-    "memory.total": ("memory_total_bytes", 1 << 20),
-    "utilization.gpu": ("utilization", 1),
-    "temperature.gpu": ("temperature_c", 1),
-    "power.draw": ("power_w", 1),
-}
 _Done = TypeVar("_Done")
 
 
@@ -145,27 +137,14 @@ def bytes_of(mebibytes: str) -> int | None:
     return int(mebibytes) << 20 if mebibytes.isdecimal() else None
 
 
-def read_load(uuids: Sequence[str]) -> list[dict[str, Any]]:
-    """Read how busy the devices in `uuids` are (an index may stand for one), by their place there."""
-    answer = query_gpus(f"index,uuid,{','.join(_LOAD)}")
-    return parse_load(answer.text, uuids) if answer.returncode == 0 else []
-
-
-def parse_load(text: str, uuids: Sequence[str]) -> list[dict[str, Any]]:
-    """Parse the answer; what nvidia-smi does not know is left out."""
-    places = {uuid: number for number, uuid in enumerate(uuids)}
-    readings = []
-    for index, *rest in lines_of(text):
-        device = places.get(rest[0], places.get(index)) if rest else None
-        if device is None or len(rest) != len(_LOAD) + 1:
-            continue
-        reading: dict[str, Any] = {"device": device}
-        for (name, unit), value in zip(_LOAD.values(), rest[1:], strict=True):
-            with contextlib.suppress(ValueError):  # [N/A], [Unknown Error]
-                if 0 <= (found := float(value)) < 1e12:
-                    reading[name] = found if unit == 1 else int(found * unit)
-        readings.append(reading)
-    return sorted(readings, key=lambda each: int(each["device"]))
+def memory_used(text: str, uuids: Sequence[str]) -> dict[str, int]:
+    """Parse `index,uuid,memory.used`: bytes by the device's place in `uuids`, in which an index may stand."""
+    places, found = {uuid: number for number, uuid in enumerate(uuids)}, dict[str, int]()
+    for index, uuid, used in (values for values in lines_of(text) if len(values) == 3):
+        device, used_bytes = places.get(uuid, places.get(index)), bytes_of(used)
+        if device is not None and used_bytes is not None:
+            found[f"GPU {device}"] = used_bytes
+    return found
 
 
 def in_background(work: Callable[..., _Done], *arguments: Any) -> "Future[_Done]":

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 import psutil
 
 from chunkvisor.config.model import Config
-from chunkvisor.devices.gpu import in_background, read_load
+from chunkvisor.devices.gpu import in_background, memory_used, query_gpus
 from chunkvisor.errors import Halt
 from chunkvisor.show.lines import Console, Observer
 from chunkvisor.show.outside import Metrics, Notices
@@ -82,7 +82,7 @@ class _Log(Console):
 
 
 class Sensors(Observer):
-    """Writes `sensors.jsonl`: every few seconds the load of the GPUs and the memory of the workers."""
+    """Writes `sensors.jsonl`: every few seconds how much memory of the GPUs and of the host is in use."""
 
     def __init__(self, files: InvocationFiles) -> None:
         self._path = files.sensors
@@ -102,8 +102,8 @@ class Sensors(Observer):
         for pid in pids:
             with contextlib.suppress(psutil.Error):
                 held_bytes += psutil.Process(pid).memory_info().rss
-        gpus = read_load(uuids) if any(uuids) else []
-        line = {"t": round(time.time(), 3), "gpus": gpus, "workers_bytes": held_bytes}
+        gpus = memory_used(query_gpus("index,uuid,memory.used").text, uuids) if any(uuids) else {}
+        line = {"t": round(time.time(), 3), "held_bytes": {**gpus, "workers": held_bytes}}
         with contextlib.suppress(OSError), open(self._path, "a") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 

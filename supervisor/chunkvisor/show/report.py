@@ -172,8 +172,8 @@ def _sensed(files: InvocationFiles) -> Iterator[tuple[float, dict[str, float]]]:
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                 found = json.loads(line)
-                held = {f"GPU {gpu['device']}": float(gpu["memory_used_bytes"]) for gpu in found["gpus"]}
-                yield float(found["t"]), held or {"workers": float(found["workers_bytes"])}
+                held = {str(name): float(size) for name, size in found["held_bytes"].items()}
+                yield float(found["t"]), {name: size for name, size in held.items() if name != "workers"} or held
 
 
 def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
