@@ -70,16 +70,20 @@ def stage(request: IngestRequest, folder: Path) -> None:
             left = None if request.max_rows is None else request.max_rows - read
             if left == 0:
                 break
-            first, number = spool.rows, -1
-            with _at_hand(source, scratch) as local:
-                for number, text in enumerate(_texts(database, local, request, left)):
-                    if text is not None:
-                        spool.add(text)
-                        if request.where is not None:
-                            places.write(array("q", [number]).tobytes())
+            first, number, local = spool.rows, -1, source
+            if source.is_elsewhere:
+                local = replace(source, path=scratch / f"fetched{''.join(source.path.suffixes[-2:])}")
+                fetch(source.place, local.path)
+            for number, text in enumerate(_texts(database, local, request, left)):
+                if text is not None:
+                    spool.add(text)
+                    if request.where is not None:
+                        places.write(array("q", [number]).tobytes())
+            if source.is_elsewhere:
+                local.path.unlink()
             read += number + 1
             files.append(TableSource(source.place, first, spool.rows - first))
-    if database is not None and spool.rows:
+    if database is not None and spool.rows and (request.where is not None or request.columns):
         database.write_rows(paths.rows)
     if request.where is None:
         paths.places.unlink()
@@ -94,18 +98,6 @@ def stage(request: IngestRequest, folder: Path) -> None:
             os.fsync(file.fileno())
     record = TableRecord(spool.rows, distinct, spool.empty, state, request.skip_blank, tuple(files))
     seal_table(folder, record)
-
-
-@contextlib.contextmanager
-def _at_hand(file: SourceFile, scratch: Path) -> Iterator[SourceFile]:
-    """Give the file where it can be read; one that is fetched goes away afterwards."""
-    if not file.is_elsewhere:
-        yield file
-        return
-    local = scratch / f"fetched{''.join(file.path.suffixes[-2:])}"
-    fetch(file.place, local)
-    yield replace(file, path=local)
-    local.unlink()
 
 
 def _texts(
@@ -218,9 +210,9 @@ class SqlReader:
                     yield line, (text or "") if kept else None
                     expected += 1
             assert expected == rows, f"{file.path}: {expected} texts of {rows} rows"
-            wanted = "".join(f", {_quoted(name)}" for name in request.columns)
-            select = f"SELECT CAST(__row + {self._rows_before} AS BIGINT) AS source_row{wanted} FROM {relation}"  # noqa: S608 - quoted
             if request.where is not None or request.columns:
+                wanted = "".join(f", {_quoted(name)}" for name in request.columns)
+                select = f"SELECT CAST(__row + {self._rows_before} AS BIGINT) AS source_row{wanted} FROM {relation}"  # noqa: S608 - quoted
                 self._all(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
                 self._all(f"INSERT INTO scratch.rows {select} WHERE ((\n{request.where or 'true'}\n)::BOOLEAN)")
             self._rows_before += rows
@@ -235,8 +227,6 @@ class SqlReader:
 
     def write_rows(self, path: Path) -> None:
         """Write what is known of each row: row, source_row if `where` leaves rows out, and the carried columns."""
-        if self._request.where is None and not self._request.columns:
-            return
         names = ["source_row"] * (self._request.where is not None) + [_quoted(name) for name in self._request.columns]
         columns = ", ".join(["CAST(rowid AS BIGINT) AS row", *names])
         self._all(

@@ -121,9 +121,12 @@ class Spool:
         found["hash"] = np.frombuffer(digests, dtype="S16")
         found["row"] = np.arange(self.rows - rows, self.rows)
         first_bytes = np.frombuffer(digests, dtype=np.uint8)[::16]
-        for number in np.unique(first_bytes).tolist():
+        order = np.argsort(first_bytes, kind="stable")
+        numbers, begins = np.unique(first_bytes[order], return_index=True)
+        # Of no rows there are no numbers, and one empty part.
+        for number, part in zip(numbers.tolist(), np.split(found[order], begins[1:]), strict=False):
             with open(self._bins[number], "ab") as file:
-                file.write(found[first_bytes == number].tobytes())
+                file.write(part.tobytes())
         self._batches.append((rows, self._pending_bytes))
         self.empty += rows - int(np.count_nonzero(lengths))
         self._pending, self._pending_bytes = [], 0
