@@ -6,30 +6,14 @@ import numpy as np
 import pytest
 
 from harness import Workplace, expected, finish, wait_for
-from soaked import wide
 
 TEXTS = [f"text {number}" for number in range(60)]
 BAD = 27
 
 DEEDS = ("exit 1", "exit 23", "signal 7", "signal 15", "quote GPU has fallen off the bus")
-# Lack of host memory passes more often than not: a text alone is tried for minutes, half a minute apart.
-MORE_DEEDS = (
-    *("exit 0", "exit 5", "exit 20", "exit 25", "exit 31", "exit 120", "exit 126", "exit 127", "exit 255"),
-    *(
-        "signal 1",
-        "signal 2",
-        "signal 4",
-        "raise MemoryError",
-        "raise ENOMEM",
-        "raise allocator",
-        "raise KeyboardInterrupt",
-    ),
-    *("quote No CUDA GPUs are available", "quote No space left on device", "quote trust_remote_code=True"),
-    *("quote CUDA-capable device(s) is/are busy or unavailable", "quote attn_implementation"),
-)
 
 
-@pytest.mark.parametrize("deed", [*DEEDS, *wide(*MORE_DEEDS)])
+@pytest.mark.parametrize("deed", DEEDS)
 def test_a_text_that_ends_its_worker_is_found(workplace: Workplace, deed: str) -> None:
     """However it does so, it alone is quarantined, its neighbors have their vectors, and it costs few attempts."""
     texts = [*TEXTS[:BAD], f"do {deed}", *TEXTS[BAD + 1 :]]

@@ -614,7 +614,7 @@ class _Run:
     def _gone(self, process: Process, judged: Verdict) -> None:
         self._forget(process)
         self.ended[process.number] = process, judged
-        self.watchdog.ends(self, process, judged)
+        self.watchdog.ends(process, judged)
         began_s = None if process.warm else process.started_s
         self._salvage(process, judged)
         company, saved, under_way = self._company(process, judged), process.saved, process.under_way

@@ -29,11 +29,6 @@ class Broken(AssertionError):
         self.life: Any = None
 
 
-_WAITED_FOR = (Outcome.GPU_BUSY, Outcome.HUB, Outcome.DISK_FULL)
-
-MOST_IN_VAIN = 15  # workers that may fail on a device, one after the other, while as many succeed on others
-
-
 class Watchdog:
     """Looks on, and raises Broken."""
 
@@ -43,21 +38,16 @@ class Watchdog:
         self._unlucky: set[tuple[int, int]] = set()
         """Chunks at which something has failed by chance; it does so once, lest chance looks like a bad text."""
         self._early: set[tuple[int, int]] = set()
-        self._working: dict[tuple[int, int], int] = {}
         self._known: list[tuple[str, int, int, int]] = []
         """(kind, step, rows, longest) of the out-of-memory faults that were judged."""
         self._untouched: list[int] = []
-        self._in_vain: dict[int, list[int]] = {}
-        """[workers that failed on the device, workers that succeeded on others meanwhile], since a success on it."""
         self._unforgiving = world.config.recovery.attempts == 1
         """Whether the config wants a text to be lost to the first fault that it could have caused."""
         self._fails = any(gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus)
 
     def begin(self) -> None:
         """A run begins."""
-        self._working.clear()
         self._known.clear()
-        self._in_vain.clear()
         self._untouched = [0] * len(self._disk.outputs)
 
     # --- what the world may do
@@ -121,36 +111,15 @@ class Watchdog:
         if not run.draining or run.over_s == NEVER or not process.gone or process.ending:
             raise Broken("who is asked to leave has its device, in a run that has to end", f"worker {process.number}")
 
-    def ends(self, run: "_Run", process: "Process", judged: Verdict) -> None:
+    def ends(self, process: "Process", judged: Verdict) -> None:
         """A worker has ended; the scheduler has not heard of it yet."""
         rows, tokens = process.batch
-        # With one attempt a chunk is split at its first failure, which charges nobody: left to the policy.
-        if self._fails and process.gone and not self._unforgiving:
-            self._counts(run, process, judged)
         if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
             return
         kind, longest = process.device.gpu.kind, tokens // rows
         for known, step, known_rows, known_longest in self._known:
             if known == kind and process.go_step >= step and rows >= known_rows and longest >= known_longest:
                 raise Broken("no lesson is paid for twice", f"{rows} rows of {longest} tokens did not fit before")
-
-    def _counts(self, run: "_Run", process: "Process", judged: Verdict) -> None:
-        number, gpu = process.device.number, process.device.gpu
-        if judged.outcome is Outcome.COMMITTED:
-            self._in_vain.pop(number, None)
-            for device, counts in self._in_vain.items():
-                counts[1] += device != number
-        # A part of a chunk charges no device: what fails of it may be the text that is looked for; nor does a wait.
-        elif len(process.work.texts) < self._world.chunk_size or judged.outcome in _WAITED_FOR:
-            return
-        # The last device cannot be left out: the run ends by its fruitless attempts.
-        elif all(each.left or each is process.device for each in run.devices.values()):
-            self._in_vain.pop(number, None)
-        elif gpu.fails_from_s != NEVER and not judged.blameless and not process.device.left:
-            counts = self._in_vain.setdefault(number, [0, 0])
-            counts[0] += 1
-            if min(counts) > MOST_IN_VAIN:
-                raise Broken("a device on which all fails is left out", f"device {number}: {counts}")
 
     def answered(self, process: "Process", judged: Verdict, said: list[partial[None]], step: int) -> None:
         """The scheduler has answered to its end."""

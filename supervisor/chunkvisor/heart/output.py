@@ -53,11 +53,6 @@ class OutputRun:
         return self.ledger.left
 
     @property
-    def finished(self) -> bool:
-        """Whether nothing is left to do: the output is joined."""
-        return not self.left and self.ledger.layout.done.exists()
-
-    @property
     def texts(self) -> int:
         """Count the distinct texts."""
         return self.ledger.plan.distinct + self.taken

@@ -103,7 +103,7 @@ def _encode(request: Request, run: Run, means: Means, source: ModelSource, outpu
     lessons = LessonFile(run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
     with closing(means.take_engine(source)) as engine:
         given_up = Loop(outputs, config, lessons, engine, run).run()
-    if run.signals.first is not None or (run.signals.draining and not all(each.finished for each in outputs)):
+    if run.signals.first is not None or (run.signals.draining and not all(each.joined for each in outputs)):
         raise stopped(run.signals)
     if given_up:
         raise gave_up(given_up)
