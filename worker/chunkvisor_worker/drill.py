@@ -38,7 +38,7 @@ def simulated(
 ) -> Exception:
     """An exception whose class has the qualified name `name`, with torch's error code or an HTTP status.
 
-    It is the very class where torch is loaded.
+    It is the very class if torch is loaded.
     """
     module, _, attribute = name.rpartition(".")
     known = sys.modules.get(module) if module in ("builtins", "torch") else None

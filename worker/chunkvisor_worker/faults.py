@@ -33,7 +33,7 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     try:
         stack = "".join(traceback.format_exception(exception))
-    except Exception as error:  # noqa: BLE001 - it formats anybody's objects
+    except Exception as error:  # noqa: BLE001 - it formats objects of any kind
         stack = f"<no traceback: formatting it raised {type(error).__name__}>"
     return Fault(
         phase=phase,
@@ -50,7 +50,7 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *
 def recorded(path: Path, phase: Phase) -> Iterator[None]:
     """A context that nothing raised within it leaves: the process ends, with the record at the path.
 
-    Rust's panics (pyo3's PanicException, of tokenizers or hf_xet) are no Exception, and need their record, too.
+    Rust's panics (pyo3's PanicException, of tokenizers or hf_xet) are not an Exception, and need their record, too.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def exit_code_of(fault: Fault) -> WorkerExit:
 def _cause_of(exception: BaseException) -> Cause:
     try:
         message = str(exception)
-    except Exception as error:  # noqa: BLE001 - __str__ is anybody's code
+    except Exception as error:  # noqa: BLE001 - __str__ is any code
         message = f"<str() of the exception raised {type(error).__name__}>"
     name, *bases = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(exception).__mro__[:-1])
     return Cause(

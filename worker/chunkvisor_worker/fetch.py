@@ -20,7 +20,7 @@ _OLD_WEIGHTS = ["pytorch_model*.bin", "*.pt", "*.pth"]
 def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
     """(local folder, commit hash) of the model; whatever huggingface_hub raises goes through.
 
-    Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out where the
+    Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out if the
     repository has safetensors: twice the size for the same numbers. `backend` is sentence-transformers' (torch, onnx,
     openvino): for another than torch all files are taken. With ONLY_ASK nothing is downloaded, and the folder is empty.
     """

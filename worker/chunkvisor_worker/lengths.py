@@ -46,7 +46,7 @@ class Counter:
         settings = read_json(place / "sentence_bert_config.json") or (read_json(others[0]) if others else {})
         self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before
         self.max_length = model.max_length
-        self.tokenizer: Any = None  # none if the model has none of its own
+        self.tokenizer: Any = None  # if the model has none
         if not self.is_transformer:
             return
         from transformers import AutoTokenizer, logging

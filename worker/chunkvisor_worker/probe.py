@@ -22,7 +22,7 @@ _SIZE = 64
 
 
 def probe(out: Path) -> ProbeReport:
-    """Fill the report step by step, saving it before each. Raises OSError where it cannot be saved."""
+    """Fill the report step by step, saving it before each. Raises OSError if it cannot be saved."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         # A half-removed package has a folder of metadata without a version.

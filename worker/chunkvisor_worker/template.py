@@ -48,8 +48,6 @@ from chunkvisor_worker.liveness import (
     set_death_signal,
 )
 
-_HIDDEN_GPU = "no-gpu-visible"
-"""The rule for code that uses a GPU, and is shown none."""
 _GRACE_S = 5.0
 """How long workers may outlive their parent before they are killed."""
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
@@ -260,9 +258,7 @@ def _load(files: AttemptFiles) -> tuple[Encoder | None, str]:
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
         found = diagnose(fault)
-        if (
-            spec.device != "cpu" and found.rule.name == _HIDDEN_GPU
-        ):  # not a fault of the machine: there is no record of it
+        if spec.device != "cpu" and found.rule.name == "no-gpu-visible":  # no fault of the machine: without a record
             return None, f"while it loads, it uses a GPU, and a template shows it none ({found.headline})"
         write_message(files.fault, fault, durable=False)
         return None, f"it cannot be loaded: {found.headline}"

@@ -3,7 +3,7 @@
 from enum import IntEnum, StrEnum
 
 RUN_ID = "CHUNKVISOR_RUN_ID"
-"""Marks every process that a run starts, so that a later run can tell them from anybody else's."""
+"""Marks every process that a run starts, so that a later run can tell them from those of others."""
 
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
 """Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has it not."""
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
     GPU_OOM = "gpu_oom"  # the GPU ran out of memory: a smaller batch can help
     DEVICE_FAULT = "device_fault"  # the CUDA context is broken: only a new process helps
     HARDWARE_FAULT = "hardware_fault"  # the GPU itself is faulty or gone: no process of ours can help
-    GPU_BUSY = "gpu_busy"  # somebody else holds the GPU: wait
+    GPU_BUSY = "gpu_busy"  # another process holds the GPU: wait
     SETUP = "setup"  # driver, packages, model or configuration are wrong: every worker would fail
     HOST_OOM = "host_oom"  # the machine ran out of memory, threads or file descriptors
     CRASHED = "crashed"  # it died, or raised something that chunkvisor does not know
@@ -43,8 +43,8 @@ class Outcome(StrEnum):
     BAD_OUTPUT = "bad_output"  # it claimed success but its vectors are missing, misshapen, not finite or all zero
     DISK_FULL = "disk_full"  # the disk is full or failing
     HUB = "hub"  # the model hub cannot be reached or asks us to wait
-    INTERRUPTED = "interrupted"  # somebody asked it to stop; nobody's fault
-    LOST = "lost"  # its node died; nobody's fault
+    INTERRUPTED = "interrupted"  # it was asked to stop
+    LOST = "lost"  # its node died
 
 
 class WorkerExit(IntEnum):

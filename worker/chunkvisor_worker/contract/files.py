@@ -57,7 +57,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(folder: Path, *, mode: int = 0o777) -> None:
-    """Make a folder and those above it where they are missing, and the names of new ones durable. Raises OSError.
+    """Make a folder and those above it if they are missing, and the names of new ones durable. Raises OSError.
 
     `mode` is that of the folder itself, as `Path.mkdir` has it.
     """

@@ -42,7 +42,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class EncodeSpec:
-    """What shapes the vectors, beside the model."""
+    """What shapes the vectors, next to the model."""
 
     normalize: bool = False
     prompt: str | None = None
@@ -75,7 +75,7 @@ class Spec:
     start: int  # first distinct text of the attempt; `stop` is one past the last
     stop: int
     texts_digest: str
-    device: str  # "cpu" or "cuda"; the supervisor shows the worker one GPU only
+    device: str  # "cpu" or "cuda"; the parent shows the worker one GPU only
     model: ModelSpec
     encode: EncodeSpec
     threads: int = 0  # threads for the CPU's share of the work; 0 = the libraries' own choice
@@ -100,7 +100,7 @@ class GateOrder:
 class Beat:
     """Sign of progress."""
 
-    seq: int  # rises with every beat; the supervisor times its changes by its own clock
+    seq: int  # rises with every beat; the parent times its changes by its own clock
     pid: int
     phase: Phase
     rows_done: int = 0
@@ -148,7 +148,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Success, as the worker claims it; the supervisor verifies before it believes."""
+    """Success, as the worker claims it; the parent verifies before it believes."""
 
     fingerprint: str
     output: str
@@ -204,7 +204,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class ProvokedFault:
-    """A fault that an integration test has asked for (`chunkvisor.testing`), and where it is to strike."""
+    """A fault that an integration test has asked for (`chunkvisor.testing`), and the place where it strikes."""
 
     name: str  # as `chunkvisor_worker.drill` has it
     chunk: int

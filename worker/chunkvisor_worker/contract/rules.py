@@ -356,7 +356,7 @@ _DRIVER = (
 )
 
 _SAID = r"^(?:\S+: )?(?:\[Errno -?\d{1,5}\] )?"
-"""What may stand before such words in a line of a log that is no text: the class of an exception, or a program."""
+"""What may stand before such words in a line of a log that is not a text: the class of an exception, or a program."""
 _NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
 _THREADS = (
     r"can't start new thread|Thread creation failed|ThreadPoolBuildError|global thread pool has not been initialized"
