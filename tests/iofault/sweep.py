@@ -73,6 +73,7 @@ class Sweep:
 
     def _record(self) -> list[Position]:
         """All calls of an undisturbed run; of the hundreds of writes of faulthandler's stacks, a few do for all."""
+        self._restore()  # the lock is another file then: what was forked while the folder was made may hold it
         self._shim.record(self._place)
         code, words = self._run(self._scenario.command)
         self._shim.off()
@@ -83,10 +84,13 @@ class Sweep:
         found = {each for each in self._shim.calls() if not _NOT_OURS.match(each.path)}
         return sorted(each for each in found if not each.path.endswith(".log") or each.time <= 3)
 
-    def play(self, trial: Trial) -> Found:
-        """Run disturbed, and once more undisturbed."""
+    def _restore(self) -> None:
         shutil.rmtree(self._place)
         shutil.copytree(self._template, self._place, symlinks=True)
+
+    def play(self, trial: Trial) -> Found:
+        """Run disturbed, and once more undisturbed."""
+        self._restore()
         self._shim.fail(self._place, trial)
         first = self._run(self._scenario.command)
         failed, digests = self._shim.off(), self._digests()
