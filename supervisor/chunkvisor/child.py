@@ -17,10 +17,8 @@ from chunkvisor.errors import ExitCode, Halt, halt_of
 from chunkvisor_worker.contract.files import read_bounded, write_atomic
 from chunkvisor_worker.contract.wire import Message, from_json, write_message
 
-_PR_SET_PDEATHSIG = 1
-_LOOK_S = 0.02
-_STACK_S = 1.0
-"""For the stack of a child that takes too long."""
+_LOOK_S, _STACK_S = 0.02, 1.0
+"""Between looks; for the stack of a child that takes too long."""
 _PATIENCE_S = 10.0
 """For the end of a killed child; one that sleeps in a driver is left behind."""
 
@@ -37,9 +35,8 @@ def run_child(
 ) -> int:
     """Run the command to its end, in a new session, and return its code; what it prints is appended to `log`.
 
-    Calls `on_wait` again and again; what that raises ends the child and is raised again. Nothing that the
-    child has started outlives it. Raises TimeoutError after `timeout_s`, OSError where it cannot be started. With
-    `stack`, a child that takes too long is first asked where it is, which Python's faulthandler answers in the log.
+    What `on_wait` raises ends the child and is raised again. Nothing that the child has started outlives it. Raises
+    TimeoutError after `timeout_s` (with `stack`, faulthandler has put the child's stack into the log), OSError.
     """
     with open(log, "ab") as stream:
         child = subprocess.Popen(
@@ -94,7 +91,7 @@ def answer_parent(
     os.umask(0o077)
     folder, request = Path(arguments[0]), None
     if len(arguments) > 1:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != int(arguments[1]):  # it has ended before that call
             sys.exit(ExitCode.TERMINATED)
     try:
