@@ -57,17 +57,8 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
             f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
             remedy="choose another workdir, best an empty folder, or a pattern that does not match it",
         )
-    return IngestRequest(
-        sources=output.source,
-        column=output.column,
-        template=output.template,
-        sql=output.sql,
-        skip_blank=output.skip_blank,
-        where=output.where,
-        columns=output.columns,
-        max_rows=max_rows,
-        memory_limit_bytes=int(config.ingest.memory_limit),
-    )
+    texts = (output.source, output.column, output.template, output.sql, output.skip_blank, output.where, output.columns)
+    return IngestRequest(*texts, max_rows, int(config.ingest.memory_limit))
 
 
 def _halt(status: int, log: Path) -> Halt:
