@@ -110,10 +110,20 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         Stop(ExitCode.MACHINE, local=True),
     ),
     "too large alone": (suspect(Outcome.GPU_OOM), History(texts=1, tries=1, too_large=3, **PROVEN), Quarantine()),
-    "three too large, and the shortest": (
+    "not even its shortest has memory": (
         suspect(Outcome.GPU_OOM),
-        History(canary=OWN, good=True, too_large=3),
+        History(canary=OWN, chosen=True, good=True),
+        Retry(0.5, charge=False, note="too large"),
+    ),
+    "three of its shortest": (
+        suspect(Outcome.GPU_OOM),
+        History(canary=OWN - 2, chosen=True, good=True, too_large=2),
         GiveUp(),
+    ),
+    "a shortest that is bad itself": (
+        suspect(Outcome.CRASHED),
+        History(canary=OWN, chosen=True, good=True),
+        Retry(0.5),
     ),
     "host memory, alone": (suspect(Outcome.HOST_OOM), History(texts=1, tries=3, **PROVEN), Retry(32.0)),
     # Memory

@@ -25,8 +25,8 @@ OWN = -1  # in the place of a canary: the shortest of the work's own texts; one 
 
 LIMITS = {"canary": 2, "first": 3, "given up": 3, "fruitless": 20, "lost": 10, "too large": 3}
 """How often in a row: canaries that fail at a place (known good ones; while none is known, the shortest), chunks given
-up, attempts that repeat what failed, machines lost under one work, texts of one chunk that do not fit into the GPU's
-memory even alone: then its shortest has to show that any does. `recovery.attempts` bounds the rest."""
+up, attempts that repeat what failed, machines lost under one work, shortest texts of a chunk that do not fit into the
+GPU's memory, each alone in its batch. `recovery.attempts` bounds the rest."""
 
 # What, before the first batch, is a start that failed: no text can be the cause.
 _STARTS = (
@@ -48,7 +48,7 @@ class Retry:
 
     delay_s: float = 0.0
     charge: bool = True  # it counts against the work
-    note: str = ""  # what is counted against the place: "start" or "canary"
+    note: str = ""  # what is counted, against the place ("start", "canary") or against the chunk ("too large")
     lesson: Lesson | None = None  # what batches on devices of this kind are to hold from now on, at most
 
 
@@ -105,6 +105,7 @@ class History:
     texts: int = 2  # of the attempt that are not done
     tries: int = 0  # charged failures of this work with this outcome
     canary: int | None = None  # the text that it began with, or OWN and less
+    chosen: bool = False  # one of its own though a good text was known: do its shortest texts lack memory, too?
     proven: bool = False  # any text got its vector in it
     good: bool = False  # any text of the output ever did
     worked: bool = False  # this run has stored vectors of the output; of a failed start: a worker has encoded there
@@ -120,7 +121,7 @@ class History:
     canaries: int = 0  # attempts whose canary failed at the place
     given_up: int = 0  # chunks given up
     fruitless: int = 0  # attempts that repeated what failed
-    too_large: int = 0  # texts of the chunk without the GPU's memory, and no other text of it that has
+    too_large: int = 0  # shortest texts of the chunk without the GPU's memory, and no other text of it that has
 
 
 def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
@@ -192,18 +193,13 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
     looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, recovery.attempts)
     certain = refused or (bool(verdict.bad_rows) and proven)
     if not proven and history.canary is not None:
-        if verdict.outcome is Outcome.GPU_OOM and history.canary <= OWN and history.too_large >= LIMITS["too large"]:
-            return GiveUp()  # of this chunk not even the shortest fits
-        # One of its own that was begun with before any was known to be good may be bad as well: three of them tell.
-        most = LIMITS["canary" if history.good and history.canary > OWN else "first"]
-        if history.canaries + 1 < most:
-            return Retry(backoff_s(history.canaries + 1), charge=False, note="canary")
-        if not history.good:
-            return Stop(code_of_nothing(verdict), local=True, why="first")
-        on_device = verdict.outcome in (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT)
-        code = ExitCode.MACHINE if on_device else ExitCode.TRY_AGAIN
-        code = ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else code
-        return Stop(ExitCode(verdict.exit_code or code), local=True, why="canary")
+        if verdict.outcome is Outcome.GPU_OOM and history.chosen and history.good:
+            # Not even its shortest texts have memory, while others had: it is not their length, so none is blamed.
+            if history.too_large + 1 >= LIMITS["too large"]:
+                return GiveUp()
+            return Retry(backoff_s(history.too_large + 1), charge=False, note="too large")
+        if not (history.chosen and history.good):  # else the text may be bad itself: that says nothing of the place
+            return _canary_failed(verdict, history)
     if history.texts == 1:
         return _blame_one(verdict, history, recovery, proven=proven, seen=certain or tries >= looks)
     if 0 < len(verdict.bad_rows) < history.texts:
@@ -213,6 +209,21 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         known = 0 < history.under_way < history.texts or (history.under_way > 0 and not history.one_by_one)
         return Split(How.SUSPECTS if known else How.HALVES)
     return Retry(backoff_s(tries))
+
+
+def _canary_failed(verdict: Verdict, history: History) -> Step:
+    """Answer an attempt that failed at its canary: a few in a row, and it is the place's doing."""
+    # One of its own that was begun with before any was known to be good may be bad as well: three of them tell.
+    own = history.canary is not None and history.canary <= OWN
+    most = LIMITS["canary" if history.good and not own else "first"]
+    if history.canaries + 1 < most:
+        return Retry(backoff_s(history.canaries + 1), charge=False, note="canary")
+    if not history.good:
+        return Stop(code_of_nothing(verdict), local=True, why="first")
+    on_device = verdict.outcome in (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT)
+    code = ExitCode.MACHINE if on_device else ExitCode.TRY_AGAIN
+    code = ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else code
+    return Stop(ExitCode(verdict.exit_code or code), local=True, why="canary")
 
 
 def _blame_one(verdict: Verdict, history: History, recovery: RecoveryConfig, *, proven: bool, seen: bool) -> Step:

@@ -170,11 +170,11 @@ class Scheduler:
     def _start(self, work: Work, device: DeviceState) -> None:
         canary = None
         if device.doubt or work.doubt:
-            chunk = work.output, work.chunk
-            own = len(work.texts) > 1 and self._memory.count("too large", chunk) >= policy.LIMITS["too large"]
+            own = _shows_its_shortest(work)
             canary = None if own else self._outputs[work.output].known_good()
             if canary is None:  # each time another of its own: the shortest may be bad itself
-                canary = OWN - self._memory.count("canary", device.place.device)
+                failed = self._memory.count("canary", device.place.device)
+                canary = OWN - (self._memory.count("too large", (work.output, work.chunk)) if own else failed)
         # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
         work = replace(work, fresh=work.fresh or device.fresh)
         self._started += 1
@@ -373,6 +373,7 @@ class Scheduler:
             texts=len(work.texts),
             tries=work.tries.count(verdict.outcome),
             canary=worker.canary if worker is not None else None,
+            chosen=_shows_its_shortest(work),
             proven=end.proven,
             good=bool(end.done) or self._outputs[work.output].known_good() is not None,
             worked=worked,
@@ -398,6 +399,8 @@ class Scheduler:
         if step.charge:
             blocking = verdict.outcome is Outcome.DEVICE_FAULT
             work = replace(work, tries=(*work.tries, verdict.outcome), blocking=blocking)
+        if step.note == "too large":
+            self._memory.note("too large", (work.output, work.chunk))
         if worker is not None:
             device = worker.device
             if step.lesson is not None and (lesson := self._memory.learn(device.kind, step.lesson)) is not None:
@@ -441,8 +444,6 @@ class Scheduler:
         if self._recovery.on_bad_row is OnBadRow.FAIL or count > self._recovery.max_bad_rows:
             self._say(self._hands.halt, Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict))
             return
-        if verdict.outcome is Outcome.GPU_OOM:
-            self._memory.note("too large", (work.output, work.chunk))
         self._say(self._hands.quarantine, work, verdict)
 
     def stored(self, work: Work, problem: Verdict | None) -> None:
@@ -482,6 +483,11 @@ class Scheduler:
         if not worker.ending:
             worker.ending = True
             self._say(self._hands.end, worker.number)
+
+
+def _shows_its_shortest(work: Work) -> bool:
+    """Say whether, of texts that lacked the GPU's memory, the shortest has to show if that is a matter of length."""
+    return len(work.texts) > 1 and Outcome.GPU_OOM in work.tries
 
 
 def _judged(opinion: Opinion) -> Verdict:

@@ -136,6 +136,7 @@ _HARDWARE = (
         "The GPU's memory has an error that ECC cannot correct (Xid 48, 94 or 95).",
         "See `nvidia-smi -q -d ECC,ROW_REMAPPER`; reset the GPU or reboot, and replace the card if errors return.",
         runtime_error(r"uncorrectable ECC error encountered", 214),
+        log=r"CUDA error: uncorrectable ECC error encountered",  # as a C++ exception that nothing catches says it
     ),
 )
 
@@ -319,6 +320,7 @@ _DRIVER = (
             r"|a PTX JIT compilation failed|PTX JIT compiler library not found|PTX JIT compilation was disabled",
             *(98, 200, 209, 218, 221, 222, 223, 300),
         ),
+        log=r"CUDA error: no kernel image is available for execution on the device",
     ),
     setup(
         "container-lost-gpu",
