@@ -52,11 +52,7 @@ def test_an_error_shows_the_readers_line_and_the_message(shown: Mapping[str, lis
     assert "----> 2     yield 1 / 0" in traceback_in(shown["theirs"]), "the frames of a generator are the reader's own"
 
 
-def test_a_saved_notebook_has_the_end_of_the_bar(shown: Mapping[str, list[Any]]) -> None:
-    """The bar's text, which is shown where no kernel runs, is the last one; of a call that computed nothing, none."""
-    bar, warning = shown["lost"]
-    assert re.fullmatch(r"100 % \S+ 2 of 2 rows, .*1 row without a vector\s*", bar.data["text/plain"])
-    assert "text/html" in bar.data
-    assert "QuarantineWarning: 1 row has no vector: texts[1]\n  bad_output: " in warning.text
-    assert [each.data for each in shown["no hub"][:-1]] == [{"text/plain": ""}]
+def test_a_saved_notebook_has_the_warning(shown: Mapping[str, list[Any]]) -> None:
+    """A text without a vector is warned of below its cell, and a hub that cannot be reached is an error in words."""
+    assert "QuarantineWarning: 1 row has no vector: texts[1]\n  bad_output: " in shown["lost"][-1].text
     assert "The model hub cannot be reached" in traceback_in(shown["no hub"])

@@ -407,8 +407,9 @@ class _Run:
         process = Process(worker, work, device, limits, self.life.now_s, warm, canary)
         device.started_turn = self.turns
         self.watchdog.starts(self, process)
-        # What cannot even be started while the disk is full costs nothing, and ends with the wait.
-        self.life.attempts += not within(self.world.disk_full, self.life.now_s)
+        # What fails while the disk is full or the hub is down costs nothing, and ends with the wait, whose time counts.
+        waits = [*self.world.disk_full, *self.world.hub_down]
+        self.life.attempts += not within(waits, self.life.now_s)
         if self.life.attempts > self.life.attempts_max:
             raise Broken("ends", f"{self.life.attempts} attempts, and there is no end")
         failure = None

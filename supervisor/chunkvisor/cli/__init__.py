@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import io
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ _MODULES = {
     **dict.fromkeys(("retry", "clean"), "workdir"),
     **dict.fromkeys(("init", "explain"), "before"),
 }
+_LEAST_ADDRESS_SPACE_BYTES = 800 << 20
+"""Below it libraries end the process in words of their own, or a run ends before its report is written."""
 _CONTINUES = "`chunkvisor run CONFIG` continues by itself where the last run ended"
 # Options that people type by habit, and what does the same here.
 _INSTEAD = {
@@ -82,6 +85,18 @@ def cli() -> None:
     """  # noqa: D301 - click takes a backspace for "do not rewrap"
 
 
+def _refuse_machine() -> None:
+    """Raise Halt (69) for a machine on which libraries would end every command in words of their own."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 < limit_bytes < _LEAST_ADDRESS_SPACE_BYTES:
+        what = f"`ulimit -v` allows a process {limit_bytes / (1 << 20):.1f} MiB of address space, which is too little"
+        raise Halt(
+            ExitCode.MACHINE, what, remedy="raise the limit (ulimit -v unlimited); then run the same command again"
+        )
+    if not Path("/proc/self/stat").exists():
+        raise Halt(ExitCode.MACHINE, "/proc is not mounted", remedy="mount it: mount -t proc proc /proc")
+
+
 def main() -> None:
     """Run the command: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
     open_standard_streams()
@@ -94,6 +109,7 @@ def main() -> None:
         # As an exception, so that children are ended and temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
+        _refuse_machine()
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:
         _end(halt)

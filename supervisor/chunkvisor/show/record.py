@@ -39,6 +39,8 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     """
     try:
         make_folder(layout.runs, durable=False)
+        temporary = layout.latest.with_name(".latest.tmp")
+        temporary.unlink(missing_ok=True)  # of a run that was killed
         names = [entry.name for entry in layout.runs.iterdir()]
         number = 1 + max((int(match[1]) for name in names if (match := _NUMBER.match(name))), default=0)
         files = InvocationFiles(layout.runs / f"{number:03d}_{time.strftime('%Y-%m-%d_%H%M%S')}")
@@ -46,9 +48,7 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
         files.log.touch()
     except OSError:
         return None
-    temporary = layout.latest.with_name(".latest.tmp")
     with contextlib.suppress(OSError):  # if links cannot be made, or something else has the name, there is no link
-        temporary.unlink(missing_ok=True)
         temporary.symlink_to(files.name)
         temporary.replace(layout.latest)
     ours = sorted((int(match[1]), name) for name in names if (match := _OURS.fullmatch(name)))
