@@ -44,9 +44,12 @@ def explain(words: str) -> str:
     wanted = words.strip().lower()
     if re.search(r"\s", words.strip()):
         wanted = _recognized(words)
+    elif wanted.replace("-", "_") not in names():  # a part of a name, such as nvml
+        wanted = next((name for name in names() if wanted in name), wanted)
     outcome, parts = wanted.replace("-", "_"), list[tuple[str, str]]()
     if (rule := next((each for each in RULES if each.name == wanted), None)) is not None:
-        parts += [("", rule.cause), ("What to do", rule.remedy)]
+        by_itself = ENTRIES[str(rule.outcome)].then
+        parts += [("", rule.cause), ("What the run does by itself", by_itself), ("What to do", rule.remedy)]
         last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
         parts += [("If the run has ended with it", last)] * (last != rule.remedy)
         parts += [("", _ON_CPU)] * (rule.name in OF_GPUS)
