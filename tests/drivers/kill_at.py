@@ -49,7 +49,7 @@ KEYS = frozenset(os.environ.get("KILL_AT_KEYS", "output chunk attempt").split())
 Choose = Callable[[str], bool]
 """Whether to die at the call, of which it is told in words."""
 
-one_at_a_time = threading.Lock()
+one_at_a_time = threading.RLock()
 """Held by the thread whose call was chosen, until it is dead: no other notes its own."""
 
 
