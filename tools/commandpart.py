@@ -1,11 +1,11 @@
-"""docs/reference/commands.md from click: every command with its options and exit codes."""
+"""docs/reference/commands.md from click: every command with its exit codes and the names of its options."""
 
 import re
 
 import click
 
 from chunkvisor.cli import cli
-from md import code, table
+from md import code
 
 EXITS: dict[str, tuple[int, ...]] = {
     "run": (0, 3, 69, 74, 75, 78, 130, 143),
@@ -42,9 +42,9 @@ def _command(command: click.Command, context: click.Context) -> str:
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
     told = _joined(words).replace(" You may give the config instead of WORKDIR.", "")  # the page says so once
     lines = [f"## {command.name}", "", f"{code(usage)}: {told}", ""]
-    options = [each for each in command.params if isinstance(each, click.Option)]
+    options = [code(_spelled(each)) for each in command.params if isinstance(each, click.Option)]
     if options:
-        lines += [table(("option", "meaning"), [(code(_spelled(each)), _said(each)) for each in options]), ""]
+        lines += [f"Options: {', '.join(options)}.", ""]
     ends = ", ".join(map(str, EXITS[str(command.name)]))
     return "\n".join([*lines, f"Example: {code(_joined(example.splitlines()[0]))}. Exit codes: {ends}."])
 
@@ -57,13 +57,6 @@ def _spelled(option: click.Option) -> str:
     if isinstance(option.type, click.Choice):
         return f"{names} {{{','.join(map(str, option.type.choices))}}}"
     return f"{names} {option.metavar or option.type.name.upper()}"
-
-
-def _said(option: click.Option) -> str:
-    """What it does, with its default."""
-    told = option.show_default or isinstance(option.type, click.Choice)
-    more = [f"default: {option.default}"] * bool(told) + ["required"] * option.required
-    return (option.help or "") + (f" ({'; '.join(more)})" if more else "")
 
 
 def _joined(text: str) -> str:

@@ -1,16 +1,14 @@
-"""The tables of docs/reference/config.md, from the pydantic models: key, default, what is taken, meaning."""
+"""The tables of docs/reference/config.md, from the pydantic models: key, default, meaning."""
 
-import re
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from chunkvisor.config.load import what_is_right
 from chunkvisor.config.model import Config, OutputConfig
 from md import code, table
 
@@ -18,10 +16,16 @@ from md import code, table
 def section(model: type[BaseModel], prefix: str) -> str:
     """The keys of a section."""
     rows = [
-        (code(prefix + name), default(field), takes(field), _sentence(field.description or ""))
+        (code(prefix + name), default(field), meaning(field))
         for name, field in model.model_fields.items()
+        if not is_section(field)  # it has a table
     ]
-    return table(("key", "default", "takes", "meaning"), rows)
+    return table(("key", "default", "meaning"), rows)
+
+
+def is_section(field: FieldInfo) -> bool:
+    """Whether the key has keys below it."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
 def default(field: FieldInfo) -> str:
@@ -40,30 +44,14 @@ def default(field: FieldInfo) -> str:
     return code(yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip())
 
 
-def takes(field: FieldInfo) -> str:
-    """What is right for the key, in the words of the error for anything else."""
+def meaning(field: FieldInfo) -> str:
+    """The sentence of its docstring, with the words that it takes if they are a few."""
+    said = (field.description or "").replace("\n", " ").removesuffix(".")
     kind = field.annotation
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return "a section"
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return ", ".join(code(each.value) for each in kind)
-    try:
-        annotated: Any = Annotated
-        TypeAdapter(annotated[kind, None, *field.metadata]).validate_python(object())
-    except ValidationError as error:
-        (first, *_) = error.errors()
-        what = what_is_right(first).replace("a whole number from 1 to 1,000,000,000", "a count")
-        if field.default is None:  # the column of defaults shows that null is taken
-            what = re.sub(r"(, | )or null$", "", what)
-        return _SHORT.get(what, what)
-    raise AssertionError(f"{field} takes anything")
-
-
-_SHORT = {
-    'a positive number of seconds, or a time like "90s", "10m" or "2h"': "a time",
-    "a mapping with plain values only (text, finite numbers, true, false, null, lists, mappings)": "a mapping",
-}
-"""Words of errors that are longer than a table needs -> what its page says elsewhere."""
+        missing = [code(each.value) for each in kind if each.value not in said]
+        said += f" (takes {', '.join(code(each.value) for each in kind)})" if missing else ""
+    return said
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldInfo]:
@@ -74,10 +62,6 @@ def keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldIn
         if isinstance(kind := field.annotation, type) and issubclass(kind, BaseModel):
             found |= keys(kind, f"{prefix}{name}.")
     return found | (keys(OutputConfig, "outputs.NAME.") if model is Config else {})
-
-
-def _sentence(text: str) -> str:
-    return text.replace("\n", " ").removesuffix(".")
 
 
 def _parts() -> dict[str, Callable[[], str]]:

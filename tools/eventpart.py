@@ -1,24 +1,18 @@
-"""The tables of docs/reference/events.md, from the classes of events."""
+"""The table of events in docs/reference/machine-readable.md, from the classes of events."""
 
 import re
-from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
-from functools import partial
 from typing import Any
 
-from chunkvisor.events.event import KINDS, AttemptStarted, Event, Invoked, NodeJoined, Resolving, Staging, Weight
+from chunkvisor.events.event import KINDS, Event, Weight
 from md import code, table
 
 
-def section(name: str) -> str:
-    """The events of one section, in their order there."""
-    order = list(KINDS.values())
-    names = list(_FIRST)
-    begin, *later = (order.index(_FIRST[each]) for each in names[names.index(name) :])
-    kinds = order[begin : later[0] if later else None]
+def events() -> str:
+    """Every event, in the order of their classes."""
     known = dict[str, str]()
     rows = []
-    for kind in kinds:
+    for kind in KINDS.values():
         listed = _fields(kind)
         # A list as long as that of `attempt_failed` is written once.
         first = known.setdefault(listed, kind.name)
@@ -56,16 +50,3 @@ def _fields(kind: type[Event]) -> str:
 
 def _required(item: "Field[Any]") -> bool:
     return item.default is MISSING and item.default_factory is MISSING
-
-
-_FIRST: dict[str, type[Event]] = {
-    "run": Invoked,
-    "model": Resolving,
-    "output": Staging,
-    "attempt": AttemptStarted,
-    "device": NodeJoined,
-}
-"""The first event of each section of the page."""
-
-PARTS: dict[str, Callable[[], str]] = {f"events {name}": partial(section, name) for name in _FIRST}
-"""Name of a part -> what makes it."""

@@ -1,4 +1,4 @@
-"""The table of docs/reference/metrics.md, from what a run writes for Prometheus."""
+"""The table of docs/reference/machine-readable.md, from what a run writes for Prometheus."""
 
 from chunkvisor.show.outside import METRICS
 from md import code, table

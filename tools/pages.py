@@ -13,7 +13,6 @@ import configpart
 import eventpart
 import failurepart
 import metricpart
-import planpart
 import pythonpart
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -21,9 +20,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commandpart.commands,
     **configpart.PARTS,
-    **eventpart.PARTS,
+    "events": eventpart.events,
     "metrics": metricpart.metrics,
-    "plan sample": planpart.sample,
     **pythonpart.PARTS,
     "outcomes": failurepart.outcomes,
 }

@@ -1,4 +1,4 @@
-"""The sample of docs/reference/plan.md: the figures of one plan, drawn as `chunkvisor plan` draws them today.
+"""The sample of docs/reference/checks.md: the figures of one plan, drawn as `chunkvisor plan` draws them today.
 
 They are of 17,666 commit messages and all-MiniLM-L6-v2, on the CPU of a machine with two cores.
 """

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/python.md and status.md: signatures of functions, and fields of dataclasses."""
+"""Parts of python.md and machine-readable.md: signatures of functions, and fields of dataclasses."""
 
 import ast
 import dataclasses
@@ -53,7 +53,7 @@ def _type(argument: ast.arg) -> str:
 
 def keys(kind: type) -> str:
     """Every field with what its docstring says."""
-    return table(("key", "what"), _fields(kind))
+    return "\n".join(f"- {name}: {said}" for name, said in _fields(kind))
 
 
 def fields(kind: type) -> str:

@@ -95,7 +95,7 @@ class Provoked:
 def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -> Iterator[Provoked]:
     """In this block, the workers of the chunk meet a fault: `with chunkvisor.testing.fault("gpu_oom", chunk=1): …`.
 
-    `name` is a fault of the drill ("segfault", "nan-row"; docs/reference/drill.md lists them) or an outcome ("gpu_oom",
+    `name` is a fault of the drill ("segfault", "nan-row"; docs/reference/checks.md has all) or an outcome ("gpu_oom",
     "hung"); `chunk` is counted from 0; `output` names one, None = any; `times` says in how many attempts it strikes,
     the first of the chunk and those that follow. "poison-row" strikes wherever the first text of the chunk is.
 

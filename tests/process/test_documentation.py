@@ -98,5 +98,5 @@ def test_migration_page_has_every_argument() -> None:
         for each in (*node.args.args, *node.args.kwonlyargs)
     }
     assert {"inputs", "prompt", "model_name_or_path", "backend"} <= names
-    text = text_of(ROOT / "docs" / "how-to" / "coming-from-encode.md")
+    text = text_of(ROOT / "docs" / "how-to" / "one-file.md")
     assert {name for name in names - {"self", "use_auth_token"} if f"`{name}`" not in text} == set()

@@ -103,7 +103,7 @@ def test_differs(found: np.ndarray | None, expected: str) -> None:
 def test_all_know_the_same_faults() -> None:
     """Each fault but one has its sabotage in the worker; the page says of each whether it is real or simulated."""
     assert {fault.name for fault in FAULTS} - {PARENT_KILLED} == set(SABOTAGES)
-    page = Path(ROOT / "docs" / "reference" / "drill.md").read_text("utf-8")
+    page = Path(ROOT / "docs" / "reference" / "checks.md").read_text("utf-8")
     listed = re.findall(r"^\| `([\w-]+)` \| .* \| (real|simulated) \| (real|simulated) \|$", page, re.MULTILINE)
     way = {True: "real", False: "simulated"}
     assert listed == [(fault.name, way["cpu" in fault.real_on], way["cuda" in fault.real_on]) for fault in FAULTS]

@@ -338,8 +338,8 @@ def test_public_names() -> None:
 
 
 def code_blocks() -> list[str]:
-    """The Python examples of docs/reference/python.md, then those of docs/how-to/gpu-tests.md."""
-    pages = [ROOT / "docs" / "reference" / "python.md", ROOT / "docs" / "how-to" / "gpu-tests.md"]
+    """The Python examples of docs/reference/python.md, then those of docs/how-to/test-your-pipeline.md."""
+    pages = [ROOT / "docs" / "reference" / "python.md", ROOT / "docs" / "how-to" / "test-your-pipeline.md"]
     return [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]
 
 

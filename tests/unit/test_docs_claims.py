@@ -225,7 +225,7 @@ def test_figures_say_whence_they_come() -> None:
 
 def test_every_event_is_on_its_page() -> None:
     """As are the outcomes on theirs."""
-    page = text_of(ROOT / "docs" / "reference" / "events.md")
+    page = text_of(ROOT / "docs" / "reference" / "machine-readable.md")
     assert [name for name in KINDS if f"| `{name}` |" not in page] == []
     entries = text_of(ROOT / "docs" / "reference" / "failures.md")
     assert [name for name in ENTRIES if f"### {name}\n" not in entries] == []

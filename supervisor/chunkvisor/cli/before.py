@@ -74,7 +74,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     "names",
     multiple=True,
     metavar="NAME",
-    help="Only this failure; may be given more than once. The page docs/reference/drill.md lists them.",
+    help="Only this failure; may be given more than once. The page docs/reference/checks.md lists them.",
 )
 @set_option("Override a key, e.g. device=cpu.")
 @json_option()

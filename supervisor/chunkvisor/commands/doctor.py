@@ -51,7 +51,7 @@ OK, NOTE, WARNING, FAULT = "ok", "note", "warning", "fault"
 class Finding:
     """What one check found."""
 
-    check: str  # a name that docs/reference/doctor.md explains
+    check: str  # a name that docs/reference/checks.md explains
     state: str
     meaning: str
     mend: str = ""  # what to do; never empty for a warning or a fault

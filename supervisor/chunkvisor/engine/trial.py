@@ -28,7 +28,7 @@ _MOST_TEXTS = 100
 _MOST_BYTES = 16 << 20
 
 # How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights. float32 leaves
-# room for TF32, which has three digits; half precision rounds in each layer of a model. docs/how-to/check-vectors.md
+# room for TF32, which has three digits; half precision rounds in each layer of a model. docs/how-to/diagnose.md
 # has what was measured.
 _ALLOWED = {"float32": 0.01, "float16": 0.03}
 # In bfloat16, of weights that are quantized, and of those whose dtype is not known (plug-ins).
