@@ -74,7 +74,8 @@ _MEANINGS = {
     "ChunkvisorError with code 75; the same call continues.",
     "progress": "Show how far it is; None = only in a terminal or a notebook, unless on_event is given.",
     "on_event": "A function that gets the name and the details (a dict) of each event; "
-    "docs/reference/machine-readable.md lists them. What it raises ends the run. chunkvisor.show.lines.Console() prints what the command prints.",
+    "docs/reference/machine-readable.md lists them. What it raises ends the run. chunkvisor.show.lines.Console() "
+    "prints what the command prints.",
 }
 """What the arguments mean that are no keys of the sections `model` and `encode`; those keys have descriptions."""
 
