@@ -38,7 +38,7 @@ def commands() -> str:
 
 
 def _command(command: click.Command, context: click.Context) -> str:
-    words, _, example = (command.help or "").partition("Example: ")
+    words = (command.help or "").partition("Example: ")[0]
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
     told = _joined(words).replace(" You may give the config instead of WORKDIR.", "")  # the page says so once
     lines = [f"## {command.name}", "", f"{code(usage)}: {told}", ""]
@@ -46,7 +46,7 @@ def _command(command: click.Command, context: click.Context) -> str:
     if options:
         lines += [f"Options: {', '.join(options)}.", ""]
     ends = ", ".join(map(str, EXITS[str(command.name)]))
-    return "\n".join([*lines, f"Example: {code(_joined(example.splitlines()[0]))}. Exit codes: {ends}."])
+    return "\n".join([*lines, f"Exit codes: {ends}."])
 
 
 def _spelled(option: click.Option) -> str:

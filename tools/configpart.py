@@ -1,4 +1,4 @@
-"""The tables of docs/reference/config.md, from the pydantic models: key, default, meaning."""
+"""The lists of keys in docs/reference/config.md, from the pydantic models: key, default, meaning."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -10,17 +10,16 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from chunkvisor.config.model import Config, OutputConfig
-from md import code, table
+from md import code, listing
 
 
 def section(model: type[BaseModel], prefix: str) -> str:
     """The keys of a section."""
-    rows = [
-        (code(prefix + name), default(field), meaning(field))
+    return listing(
+        (f"{code(prefix + name)} ({default(field)})", meaning(field))
         for name, field in model.model_fields.items()
-        if not is_section(field)  # it has a table
-    ]
-    return table(("key", "default", "meaning"), rows)
+        if not is_section(field)  # it has a list
+    )
 
 
 def is_section(field: FieldInfo) -> bool:

@@ -1,24 +1,24 @@
-"""The table of events in docs/reference/machine-readable.md, from the classes of events."""
+"""The list of events in docs/reference/machine-readable.md, from the classes of events."""
 
 import re
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from chunkvisor.events.event import KINDS, Event, Weight
-from md import code, table
+from md import code, listing
 
 
 def events() -> str:
     """Every event, in the order of their classes."""
     known = dict[str, str]()
-    rows = []
+    entries = []
     for kind in KINDS.values():
         listed = _fields(kind)
         # A list as long as that of `attempt_failed` is written once.
         first = known.setdefault(listed, kind.name)
         same = first != kind.name and listed.count(",") > _SHORT
-        rows.append((code(kind.name), _meaning(kind), f"as {code(first)}" if same else listed))
-    return table(("event", "what", "fields"), rows)
+        entries.append((code(kind.name), f"{_meaning(kind)} {f'Fields as {code(first)}.' if same else listed}".strip()))
+    return listing(entries)
 
 
 _PLACE = {"output", "chunk", "attempt"}

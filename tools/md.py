@@ -1,24 +1,22 @@
-"""Tables and inline code in Markdown."""
+"""Lists and inline code in Markdown."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells may hold any text, of which line breaks become spaces. No bar inside of code."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(_cell(each) for each in line) + " |" for line in lines)
+def listing(entries: Iterable[tuple[str, str]]) -> str:
+    """A list with a name and what is said of it in each line; line breaks become spaces."""
+    return "\n".join(f"- {_plain(name)}: {_plain(said)}" if said else f"- {_plain(name)}" for name, said in entries)
 
 
 def code(text: str) -> str:
-    """Inline code; with two backticks where the text holds one."""
+    """Inline code; with two backticks if the text holds one."""
     fence = "``" if "`" in text else "`"
     return f"{fence}{text}{fence}"
 
 
-def _cell(text: str) -> str:
-    # Outside of inline code, <name> would be taken for HTML. Inside, a bar is seen with its backslash on the site.
+def _plain(text: str) -> str:
+    # Outside of inline code, <name> would be taken for HTML.
     parts = re.split(r"(`+[^`]*`+)", " ".join(text.split()))
-    assert not any("|" in part for part in parts[1::2]), text
-    parts[::2] = [part.replace("|", "\\|").replace("<", "&lt;") for part in parts[::2]]
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
     return "".join(parts)

@@ -1,9 +1,9 @@
-"""The table of docs/reference/machine-readable.md, from what a run writes for Prometheus."""
+"""The list in docs/reference/machine-readable.md, from what a run writes for Prometheus."""
 
 from chunkvisor.show.outside import METRICS
-from md import code, table
+from md import code, listing
 
 
 def metrics() -> str:
     """Name with its label, and meaning, of each metric."""
-    return table(("metric", "meaning"), [(code(f"chunkvisor_{head}"), said) for head, (said, _) in METRICS.items()])
+    return listing((code(f"chunkvisor_{head}"), said) for head, (said, _) in METRICS.items())

@@ -15,11 +15,9 @@ from chunkvisor.events import state
 from chunkvisor.show import status
 from configpart import keys as keys_of_config
 from docstrings import attribute_docs
-from md import code, table
+from md import code, listing
 
 KEYS = keys_of_config()
-_MEANT = {"StrPath": "str | os.PathLike", "OnEvent": "Callable | Observer"}
-"""Names of types that are nobody's but the module's -> what they are."""
 
 
 def arguments(function: str, *told: str) -> str:
@@ -34,26 +32,19 @@ def arguments(function: str, *told: str) -> str:
     alike["encode"] = [each for each in alike["encode"] if each not in alike["model"]]
     named = {each for names in alike.values() for each in names}
     lines = [
-        (code(each.arg), code(_type(each)), said, meant[each.arg])
+        (f"{code(each.arg)} ({said})", meant[each.arg])
         for each, said in rows
         if each.arg not in told and code(each.arg) not in named
     ]
     more = [
         f"As keys of {code(name)}, with their defaults: {', '.join(names)}." for name, names in alike.items() if names
     ]
-    return "\n\n".join([table(("argument", "type", "default", "what"), lines), *more])
-
-
-def _type(argument: ast.arg) -> str:
-    text = ast.unparse(argument.annotation) if argument.annotation else ""
-    for name, meant in _MEANT.items():
-        text = text.replace(name, meant)
-    return text.replace(" | ", " or ")
+    return "\n\n".join([listing(lines), *more])
 
 
 def keys(kind: type) -> str:
     """Every field with what its docstring says."""
-    return "\n".join(f"- {name}: {said}" for name, said in _fields(kind))
+    return listing(_fields(kind))
 
 
 def fields(kind: type) -> str:
@@ -63,7 +54,7 @@ def fields(kind: type) -> str:
         if not name.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
             call = "" if isinstance(value, property) else "()"
             rows.append((code(name + call), (inspect.getdoc(value) or "").partition("\n\n")[0]))
-    return table(("name", "what"), rows)
+    return listing(rows)
 
 
 def _fields(kind: type) -> list[tuple[str, str]]:
