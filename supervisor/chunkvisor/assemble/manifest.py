@@ -261,12 +261,6 @@ def replaces_another(layout: OutputLayout) -> bool:
     return is_earlier or manifest["fingerprint"] != fixed.identity.fingerprint
 
 
-def earlier_holds(layout: OutputLayout, digest: str) -> bool:
-    """Say whether the final files of the earlier generation are there, with that digest. Raises OSError."""
-    done = _done(layout.earlier)
-    return done is not None and done.manifest["digest"] == digest and _holds(layout, done)
-
-
 def _holds(layout: OutputLayout, done: _Done) -> bool:
     files = [part.path for part, _ in recorded_parts(layout, done.manifest)]
     return len(files) == len(done.final) and all(map(Stamp.holds, done.final, files))

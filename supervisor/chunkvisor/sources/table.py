@@ -21,7 +21,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
-from chunkvisor.store.ledger import ENCODED, WHERE, Reuse, ReuseFiles
+from chunkvisor.store.ledger import ENCODED, Reuse
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_as, stamp_file, write_record
 from chunkvisor_worker.contract.files import FileIn
 
@@ -379,35 +379,3 @@ def matches(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
 def _next_block(file: BufferedReader) -> npt.NDArray[np.void]:
     data = file.read(_BLOCK * _RECORD.itemsize)
     return np.frombuffer(data, dtype=_RECORD, count=len(data) // _RECORD.itemsize)
-
-
-class WhereWriter:
-    """Writes which texts of a table have a vector elsewhere, and where; the place that was added first keeps a text.
-
-    It takes 20 bytes of memory for each text, from the first match on.
-    """
-
-    def __init__(self, folder: Path, table: StagedTable) -> None:
-        self._files, self._table = ReuseFiles(folder), table
-        self._where: npt.NDArray[np.void] = np.empty(0, dtype=WHERE)
-        self._first_rows: Numbers = np.empty(0, dtype=np.int64)
-
-    def add(self, place: int, here: Numbers, there: Numbers) -> None:
-        """Take in matches: first rows of texts in the table, and the rows of their vectors there. Raises OSError."""
-        if not len(self._where):
-            self._first_rows = self._table.first_row(0, self._table.distinct)
-            self._where = np.full(self._table.distinct, np.array((ENCODED, 0), dtype=WHERE))
-        texts = np.searchsorted(self._first_rows, here)
-        new = self._where["place"][texts] == ENCODED
-        self._where["place"][texts[new]] = place
-        self._where["row"][texts[new]] = there[new]
-
-    def write(self) -> tuple[int, dict[int, int]]:
-        """Write `where` and `encoded`: (texts that are encoded, texts taken of each place). Raises OSError."""
-        fresh = np.flatnonzero(self._where["place"] == ENCODED)
-        self._where["row"][fresh] = np.arange(len(fresh))
-        for path, data in ((self._files.where, self._where), (self._files.encoded, fresh.astype("<i8"))):
-            path.write_bytes(data.view(np.uint8).data)
-        places, counts = np.unique(self._where["place"], return_counts=True)
-        taken = dict(zip(places.tolist(), counts.tolist(), strict=True))
-        return taken.pop(ENCODED, 0), taken

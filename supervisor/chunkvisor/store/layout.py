@@ -89,10 +89,10 @@ class OutputLayout:
     staged = PathIn("state", "staged.json")  # which request and which files the table was made from
     table = PathIn("state", "table")
     fresh_table = PathIn("state", "table.new")
-    reuse = PathIn("state", "reuse")
     facts = PathIn("state", "facts.json")  # what the first worker found out about the model
     cut_rows = PathIn("state", "cut_rows.bin")  # int32, tokens before the cut of each row, 0 = whole
     chunks = PathIn("state", "chunks")
+    reuse = PathIn("chunks", "reuse")  # which texts have a vector elsewhere, and their vectors
     parts = PathIn("state", "parts")  # by chunk: its texts without a vector; what is good of one that is taken apart
     attempts = PathIn("state", "attempts")
     publishing = PathIn("state", "publishing.json")  # the manifest of a final file that is about to appear

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -174,56 +173,50 @@ class Parts:
 # --- the reuse plan
 
 WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
-"""Of each text: the number of its place, and the row there; of one that is encoded, `ENCODED` and its number there."""
+"""Of each text: the number of its place, and its row among the copies, or in the output that promised it; of one that
+is encoded, `ENCODED` and its number there."""
 
 ENCODED = -1
 
 Where = npt.NDArray[np.void]
 
 
-class PlaceKind(StrEnum):
-    """Whose the vectors are until the final file is joined."""
-
-    EARLIER = "earlier"
-    """The final file of this output that is there until the new one is."""
-    OUTPUT = "output"
-    """The final file of another output of the workdir: a finished one, or one that the same run finishes first."""
-    COPY = "copy"
-    """They were copied, since what they come from may be gone by then."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where vectors are taken over from."""
 
-    kind: PlaceKind
     words: str
     """For people: the manifest has them."""
-    output: str = ""
-    """Name of the other output."""
-    source_digest: str = ""
-    """Of its source."""
-    final_digest: str = ""
-    """Of its final, as its manifest has it; empty if it was not finished."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of the libraries that computed it, if they are known."""
     texts: int = 0
     """Taken from there."""
+    output: str = ""
+    """Name of the output that the same run finishes first; empty if the vectors were copied."""
+    fingerprint: str = ""
+    """Of that output."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether the vectors are there, with the plan."""
+        return not self.output
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseFiles:
-    """Paths in the folder of a plan."""
+    """Paths in the folder of a plan, which is in that of the chunks and goes with them."""
 
     folder: Path
 
-    where = FileIn("where.bin")
-    """`WHERE` of each text."""
-    encoded = FileIn("encoded.bin")
-    """int64, little-endian: numbers of the texts that are encoded, in order."""
-    copied = FileIn("copied.npy")
-    """The vectors that were copied."""
+    where = FileIn("where.bin")  # `WHERE` of each text
+    encoded = FileIn("encoded.bin")  # int64, little-endian: numbers of the texts that are encoded, in order
+    copied = FileIn("copied.npy")  # the vectors that were copied
+    tokens = FileIn("tokens.bin")  # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
     record = FileIn("plan.json")
+
+    def promised(self, place: int) -> Path:
+        """Return the file of the vectors that come from another output, made when the final file is joined."""
+        return self.folder / f"promised-{place}.npy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +284,10 @@ def is_planned(layout: OutputLayout) -> bool:
 def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) -> None:
     """Sync the finished files, and write the record that makes the folder a plan. Raises OSError."""
     files, stamps = ReuseFiles(folder), dict[str, Stamp]()
-    for path in (files.where, files.encoded, files.copied):
-        if path.exists():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-            stamps[path.name] = stamp_file(path)
+    for path in filter(Path.exists, (files.where, files.encoded, files.copied, files.tokens)):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        stamps[path.name] = stamp_file(path)
     write_record(files.record, _ReuseRecord(texts, encoded, tuple(places), stamps))
 
 

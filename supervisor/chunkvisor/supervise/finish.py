@@ -22,7 +22,7 @@ from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows
 from chunkvisor.store.identity import TEXT_KEYS, BadText, Fixed, Staged
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import ENCODED, Ledger, PlaceKind, Reuse
+from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, ReuseFiles
 from chunkvisor.store.records import digest_file
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import remove_folder, write_blocks
@@ -106,8 +106,8 @@ def finish(
     if ledger.other_versions:
         manifest["other_versions"] = ledger.other_versions
     if reuse is not None:
-        used = [each for each in reuse.places if each.texts]
-        manifest["reused"] = [{"from": each.words, "texts": each.texts, "versions": each.versions} for each in used]
+        places = reuse.places
+        manifest["reused"] = [{"from": each.words, "texts": each.texts, "versions": each.versions} for each in places]
         manifest["texts_encoded"] = reuse.encoded
     publish(layout, manifest)
     remove_folder(layout.before)
@@ -142,11 +142,14 @@ def _record_cut(
     if ledger.facts is None or not ledger.facts.counts_cut:
         layout.cut_rows.unlink(missing_ok=True)
         return None
-    noted, unknown = {ENCODED: layout.cut_texts(ledger.fingerprint)}, 0
+    noted, copied = {ENCODED: layout.cut_texts(ledger.fingerprint)}, ReuseFiles(layout.reuse).tokens
+    unknown = int((np.fromfile(copied, "<i4") < 0).sum()) if reuse is not None else 0
     for number, place in enumerate(reuse.places if reuse is not None else ()):
-        there = layout.earlier if place.kind is PlaceKind.EARLIER else OutputLayout(layout.workdir, place.output)
-        if place.kind is not PlaceKind.COPY and there.cut_rows.exists():
-            noted[number] = there.cut_rows
+        there = OutputLayout(layout.workdir, place.output).cut_rows
+        if place.copied:
+            noted[number] = copied
+        elif there.exists():
+            noted[number] = there
         else:
             unknown += place.texts
 
@@ -164,6 +167,7 @@ def _record_cut(
                     hits = places == place
                     if file.exists():
                         tokens[hits] = pick_rows(file, "<i4", 0, 1, numbers[hits])[:, 0]
+                tokens = np.maximum(tokens, 0)  # of copies that were not counted
                 rows = np.flatnonzero(tokens)
                 count += len(rows)
                 pairs = zip((rows + start).tolist(), tokens[rows].tolist(), strict=True)

@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.forms import asked_form, clear_partial, form_of, place_of
+from chunkvisor.assemble.forms import asked_form, clear_partial, place_of
 from chunkvisor.assemble.manifest import (
-    earlier_holds,
     finish_publishing,
     keep_finished,
     lacks_rows_table,
-    read_finished,
     refuse_unequal,
 )
 from chunkvisor.config.load import Given
@@ -32,12 +30,12 @@ from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.heart.run import Run
 from chunkvisor.reuse import (
-    Offer,
-    Planner,
+    Donor,
     gives_vectors,
     of_chunks,
     of_final,
     of_other_workdirs,
+    plan_reuse,
     promised,
     sources_first,
 )
@@ -58,12 +56,12 @@ from chunkvisor.store.identity import (
     write_facts,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, anything_kept, unfinished
-from chunkvisor.store.ledger import Ledger, Place, PlaceKind, is_planned, read_reuse, work_with
+from chunkvisor.store.ledger import Ledger, Place, is_planned, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, digest_of, write_record
 from chunkvisor.supervise.finish import finish
 from chunkvisor.supervise.means import Means, Request
 from chunkvisor.units import counted, listed
-from chunkvisor_worker.contract.files import make_folder, remove_folder
+from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Spec
 
 _TARGET_S = 40.0
@@ -95,7 +93,6 @@ class Opening:
         self._config: Config = request.loaded.config
         # The environment of this machine does not travel to the nodes of a cluster.
         self._arithmetic = arithmetic_variables({} if means.on_ray else os.environ, self._config.env)
-        self._planner = Planner(run.emit, means.on_wait)
         self._all: list[Prepared] = []  # in the order in which they are encoded
 
     def open(self) -> list[OutputRun]:
@@ -138,8 +135,8 @@ class Opening:
         name, anew, fresh = layout.name, self._request.from_scratch and _begun(layout), None
         before = self._fixed_before(layout)
         make_state(layout)
-        # Of a run that was killed while it staged or planned: nothing rests on them yet.
-        for leftover in (layout.fresh_table, unfinished(layout.fresh_table), unfinished(layout.reuse)):
+        # Of a run that was killed while it staged: nothing rests on them yet.
+        for leftover in (layout.fresh_table, unfinished(layout.fresh_table)):
             remove_folder(leftover)
         request, was_done = request_of(self._config, name, self._request.max_rows), layout.done.exists()
         record = None if anew else self._staged(layout, request)
@@ -270,8 +267,10 @@ class Opening:
             self._move_on(each)
         prepared = layout.next
         table = StagedTable.open(prepared.table if prepared.table.exists() else layout.table)
-        offers = self._offers(each) if self._config.reuse else []
-        facts = self._planner.plan(each.name, prepared.reuse, table, offers)
+        make_folder(prepared.chunks, durable=False)
+        donors = self._donors(each) if self._config.reuse else []
+        on_wait = self._means.on_wait
+        facts = plan_reuse(each.name, prepared.reuse, table, filter(None, donors), self._run.emit, on_wait)
         if facts is not None:
             write_facts(prepared, facts)
         _switch(layout)
@@ -283,42 +282,28 @@ class Opening:
             plan = read_reuse(each.layout)
         except DamagedError as error:
             return f"its plan is damaged ({error})"
-        places = [place for place in plan.places if place.texts] if plan is not None else []
+        if not is_planned(each.layout):  # its chunks were removed after it was finished, and its final file is lost
+            return "its vectors are gone"
+        places = plan.places if plan is not None else ()
         return next((f"{place.words} has changed" for place in places if not self._holds(each, place)), None)
 
     def _holds(self, each: Prepared, place: Place) -> bool:
-        if place.kind is not PlaceKind.OUTPUT:
-            return place.kind is PlaceKind.COPY or earlier_holds(each.layout, place.final_digest)
-        layout = self._run.layout.output(place.output)
-        number, other = next(((n, each) for n, each in enumerate(self._all) if each.name == place.output), (0, None))
-        try:
-            there = other.fixed if other is not None else read_fixed(layout)
-        except DamagedError:
-            return False
-        same_source = there is not None and there.identity.source_digest == place.source_digest
-        if there is None or not same_source or there.identity.of_vectors != each.fixed.identity.of_vectors:
-            return False
-        if other is not None and other.manifest is None:
-            # Each waits for those before it alone, so that none waits for itself.
-            comes_first = number < self._all.index(each)
-            return comes_first and not other.moves_on and gives_vectors(self._config, other.name)
-        manifest = read_finished(layout)
-        return manifest is not None and form_of(manifest).is_exact
+        number, other = next(((n, other) for n, other in enumerate(self._all) if other.name == place.output), (0, None))
+        if other is None:
+            return place.copied
+        # Each waits for those before it alone, so that none waits for itself.
+        comes_first = other.manifest is not None or number < self._all.index(each)
+        same = other.fixed.identity.fingerprint == place.fingerprint and not other.moves_on
+        return same and comes_first and gives_vectors(self._config, other.name)
 
-    def _offers(self, each: Prepared) -> list[Offer]:
-        """Find what may have vectors, in the order of preference: what need not be copied comes first.
-
-        From scratch, nothing that the workdir has from before.
-        """
-        layout, wanted = each.layout, each.fixed.identity
-        scratch, anew = self._config.workdir, self._request.from_scratch
-        offers, late = list[Offer | None](), list[Offer | None]()
-        final_of = partial(of_final, wanted=wanted, scratch=scratch)
+    def _donors(self, each: Prepared) -> list[Donor | None]:
+        """Find what may have vectors, in the order of preference. From scratch, nothing the workdir has from before."""
+        layout, wanted, anew = each.layout, each.fixed.identity, self._request.from_scratch
+        donors, late = list[Donor | None](), list[Donor | None]()
         if not anew:
             is_done = layout.done.exists()
-            place = layout if is_done else layout.earlier
-            own = final_of(place, kind=PlaceKind.EARLIER, words="its earlier final file")
-            offers.append(own)
+            own = of_final(layout if is_done else layout.earlier, wanted, "its earlier final file")
+            donors.append(own)
             if own is None or not is_done:
                 late.append(of_chunks(layout, wanted))
                 if is_done and late == [None]:
@@ -330,20 +315,18 @@ class Opening:
             if other is each:
                 continue
             if other.manifest is not None:
-                offers.append(final_of(there, kind=PlaceKind.OUTPUT, words=words))
+                donors.append(of_final(there, wanted, words))
                 continue
             if not anew:
                 before = there if other.moves_on and there.done.exists() else there.earlier
-                late.append(final_of(before, kind=PlaceKind.COPY, words=f"the earlier final file of {words}"))
+                late.append(of_final(before, wanted, f"the earlier final file of {words}"))
             if number < at and gives_vectors(self._config, other.name):
-                offers.append(promised(there, other.fixed, wanted))
+                donors.append(promised(there, other.fixed, wanted))
         if not anew:
             for path in sorted(self._run.layout.outputs.glob("*/")):
                 if path.name not in self._config.outputs:
-                    there = self._run.layout.output(path.name)
-                    offers.append(final_of(there, kind=PlaceKind.OUTPUT, words=f"output {path.name}"))
-        others = of_other_workdirs(self._config.reuse_from, wanted, scratch)
-        return [offer for offer in (*offers, *late, *others) if offer is not None]
+                    donors.append(of_final(self._run.layout.output(path.name), wanted, f"output {path.name}"))
+        return [*donors, *late, *of_other_workdirs(self._config.reuse_from, wanted)]
 
     # --- ready to run
 
@@ -358,8 +341,7 @@ class Opening:
         ledger = Ledger(layout, *work_with(reuse, fixed, staged))
         ledger.load()
         fresh, taken = fresh_of(table, reuse), reuse.taken if reuse is not None else 0
-        # Places from which nothing is taken after all are not worth a word.
-        used = [place for place in reuse.places if place.texts] if reuse is not None else []
+        used = reuse.places if reuse is not None else ()
         if reuse is not None:
             places = listed([place.words for place in used], 3)
             have = f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
@@ -398,7 +380,7 @@ class Opening:
             source.local,
             rows=staged.rows,
             taken=taken,
-            awaits=frozenset(place.output for place in used if place.kind is PlaceKind.OUTPUT),
+            awaits=frozenset(place.output for place in used if not place.copied),
         )
 
     def _tidy(self, each: Prepared, manifest: dict[str, Any]) -> None:
@@ -485,6 +467,8 @@ def _switch(layout: OutputLayout) -> None:
         kept = layout.earlier.state if layout.done.exists() else layout.before / "since"
         remove_folder(kept)
         state.rename(kept)  # on the disk, too, before the next one can have its name
-    # Not synced: where a power cut undoes it, the next run finds what was prepared, with all that was done in it since.
     prepared.state.rename(state)
+    # Or a power cut would bring the earlier state back once the plan is removed with the chunks of a finished output.
+    for folder in (layout.before, layout.hidden, state.parent):
+        sync_folder(folder)
     remove_folder(layout.before / "since")

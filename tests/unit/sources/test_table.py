@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkvisor.sources import table as tables
-from chunkvisor.sources.table import Spool, StagedTable, TableFiles, WhereWriter, fresh_of, matches, peek, rows_of
+from chunkvisor.sources.table import Spool, StagedTable, TableFiles, fresh_of, matches, peek, rows_of
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import ENCODED, Place, PlaceKind, read_reuse, write_plan
+from chunkvisor.store.ledger import ENCODED, WHERE, Place, ReuseFiles, read_reuse, write_plan
 from chunkvisor.store.records import DamagedError
 from ingest_files import Stage, write_texts
 from staged import first_come_first_numbered, make_table
@@ -57,37 +57,29 @@ def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, blo
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.data())
-def test_where(rows: list[int], data: st.DataObject) -> None:
-    """Each text is where the first place says that has it, or is one of those to be encoded, numbered in order."""
+def test_texts_that_are_encoded(rows: list[int], data: st.DataObject) -> None:
+    """A plan that takes some texts over leaves the others, numbered in order, and their rows."""
     row_text = first_come_first_numbered(rows)
     firsts = np.unique(row_text, return_index=True)[1]
-    claims = st.dictionaries(st.integers(0, len(firsts) - 1), st.integers(0, 99))
-    places = data.draw(st.lists(claims, min_size=1, max_size=3).filter(any))
+    texts = sorted(data.draw(st.sets(st.integers(0, len(firsts) - 1))))
     with tempfile.TemporaryDirectory() as name:
         layout = Layout(Path(name)).output("out")
         table = make_table(Path(name, "table"), row_text)
         layout.reuse.mkdir(parents=True)
-        writer = WhereWriter(layout.reuse, table)
-        for number, place in enumerate(places):
-            for text in data.draw(st.permutations(sorted(place))):
-                writer.add(number, firsts[[text]].astype(np.int64), np.array([place[text]]))
-        encoded, taken = writer.write()
-        write_plan(layout.reuse, table.distinct, encoded, [Place(PlaceKind.COPY, "there")])
+        files, where = ReuseFiles(layout.reuse), np.zeros(table.distinct, WHERE)
+        where["place"][texts], where["row"][texts] = ENCODED, np.arange(len(texts))
+        for path, numbers in ((files.where, where), (files.encoded, np.array(texts, dtype="<i8"))):
+            path.write_bytes(numbers.tobytes())
+        files.copied.touch()
+        files.tokens.touch()
+        write_plan(layout.reuse, table.distinct, len(texts), [Place("there")])
         reuse = read_reuse(layout)
         assert reuse is not None
-        found = reuse.where(0, table.distinct).tolist()
-        texts = reuse.texts_of(0, encoded).tolist()
         fresh = fresh_of(table, reuse)
-        numbers = fresh.row_text(0, table.rows).tolist()
-        assert fresh.texts(0, encoded) == [str(text) for text in texts]
-        assert fresh.first_row(0, encoded).tolist() == firsts[texts].tolist()
-    truth = [
-        next(((n, each[text]) for n, each in enumerate(places) if text in each), None) for text in range(len(firsts))
-    ]
-    assert texts == [text for text, where in enumerate(truth) if where is None]
-    assert found == [where or (ENCODED, texts.index(text)) for text, where in enumerate(truth)]
-    assert sum(taken.values()) + encoded == len(firsts)
-    assert numbers == [texts.index(text) if text in texts else -1 for text in row_text.tolist()]
+        assert fresh.texts(0, len(texts)) == [str(text) for text in texts]
+        assert fresh.first_row(0, len(texts)).tolist() == firsts[texts].tolist()
+        own = [texts.index(text) if text in texts else -1 for text in row_text.tolist()]
+        assert fresh.row_text(0, table.rows).tolist() == own
 
 
 @pytest.fixture
