@@ -1,181 +1,342 @@
-"""The rows that need a GPU: a 1.5B decoder with random weights against one plain `encode` at its best batch size.
+"""Figures for a lent GPU, the most wanted first: a run against plain `encode` at its best batch size.
 
-python benchmarks/gpu.py [--commits commits.jsonl.gz] [--rows 4000] [--device cuda] [--tiny]
+    python benchmarks/gpu.py --out rows.jsonl [--until-s 540] [--commits commits.jsonl.gz] [--small] [CASE …]
 
-It never downloads a model: one of Qwen2's shape is made on the spot. `--tiny --device cpu` tries the script itself.
+It downloads nothing: MiniLM's weights come as a package, the other models have the shape of a known one and random
+weights. Each row is written as soon as it is measured. A case that would not end before `--until-s` is left out, and a
+line says how long it needs. `--small` tries the script itself, on a CPU or on the null GPU, where times mean nothing.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from corpus import ensure_model, read_texts
-from measured import took
+from measured import FailedError, took
 
-HERE = Path(__file__).parent
-BATCH_SIZES = (32, 64, 128, 256)
-QWEN2_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960}
-TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+HERE = Path(__file__).resolve().parent
+# On a lent machine the checkout is not installed.
+PYTHONPATH = os.pathsep.join(
+    [str(HERE.parent / "supervisor"), str(HERE.parent / "worker"), os.environ.get("PYTHONPATH", "")]
+)
+SAMPLE = 512
+"""Texts whose vectors are compared, and by which plain `encode` finds its best batch size."""
+SHORT_START_S = 60
+"""What a case takes in addition to its run and to plain `encode`: a guess before anything is measured."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One text corpus, both ways."""
+class Case:
+    """One model, one kind of text, one way to run."""
 
-    ours_s: float
-    theirs_s: dict[int, float]
-    """Wall time of the whole process, by batch size."""
-    idle_share: float
-    """Of the time from the first worker's go to the last one's end: between one worker and the next."""
-    opening_share: float
-    """Of the same: workers make their context and copy the weights."""
-    tokens_per_s: float
-    """While batches were computed."""
-    difference: float
+    name: str
+    model: str
+    run_s: float = 40
+    """Seconds that the run should take at the rate of plain `encode`."""
+    dtype: str = "bfloat16"
+    attention: str = "sdpa"
+    texts: str = "short"
+    start: str = "auto"
+    chunk: int | str = "auto"
+
+    @property
+    def needs_s(self) -> float:
+        """Estimate the seconds of both sides."""
+        return SHORT_START_S + 1.2 * self.run_s + min(self.run_s, 60)
 
 
-def make_model(folder: Path, shape: dict[str, int]) -> int:
-    """A sentence-transformers folder with random bf16 weights; returns how many parameters compute.
+CASES = (
+    Case("decoder-night", "decoder", run_s=300),
+    Case("minilm-float16", "minilm", dtype="float16"),
+    Case("decoder-512", "decoder", texts="512 tokens"),
+    Case("modernbert-sdpa", "modernbert", run_s=20),
+    Case("modernbert-flash", "modernbert", run_s=20, attention="flash_attention_2"),
+    Case("decoder-warm", "decoder", start="warm", chunk=1000),
+    Case("decoder-fresh", "decoder", start="fresh", chunk=1000),
+    Case("decoder-chunk-250", "decoder", chunk=250),
+    Case("decoder-flash", "decoder", attention="flash_attention_2"),
+    Case("minilm-float32", "minilm", run_s=20, dtype="float32"),
+    Case("minilm-bfloat16", "minilm", run_s=20),
+    Case("bert-float16", "bert", run_s=20, dtype="float16"),
+    Case("minilm-512", "minilm", run_s=20, dtype="float16", texts="512 tokens"),
+)
 
-    Those of the embedding table do not: a row of it is looked up. The tokenizer is
-    MiniLM's: which words there are changes nothing about the work for a token.
-    """
+
+@dataclass
+class Row:
+    """What a case has shown. Rates are texts a second without the start of the process."""
+
+    name: str
+    case: dict[str, Any]
+    device: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    rows: int = 0
+    ours_s: float = 0.0
+    plain_s: float = 0.0
+    """Of a whole process at its best batch size: its start, and all rows at its measured rate."""
+    plain_start_s: float = 0.0
+    plain_rates: dict[str, float] = field(default_factory=dict)
+    ours_rate: float = 0.0
+    whole_ratio: float = 0.0
+    rate_ratio: float = 0.0
+    """Plain's rate as a share of ours: below 1 the run is faster."""
+    idle_by_smi: float | None = None
+    """Share of nvidia-smi's samples without a kernel, from the first go to the last worker's end."""
+    idle_by_clocks: float = 0.0
+    context_s: float = 0.0
+    copy_s: float = 0.0
+    compute_s: float = 0.0
+    first_batch_s: float = 0.0
+    """From the start of the command to the first worker's go."""
+    padding: float = 0.0
+    share_of_peak: float = 0.0
+    least_cosine: float = 0.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model that is made on the spot: a class of transformers and what its config says."""
+
+    config: str
+    pooling: str
+    large: dict[str, Any]
+    small: dict[str, Any]
+
+
+_TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+SHAPES = {
+    # Qwen2-1.5B, BERT-base and ModernBERT-base, as their config.json on the hub has them.
+    "decoder": Shape(
+        "Qwen2Config",
+        "lasttoken",
+        {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
+        _TINY,
+    ),
+    "bert": Shape("BertConfig", "mean", {}, _TINY),
+    "modernbert": Shape("ModernBertConfig", "mean", {}, _TINY),
+}
+
+
+class Bench:
+    """The folder that everything is made in, and what all cases share."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder = folder
+        self.device: str = options.device
+        self.small: bool = options.small
+        self.peaks: dict[str, float] = {}
+        self.commits = read_texts(options.commits, 20_000, distinct=True)
+        self.parameters: dict[str, int] = {}
+
+    def model(self, name: str) -> Path:
+        """Make the model's folder, once; random weights in bfloat16, MiniLM's tokenizer."""
+        if name == "minilm":
+            return ensure_model()
+        folder = self.folder / name
+        if not folder.exists():
+            make_model(folder, SHAPES[name], small=self.small)
+        return folder
+
+    def texts(self, kind: str, count: int) -> list[str]:
+        """Return distinct texts: commit messages with a number, or about 512 tokens cut out of all of them."""
+        if kind == "short":
+            return [f"{self.commits[row % len(self.commits)]} {row}" for row in range(count)]
+        stream = " ".join(self.commits).split()
+        starts = ((row * 330) % max(1, len(stream) - 330) for row in range(count))
+        return [" ".join(stream[start : start + 330]) + f" {row}" for row, start in enumerate(starts)]
+
+    def measure(self, case: Case) -> Row:
+        """Run both sides. Raises FailedError if one of them cannot do it here."""
+        seconds = 1.0 if self.small else case.run_s
+        model = self.model(case.model)
+        plain = self.plain(case, model, self.texts(case.texts, 2000 if self.small else 20_000), min(seconds, 60))
+        best = max(plain["rates"].values())
+        rows = max(SAMPLE, min(int(best * seconds), 2000 if self.small else 400_000))
+        row = Row(case.name, asdict(case), plain["device"], plain["versions"], rows)
+        row.plain_rates, row.plain_start_s = plain["rates"], plain["start_s"]
+        row.plain_s = plain["start_s"] + rows / plain["rate"]
+        self.run(case, model, self.texts(case.texts, rows), row)
+        row.whole_ratio, row.rate_ratio = row.ours_s / row.plain_s, plain["rate"] / row.ours_rate
+        ours, theirs = np.load(self.folder / "work/out.npy", mmap_mode="r"), np.load(self.folder / "plain.npy")
+        a, b = (each[: len(theirs)].astype(np.float64) for each in (ours, theirs))
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        row.least_cosine = float(((a * b).sum(axis=1) / norms).min())
+        return row
+
+    def plain(self, case: Case, model: Path, texts: list[str], seconds: float) -> dict[str, Any]:
+        """Measure plain `encode` in one process: its start, its rate by batch size, and its rate over many texts."""
+        (self.folder / "texts.json").write_text(json.dumps(texts))
+        asked = {"dtype": case.dtype, "attn_implementation": case.attention}
+        command = [sys.executable, str(HERE / "gpuplain.py"), str(model), str(self.folder / "texts.json")]
+        command += ["--device", self.device, "--seconds", str(seconds), "--sample", str(SAMPLE)]
+        took([*command, "--kwargs", json.dumps(asked)], self.folder)
+        found: dict[str, Any] = json.loads((self.folder / "plain.json").read_text())
+        return found
+
+    def run(self, case: Case, model: Path, texts: list[str], row: Row) -> None:
+        """Run chunkvisor from the start, and read its events."""
+        (self.folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        config = {
+            "workdir": "work",
+            "model": {"name": str(model), "dtype": case.dtype, "kwargs": {"attn_implementation": case.attention}},
+            "device": self.device,
+            "chunk": {"size": case.chunk},
+            "workers": {"start": case.start},
+            "outputs": {"out": {"source": "texts.jsonl", "column": "text"}},
+        }
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        arguments = ["run", "config.yaml", "--yes", "--from-scratch"]
+        began = time.time()
+        with sampled() as samples:
+            command = [sys.executable, "-c", "from chunkvisor.cli import main; main()", *arguments]
+            found = took(command, self.folder, {"PYTHONPATH": PYTHONPATH})
+        row.ours_s = found.seconds
+        lines = (self.folder / "work/.chunkvisor/events.jsonl").read_text().splitlines()
+        events = [event for event in map(json.loads, lines) if event["t"] >= began]
+        first, last = (
+            next(event["t"] for event in order if event["event"] == name)
+            for order, name in ((events, "go"), (events[::-1], "worker_ended"))
+        )
+        row.first_batch_s, row.ours_rate = first - began, len(texts) / (last - first)
+        ended = [event for event in events if event["event"] == "worker_ended"]
+        between_s = sum(event["idle_s"] - event.get("opening_s", 0.0) for event in ended)
+        row.idle_by_clocks = max(0.0, between_s) / (last - first)
+        phases = [event["phase_s"] for event in events if event["event"] == "chunk_committed"]
+        row.context_s, row.copy_s, row.compute_s = (
+            sum(each.get(name, 0.0) for each in phases) for name in ("cuda_init", "weights_copy", "forward")
+        )
+        tokens = sum(event["tokens"] for event in ended)
+        row.padding = 1 - tokens / max(1, sum(event["padded_tokens"] for event in ended))
+        # Two FLOP for each parameter and token (a multiplication and an addition); attention is not counted.
+        flops = 2 * self.computing(case.model, model) * tokens / max(row.compute_s, 1e-9)
+        row.share_of_peak = flops / self.peak(case.dtype)
+        seen = [busy for at, busy in samples if first <= at <= last]
+        row.idle_by_smi = sum(not busy for busy in seen) / len(seen) if seen else None
+
+    def computing(self, name: str, model: Path) -> int:
+        """Count the parameters that compute: a row of the embedding table is only looked up."""
+        if name not in self.parameters:
+            from transformers import AutoModel
+
+            found = AutoModel.from_pretrained(str(model if (model / "config.json").exists() else model / "base"))
+            self.parameters[name] = int(found.num_parameters(exclude_embeddings=True))
+        return self.parameters[name]
+
+    def peak(self, dtype: str) -> float:
+        """Measure the device's FLOP/s in large matrix products, in a process that then gives the memory back."""
+        if dtype not in self.peaks:
+            command = [sys.executable, str(HERE / "gpuplain.py"), "--peak", dtype, "--device", self.device]
+            took(command, self.folder)
+            self.peaks[dtype] = float((self.folder / "peak.txt").read_text())
+        return self.peaks[dtype]
+
+
+def make_model(folder: Path, shape: Shape, *, small: bool) -> None:
+    """Save a sentence-transformers folder with random bfloat16 weights and MiniLM's tokenizer."""
     import torch
+    import transformers
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
 
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(str(ensure_model()))
-    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=2048, **shape)
-    base = Qwen2Model(config).to(torch.bfloat16)
-    base.save_pretrained(folder / "base")
-    tokenizer.model_max_length = 2048
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(ensure_model()))
+    tokenizer.model_max_length = 512
+    said = dict(shape.small if small else shape.large)
+    if shape.config == "Qwen2Config":
+        said |= {"num_key_value_heads": 2, "max_position_embeddings": 2048}
+    if shape.config == "ModernBertConfig":
+        said |= {"pad_token_id": tokenizer.pad_token_id, "max_position_embeddings": 2048}
+    config = getattr(transformers, shape.config)(vocab_size=len(tokenizer), **said)
+    transformers.AutoModel.from_config(config).to(torch.bfloat16).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    transformer = Transformer(str(folder / "base"), max_seq_length=2048, model_kwargs={"dtype": "bfloat16"})
-    pooling = Pooling(shape["hidden_size"], pooling_mode="lasttoken")
-    SentenceTransformer(modules=[transformer, pooling], device="cpu").save(str(folder / "model"))
-    parameters: int = sum(parameter.numel() for parameter in base.parameters())
-    embeddings: int = base.get_input_embeddings().weight.numel()
-    return parameters - embeddings
+    transformer = Transformer(str(folder / "base"), max_seq_length=512, model_kwargs={"dtype": "bfloat16"})
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode=shape.pooling)
+    SentenceTransformer(modules=[transformer, pooling], device="cpu").save(str(folder))
 
 
-def long_texts(texts: list[str], words: int, rows: int) -> list[str]:
-    """Texts of about 512 tokens each, cut from all of them."""
-    stream = " ".join(texts).split()
-    return [" ".join(stream[(row * words) % len(stream) :][:words]) + f" {row}" for row in range(rows)]
+@contextmanager
+def sampled() -> Iterator[list[tuple[float, bool]]]:
+    """Ask nvidia-smi twice a second whether a kernel has run lately: (moment, busy) pairs; none without nvidia-smi."""
+    samples: list[tuple[float, bool]] = []
+    over = threading.Event()
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
+
+    def look() -> None:
+        while not over.wait(0.5):
+            try:
+                said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+                samples.append((time.time(), int(said) > 0))
+            except (OSError, ValueError, subprocess.SubprocessError):
+                return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
 
 
-def measure(folder: Path, texts: list[str], device: str, chunk: int, repeat: int) -> Measured:
-    """Runs both ways in turn; the medians, and the best batch size of the other side."""
-    (folder / "texts.json").write_text(json.dumps(texts))
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    config: dict[str, Any] = {
-        "workdir": "work",
-        "model": {"name": str(folder / "model")},
-        "device": device,
-        "chunk": {"size": chunk},
-        "outputs": {"out": {"source": "texts.jsonl", "column": "text"}},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    run = [
-        sys.executable,
-        "-c",
-        "from chunkvisor.cli import main; main()",
-        "run",
-        "config.yaml",
-        "--yes",
-        "--from-scratch",
-    ]
-    ours: list[float] = []
-    theirs: dict[int, list[float]] = {size: [] for size in BATCH_SIZES}
-    for _ in range(repeat):
-        ours.append(call(run, folder))
-        for size in BATCH_SIZES:
-            plain = [sys.executable, str(HERE / "plain.py"), "model", "texts.json", "plain.npy"]
-            theirs[size].append(call([*plain, "--device", device, "--batch-size", str(size)], folder))
-    lines = [json.loads(line) for line in (folder / "work/.chunkvisor/events.jsonl").read_text().splitlines() if line]
-    events = [line for line in lines if line["run"] == lines[-1]["run"]]
-    ended = [event for event in events if event["event"] == "worker_ended"]
-    total_s = sum(event["busy_s"] + event["idle_s"] for event in ended)
-    between_s = sum(event["idle_s"] - event.get("opening_s", 0.0) for event in ended)
-    phases = [event["phase_s"] for event in events if event["event"] == "chunk_committed"]
-    opening_s = sum(each.get(phase, 0.0) for each in phases for phase in ("cuda_init", "weights_copy"))
-    forward_s = sum(each["forward"] for each in phases)
-    ours_vectors, plain_vectors = np.load(folder / "work/out.npy"), np.load(folder / "plain.npy")
-    scale = np.abs(plain_vectors).max()
-    return Measured(
-        float(np.median(ours)),
-        {size: float(np.median(each)) for size, each in theirs.items()},
-        between_s / total_s,
-        opening_s / total_s,
-        sum(event["tokens"] for event in ended) / forward_s,
-        float(np.abs(ours_vectors - plain_vectors).max() / scale),
-    )
+def compile_libraries() -> None:
+    """Write the bytecode of what every process imports: on a fresh machine it would be compiled again and again."""
+    from importlib.util import find_spec
 
-
-def call(command: list[str], folder: Path) -> float:
-    """Seconds of one command; it has to succeed."""
-    return took(command, folder).seconds
-
-
-def matrix_peak(device: str, dtype: str) -> float:
-    """FLOP/s of large matrix products with torch's own threads, the best of ten: what the device can do at most."""
-    import torch
-
-    size = 8192 if device.startswith("cuda") else 512 if dtype == "bfloat16" else 1024
-    a, b = (torch.randn(size, size, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
-    best = 0.0
-    for _ in range(10):
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        a @ b
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        best = max(best, 2 * size**3 / (time.perf_counter() - start))
-    return best
+    found = [spec.submodule_search_locations for name in ("torch", "transformers") if (spec := find_spec(name))]
+    folders = {str(Path(place).parent) for places in found if places for place in places}
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", *folders], check=False, capture_output=True)
 
 
 def main() -> None:
-    """Print a table in Markdown."""
+    """Measure until the time is over; print each row, and append it to the file."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--until-s", type=float, default=540)
     parser.add_argument("--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings")
-    parser.add_argument("--rows", type=int, default=4000)
-    parser.add_argument("--chunk", type=int, default=1000)
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model of two small layers, to try the script")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--small", action="store_true", help="models of two small layers, to try the script")
     options = parser.parse_args()
+    began = time.monotonic()
+    say: Callable[..., None] = lambda *words: print(*words, flush=True)  # noqa: E731 - a name for one call
+    unknown = set(options.cases) - {case.name for case in CASES}
+    if unknown:
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in CASES)}")
+    if not options.small:
+        compile_libraries()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-gpu-") as name:
-        folder = Path(name)
-        parameters = make_model(folder, TINY if options.tiny else QWEN2_1_5B)
-        peak = matrix_peak(options.device, "bfloat16")
-        commits = read_texts(options.commits, options.rows, distinct=True)
-        corpora = {"commit messages": commits, "512-token texts": long_texts(commits, 330, options.rows)}
-        print(f"{parameters / 1e9:.2f}B parameters, {peak / 1e12:.0f} TFLOP/s of bf16 matrix products measured\n")
-        print(
-            "| texts | chunkvisor | plain, by batch size | ratio to its best | GPU waits between workers "
-            "| contexts and weights | of the peak, in batches | difference |"
-        )
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-        for title, texts in corpora.items():
-            found = measure(folder, texts, options.device, options.chunk, options.repeat)
-            plain = ", ".join(f"{size}: {seconds:.1f} s" for size, seconds in found.theirs_s.items())
-            # Two FLOP for each parameter and token (a multiplication and an addition).
-            share = 2 * parameters * found.tokens_per_s / peak
-            print(
-                f"| {len(texts):,} {title} | {found.ours_s:.1f} s | {plain} "
-                f"| {found.ours_s / min(found.theirs_s.values()):.2f} | {100 * found.idle_share:.1f} % "
-                f"| {100 * found.opening_share:.1f} % | {100 * share:.0f} % | {found.difference:.1e} |",
-                flush=True,
+        bench = Bench(Path(name), options)
+        for case in CASES:
+            left_s = options.until_s - (time.monotonic() - began)
+            if options.cases and case.name not in options.cases:
+                continue
+            if not options.small and case.needs_s > left_s:
+                say(f"{case.name}: not measured; it needs about {case.needs_s:.0f} s, {max(0, left_s):.0f} s are left")
+                continue
+            try:
+                row = bench.measure(case)
+            except FailedError as error:
+                say(f"{case.name}: failed: {str(error)[-1500:]}")
+                continue
+            with open(options.out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+            say(
+                f"{case.name}: {row.rows:,} texts in {row.ours_s:.1f} s, plain {row.plain_s:.1f} s, "
+                f"{row.whole_ratio:.2f} of it; {row.ours_rate:,.0f} texts/s, {row.rate_ratio:.2f} of plain; "
+                f"idle {100 * row.idle_by_clocks:.1f} % by clocks; {100 * row.share_of_peak:.0f} % of the peak; "
+                f"least cosine {row.least_cosine:.5f}"
             )
 
 
