@@ -38,9 +38,10 @@ def commands() -> str:
 
 
 def _command(command: click.Command, context: click.Context) -> str:
-    words = (command.help or "").partition("Example: ")[0]
     usage = f"chunkvisor {command.name} {' '.join(command.collect_usage_pieces(context))}"
-    told = _joined(words).replace(" You may give the config instead of WORKDIR.", "")  # the page says so once
+    told = _joined(command.help or "").replace(
+        " You may give the config instead of WORKDIR.", ""
+    )  # the page says so once
     lines = [f"## {command.name}", "", f"{code(usage)}: {told}", ""]
     options = [code(_spelled(each)) for each in command.params if isinstance(each, click.Option)]
     if options:

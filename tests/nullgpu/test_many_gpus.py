@@ -214,15 +214,12 @@ def test_bfloat16_is_a_warning_where_the_card_lacks_it(gpu_workplace: GpuWorkpla
     gpu_workplace.gpu.set(capability=capability)
     gpu_workplace.write_texts(4, words=500)
     lacks = capability == "7.5"
-    taken = []
     for dtype in ("float16", "bfloat16"):
         gpu_workplace.write_model_config(model__dtype=dtype)
         planned = gpu_workplace.call("plan", str(gpu_workplace.config_path), "--json")
         assert planned.returncode == 0, planned.stderr
         plan = json.loads(planned.stdout)
-        taken.append(plan["outputs"]["out"]["activation_bytes"])
         assert any(_LACKS in note for note in plan["notes"]) is (lacks and dtype == "bfloat16"), plan["notes"]
-    assert (taken[1] > 2 * taken[0]) if lacks else (taken[1] == taken[0]), taken
     doctor = gpu_workplace.call("doctor", str(gpu_workplace.config_path), "--json")
     # Of vectors that are noise it has more to say.
     (found,) = [each for each in json.loads(doctor.stdout)["findings"] if each["check"] == "dtype"]

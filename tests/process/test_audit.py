@@ -1,12 +1,11 @@
 """`audit` encodes finished rows again, and finds vectors that are finite, complete and wrong."""
 
-import os
 import re
 import shutil
 
 import pytest
 
-from harness import ENCODERS, STAND_IN, Workplace, model_folder
+from harness import Workplace
 
 TEXTS = [f"text {number}" for number in range(9)] + ["change"] + [f"text {number}" for number in range(10, 20)]
 
@@ -55,19 +54,3 @@ def test_what_cannot_be_audited_is_said(drifted: Workplace) -> None:
     shutil.rmtree(drifted.hidden / "outputs/out")
     ended = drifted.call("audit", str(drifted.config_path))
     assert (ended.returncode, "is finished" in ended.stderr) == (78, True)
-
-
-def test_a_model_folder_that_has_changed_since_is_named(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change of the pooling all differ, and the note says why; see tests/standin."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (STAND_IN, ENCODERS))))
-    model = model_folder(workplace.folder / "model")
-    workplace.write_source(TEXTS[:3])
-    workplace.write_config("sentence-transformers", model__name="model")
-    assert workplace.run().returncode == 0
-    assert workplace.call("audit", str(workplace.workdir)).returncode == 0
-    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
-
-    ended = workplace.call("audit", str(workplace.workdir))
-
-    assert ended.returncode == 3
-    assert "has changed since the run" in ended.stdout

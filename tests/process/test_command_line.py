@@ -17,10 +17,9 @@ def test_help(workplace: Workplace) -> None:
     assert workplace.call("--version").stdout == f"chunkvisor, version {chunkvisor.__version__}\n"
     ended = finish(workplace.start("run", "-h"))
     assert (ended.returncode, ended.stdout[:31]) == (0, "Usage: chunkvisor run [OPTIONS]"), ended.stderr
-    head, commands = finish(workplace.start("-h")).stdout.split("Commands:\n")
-    assert head.startswith("Usage: chunkvisor [OPTIONS]")
-    assert len(commands.splitlines()) == len(COMMANDS)
-    assert "..." not in commands
+    head, *groups = finish(workplace.start("-h")).stdout.split("\n\nDaily:\n")[1].split("\n\n")
+    assert [line.split()[0] for group in (head, *groups) for line in group.splitlines() if line[0] == " "] == COMMANDS
+    assert "..." not in head
 
 
 def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
@@ -45,7 +44,7 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
     [
         (["rnu", "config.yaml"], "there is no command rnu; did you mean run?"),
         (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
-        (["run", "config.yaml", "--resume"], "continues by itself"),
+        (["run", "config.yaml", "--resume"], "continues where the last run ended"),
         (["encode", "rows.csv", "--model", "m", "-o", "out.npy", "--update"], "`chunkvisor run CONFIG --update`"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
         (["completion", "bash"], "completion is gone: eval"),

@@ -23,7 +23,7 @@ def written(workplace: Workplace) -> Path:
     assert ended.returncode == 0, ended.stderr
     assert "10 texts with the vectors that the model gives now" in ended.stdout
     again = workplace.call("audit", str(workplace.config_path), "--rows", "3", "--write-expect", str(path))
-    assert (again.returncode, f"{path} is there already" in again.stderr) == (78, True)
+    assert (again.returncode, f"{path} already exists" in again.stderr) == (78, True)
     return path
 
 

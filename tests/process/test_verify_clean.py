@@ -92,9 +92,9 @@ def with_zeros(place: ScriptedWorkplace) -> None:
         (with_nan, "out.npy: has NaN or infinity in 1 row"),
         (with_zeros, "out.npy: is zero throughout in 1 row"),
         (lambda place: manifest(place).unlink(), "out.json: is missing"),
-        (lambda place: flip(manifest(place)), "out.json: is not what was written"),
+        (lambda place: flip(manifest(place)), "out.json: failed its integrity check"),
         (lambda place: flip(chunk(place)), "does not have the digest in its name"),
-        (lambda place: flip(state(place, "identity.json")), "identity.json: is not what was written"),
+        (lambda place: flip(state(place, "identity.json")), "identity.json: failed its integrity check"),
         (lambda place: state(place, "staged.json").unlink(), "staged.json: is missing"),
     ],
 )
@@ -107,23 +107,14 @@ def test_verify_finds(place: ScriptedWorkplace, damage: Callable[[ScriptedWorkpl
     assert "damaged, changed or missing" in ended.stderr
 
 
-def test_what_helps_is_said_of_each_kind_of_damage(place: ScriptedWorkplace) -> None:
-    """A damaged chunk that no run needs is to be removed; with its final file it is made anew by a run."""
-    damaged = chunk(place)
-    flip(damaged)
-    ended = place.here("verify", str(place.workdir))
-    assert ended.returncode == 74
-    assert "do:  remove the damaged chunk files: the final files are good" in ended.stderr
-    assert "run the same" not in ended.stderr
-    damaged.unlink()
-    ended = place.here("verify", str(place.workdir))
-    assert (ended.returncode, ended.stdout) == (0, "3 files checked: all are intact\n")
-    assert place.run_here().returncode == 0
+def test_a_damaged_chunk_that_no_run_needs_is_cleaned_away(place: ScriptedWorkplace) -> None:
+    """`verify` names `clean`, after which nothing is damaged."""
     flip(chunk(place))
-    flip(final(place))
     ended = place.here("verify", str(place.workdir))
-    assert "run the same `chunkvisor run` again" in ended.stderr
-    assert "remove" not in ended.stderr
+    assert (ended.returncode, "`chunkvisor clean` removes chunk files" in ended.stderr) == (74, True)
+    assert place.here("clean", str(place.workdir)).returncode == 0
+    ended = place.here("verify", str(place.workdir))
+    assert (ended.returncode, ended.stdout) == (0, "2 files checked: all are intact\n")
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from chunkvisor.commands.doctor import (
     Case,
     Finding,
     Sample,
+    container_memory,
     examine,
     exit_code,
-    read_cgroup,
     render,
     to_json,
 )
@@ -38,7 +38,7 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 SMI = f"""<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd"><nvidia_smi_log>
 <driver_version>580.65.06</driver_version><cuda_version>13.0</cuda_version>
 <gpu id="00000000:01:00.0"><product_name>NVIDIA A100</product_name><uuid>{UUID}</uuid>
-<mig_mode><current_mig>Disabled</current_mig></mig_mode><gpu_recovery_action>None</gpu_recovery_action>
+<gpu_recovery_action>None</gpu_recovery_action>
 <fb_memory_usage><total>40960 MiB</total><used>3 MiB</used></fb_memory_usage><compute_mode>Default</compute_mode>
 <ecc_errors><volatile><sram_correctable>7</sram_correctable><sram_uncorrectable_parity>N/A</sram_uncorrectable_parity>
 <dram_uncorrectable>0</dram_uncorrectable></volatile></ecc_errors><remapped_rows>
@@ -72,7 +72,7 @@ def well(**changes: Any) -> Case:
         nodes={"/dev/nvidia0": True},
         probe=ProbeReading(REPORT, 0),
         memory=(60 * GIB, 64 * GIB),
-        own={"HF_TOKEN": "hf_secret"},
+        own={},
         place="cache",
         sources={"out": ""},
         samples=(Sample(DONE, GPU),),
@@ -112,26 +112,27 @@ def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
 NO_GPU: dict[str, Any] = {"smi": SmiAnswer(None, ""), "nodes": {}, **torch("Found no NVIDIA driver on your system")}
 UNLIKE = Sample(DONE, GPU, unexpected="cosine 0.2")
 EXPECTED = Expected(Path("e.jsonl"), ("a", "b"), VECTORS[:2])
-SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
 REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.ValueError")
 WRONG_PRODUCT = torch("a product of matrices of ones sums up to 7", "builtins.ArithmeticError")
 TOO_OLD = torch("The NVIDIA driver on your system is too old (found version 12020).")
 
 CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("config", FAULT, "c.yaml:3: no", lambda: well(refused={"config": config_error("c.yaml:3: no")})),
-    ("cluster", NOTE, "the other findings are about this machine", lambda: well(on_cluster=True)),
     # the driver and nvidia-smi
     ("driver", OK, "NVIDIA driver 580.65.06, for CUDA 13.0", well),
-    ("driver", FAULT, "no NVIDIA driver", lambda: well(**NO_GPU)),
-    ("driver", FAULT, "cannot open /dev/nvidia0", lambda: well(**NO_GPU | {"nodes": {"/dev/nvidia0": False}})),
+    ("driver", FAULT, "has no NVIDIA driver", lambda: well(**NO_GPU)),
+    (
+        "driver",
+        FAULT,
+        "no permission to open /dev/nvidia0",
+        lambda: well(**NO_GPU | {"nodes": {"/dev/nvidia0": False}}),
+    ),
     ("nvml", WARNING, "does not fit the NVIDIA driver", lambda: well(smi=MISMATCH)),
     ("nvml", WARNING, "fails: no answer within 20 s", lambda: well(smi=SmiAnswer(None, "no answer within 20 s"))),
     ("nvml", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
     ("gpu", FAULT, "has no GPU", lambda: well(refused={"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")})),
-    ("visible-gpus", OK, "shows 1 of 1 GPU", lambda: well(own={"CUDA_VISIBLE_DEVICES": "GPU-1111"})),
     ("visible-gpus", FAULT, "shows 1 of 2 GPUs", lambda: well(own={"CUDA_VISIBLE_DEVICES": "0,7"})),
     ("visible-gpus", FAULT, "another kind", lambda: well(own={"CUDA_VISIBLE_DEVICES": f"0,{UUID}"})),
-    ("mig", WARNING, "one slice", lambda: smi("mig>Disabled<", "mig>Enabled<")),
     ("gpu-health", OK, "no memory error", well),
     ("gpu-health", FAULT, "recovery action: Reset", lambda: smi("action>None<", "action>Reset<")),
     (
@@ -141,11 +142,11 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
         lambda: smi("dram_uncorrectable>0", "dram_uncorrectable>2"),
     ),
     ("gpu-health", FAULT, "could not be replaced", lambda: smi("failure>No<", "failure>Yes<")),
-    ("gpu-memory", WARNING, "cannot be seen from here", lambda: smi("<used>3 ", "<used>30720 ")),
-    ("gpu-memory", WARNING, "by pid 4711 python3 (30720 MiB)", lambda: smi(*HELD)),
+    ("gpu-memory", WARNING, "processes of another container", lambda: smi("<used>3 ", "<used>30720 ")),
+    ("gpu-memory", WARNING, "by pid 4711 python3", lambda: smi(*HELD)),
     # torch
     ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
-    ("torch", FAULT, "not installed", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
+    ("torch", FAULT, "cannot be imported", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
     ("torch", FAULT, "it hangs", lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT)))),
     ("torch", FAULT, "older than the build", lambda: well(probe=ILLEGAL)),
     ("torch-gpu", OK, "torch computes on NVIDIA A100 (compute capability 8.0)", well),
@@ -154,22 +155,23 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("torch-gpu", FAULT, "SIGSEGV", lambda: well(probe=replace(torch()["probe"], returncode=-11))),
     ("torch-gpu", WARNING, "a product of matrices of ones", lambda: well(place="plugin", **WRONG_PRODUCT)),
     # variables
-    ("allocator", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
-    ("allocator", WARNING, "asks NVML", lambda: well(smi=MISMATCH, workers=SEGMENTS)),
+    ("torch-gpu", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
     ("environment", NOTE, "no part of torch reads it", lambda: well(workers={"PYTORCH_NO_NVML": "1"})),
     ("environment", WARNING, "very slow", lambda: well(workers={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})),
     # the machine
-    ("memory", FAULT, "about 2.0 GiB are needed", lambda: well(memory=(GIB // 2, GIB))),
+    ("memory", FAULT, "need about 2.0 GiB", lambda: well(memory=(GIB // 2, GIB))),
     ("memory", WARNING, "8.0 GiB", lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB))),
-    ("processes", WARNING, "100 more processes", lambda: well(tasks_left=100.0)),
     ("source", FAULT, "out: no such column", lambda: well(sources={"out": config_error("no such column")})),
     ("source", WARNING, r'"{title}\n{body}"', lambda: well(sources={"out": template_note(r"{title}\n{body}")})),
     # the model
-    ("hub-token", NOTE, "no access token", lambda: well(own={"HF_HOME": "/nothing"})),
     ("model", OK, "some/model is in the local cache, 3.0 GiB", lambda: well(model=ModelFolder(weights_bytes=3 * GIB))),
     ("model", NOTE, "downloads it", lambda: well(place="hub")),
-    ("model", FAULT, "forbids", lambda: well(place="hub", own={"HF_HUB_OFFLINE": "1"})),
-    ("model", FAULT, "does not give it: no", lambda: well(place="hub", no_download=Verdict(Outcome.SETUP, "no"))),
+    (
+        "model",
+        FAULT,
+        "is not in the local cache: no",
+        lambda: well(place="hub", no_download=Verdict(Outcome.SETUP, "no")),
+    ),
     ("dtype", WARNING, "does not have", lambda: card((7, 5), "bfloat16", "bert")),
     ("dtype", WARNING, "overflow to NaN", lambda: card((8, 0), "float16", "qwen2")),
     ("dtype", OK, "suits NVIDIA (compute capability 9.0)", lambda: card((9, 0), "bfloat16", "qwen2")),
@@ -221,7 +223,7 @@ def test_a_well_machine_is_all_well() -> None:
         (failing(Outcome.BAD_OUTPUT), 78),
         (failing(Outcome.CRASHED), 69),
         (replace(failing(Outcome.CRASHED), place="plugin"), 78),
-        (replace(failing(Outcome.SETUP, exit_code=78), tasks_left=10.0), 69),
+        (replace(failing(Outcome.SETUP, exit_code=78), memory=(GIB // 2, GIB)), 69),
     ],
 )
 def test_exit_code(readings: Case, expected: int) -> None:
@@ -245,13 +247,11 @@ def test_the_report_is_readable() -> None:
     assert to_json(findings[:1])["ok"] is True
 
 
-def test_limits_of_a_container(tmp_path: Path) -> None:
-    """The limits of our own cgroup are read; cached files count as free."""
-    own, folder = tmp_path / "own", tmp_path / "box"
-    own.write_text("0::/box\n")
-    assert read_cgroup(tmp_path, own) == (math.inf, math.inf, math.inf)
-    folder.mkdir()
-    files = {"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 1\ninactive_file 300\n"}
-    for name, content in {**files, "pids.max": "50", "pids.current": "45"}.items():
-        (folder / name).write_text(content)
-    assert read_cgroup(tmp_path, own) == (400, 1000, 5)
+def test_memory_of_a_container(tmp_path: Path) -> None:
+    """The container's limit is read; cached files count as free."""
+    assert container_memory(tmp_path) == (math.inf, math.inf)
+    for name, content in {"max": "1000", "current": "900", "stat": "anon 1\ninactive_file 300\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(content)
+    assert container_memory(tmp_path) == (400, 1000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_memory(tmp_path) == (math.inf, math.inf)

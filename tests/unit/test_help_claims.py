@@ -29,7 +29,7 @@ def test_what_help_says(verb: str) -> None:
     assert codes <= set(EXITS[verb])
     assert set(re.findall(r"e\.g\. ([\w.]+)=", words)) <= set(keys())
 
-    example = (command.help or "").partition("Example: ")[2].splitlines()[0]
+    example = (command.epilog or "").partition("Example: ")[2].splitlines()[0]
     first, *arguments = shlex.split(re.split(r" (?:&&|>>?) ", example)[0])
     assert (first, arguments.pop(0)) == ("chunkvisor", verb)
     given = command.make_context(verb, arguments, parent=GROUP, resilient_parsing=False).params

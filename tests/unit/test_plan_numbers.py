@@ -7,60 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-import planpart
-from chunkvisor.commands.plan import WIDTH, activation_bytes, distribution, draw
+from chunkvisor.commands.plan import WIDTH, distribution, draw
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder, shape_of
-
-
-def lengths_of(*values: int) -> np.ndarray:
-    """Return an array as the worker leaves it."""
-    return np.array(values, dtype=np.int32)
+from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
 
 
 @pytest.mark.parametrize(
     ("lengths", "max_length", "bins", "truncated", "lost_share"),
     [
         ((0, 8, 9), None, [(0, 8, 2), (9, 16, 1)], 0, 0.0),
-        ((3,), 4, [(0, 4, 1), (5, 8, 0)], 0, 0.0),
-        ((10, 30), 20, [(0, 8, 0), (9, 16, 1), (17, 20, 0), (21, 32, 1)], 1, 0.25),
+        ((10, 30), 20, [(0, 8, 0), (9, 16, 1), (17, 32, 1)], 1, 0.25),
         ((), 8, [], 0, 0.0),
     ],
 )
 def test_distribution(
     lengths: tuple[int, ...], max_length: int | None, bins: list[Any], truncated: int, lost_share: float
 ) -> None:
-    """Bins double in width, the limit always ends one, and what is beyond it is counted."""
-    found = distribution(lengths_of(*lengths), max_length)
+    """Bins double in width, and what is beyond the limit is counted."""
+    found = distribution(np.array(lengths, dtype=np.int32), max_length)
     assert [tuple(each.values()) for each in found["bins"]] == bins
     assert (found["truncated"], found["lost_share"]) == (truncated, pytest.approx(lost_share))
-
-
-MINILM = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
-QWEN2 = {"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12}
-QWEN2 |= {"num_key_value_heads": 2}
-
-
-@pytest.mark.parametrize(
-    ("config", "element_bytes", "rows", "length", "math_kernel", "counted"),
-    [
-        # Peak of torch 2.13.0+cu130's allocator on a null GPU, 2026-11-21, by tests/nullgpu/test_memory.py.
-        (MINILM, 4, 256, 128, False, 562_036_736),
-        (MINILM, 4, 1, 32768, False, 5_670_699_008),
-        (QWEN2, 2, 16, 2048, False, 2_299_543_552),
-        # In bfloat16 on a GPU of capability 7.5, 2026-11-24: each head takes memory for all pairs of tokens.
-        (MINILM, 2, 8, 1001, True, 973_045_248),
-    ],
-)
-def test_what_a_batch_takes(
-    config: dict[str, Any], element_bytes: int, rows: int, length: int, math_kernel: bool, counted: int
-) -> None:
-    """The formula is within 5 % of what torch's allocator took, for short and long texts, plain and gated models."""
-    shape = shape_of(config)
-    assert shape is not None
-    found = activation_bytes(shape, element_bytes, rows, length, math_kernel=math_kernel)
-    assert found == pytest.approx(counted, rel=0.05)
-    assert shape_of(config | {"model_type": "nomic_bert"}) is None, "nothing is made up for other layers"
 
 
 FIRST = {"type": "sentence_transformers.models.Transformer", "path": ""}
@@ -103,37 +69,76 @@ def test_computed_dtype(tmp_path: Path, model: dict[str, Any], config: dict[str,
     assert computed_dtype(ModelConfig(name="m", **model), str(tmp_path)) == dtype
 
 
+LENGTHS = np.array([5] * 90 + [200] * 9 + [500], dtype=np.int32)
+OUTPUT: dict[str, Any] = {
+    "rows": 107,
+    "distinct_texts": 100,
+    "duplicate_share": 7 / 107,
+    "rows_empty": 0,
+    "length_unit": "tokens",
+    "lengths": distribution(LENGTHS, 256),
+    "max_length": 256,
+    "batches": 5,
+    "padding_share": 0.042,
+    "texts_known": 0,
+    "chunks": 2,
+    "chunks_done": 0,
+    "chunk_size": 50,
+    "chunk_size_reason": None,
+    "dimension": 384,
+    "final_bytes": 164_480,
+    "texts_left": 100,
+}
+WHOLE: dict[str, Any] = {
+    "outputs": {"titles": OUTPUT, "bodies": OUTPUT},
+    "combine": {"both": ["titles", "bodies"]},
+    "peak_disk_bytes": 1 << 20,
+    "final_disk_bytes": 1 << 19,
+    "free_disk_bytes": 1 << 36,
+    "weights_bytes": 90 << 20,
+    "workers": 2,
+    "per_gpu": False,
+    "host_memory_bytes": 3 << 30,
+    "total_memory_bytes": 24 << 30,
+    "gpu_memory_bytes": None,
+    "texts_per_s": 2.5,
+    "time_s": 80.0,
+    "notes": [],
+}
+
+
 def lines_of(**changes: Any) -> list[str]:
-    """Draw the sample of the page, with changes of the whole or of the output."""
-    whole = planpart.forecast()
-    (output,) = whole["outputs"].values()
-    for key, value in changes.items():
-        (output if key in output else whole)[key] = value
-    return list(draw(whole))
+    """Draw a plan, with changes of the whole or of its outputs."""
+    output = OUTPUT | {key: value for key, value in changes.items() if key in OUTPUT}
+    whole = WHOLE | {"outputs": {"titles": output, "bodies": output}}
+    return list(draw(whole | {key: value for key, value in changes.items() if key in WHOLE}))
 
 
 def test_drawing() -> None:
-    """The limit is marked where it cuts, the fewest texts show, and no line is wider than a terminal."""
+    """It begins with a line for each output, their sum and each combination; no line is wider than a terminal."""
     lines = lines_of(notes=["a long note " * 20])
+    assert lines[:4] == [
+        "titles: 107 rows, 100 distinct texts, 2 chunks",
+        "bodies: 107 rows, 100 distinct texts, 2 chunks",
+        "all: 214 rows, 200 distinct texts, 4 chunks, about 80 s",
+        "both: titles and bodies side by side",
+    ]
     assert max(map(len, lines)) <= WIDTH
-    marked = next(number for number, line in enumerate(lines) if "max_length 256" in line)
-    assert "129 - 256" in lines[marked - 1]
-    assert "257 - 512" in lines[marked + 1]
     bars = [line[21:60].strip() for line in lines if " - " in line]
-    assert (len(max(bars)), len(min(bars))) == (39, 1)
+    assert (len(max(bars)), bars[-1]) == (39, "#"), "one text shows as well"
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"dimension": None, "final_bytes": None}, "the dimension is unknown until a run"),
-        ({"texts_per_s": 9.5, "time_s": 60}, "about 60 s of computing: 16,969 texts at the 9.5 texts/s of the last"),
+        ({}, "about 80 s of computing: 200 texts at the 2.5 texts/s of the last run"),
+        ({}, "1.0 % of the texts are longer than 256 and are cut: 8.9 % of all tokens"),
         ({"weights_bytes": None}, "memory unknown until a run has downloaded the weights"),
-        ({"gpu_memory_bytes": 5 << 30}, "GPU about 5.0 GiB of each GPU, an estimate: 0.5 GiB for CUDA, 86.7 MiB of"),
+        ({"gpu_memory_bytes": 5 << 30}, "GPU about 5.0 GiB of each GPU for CUDA and weights"),
         ({"rows_empty": 7}, "empty 7 rows, with one vector for all; `where` leaves them out"),
-        ({"batch_rows": 32}, "a batch at most 32 texts and 2,048 padded tokens"),
-        ({"batch_tokens": None, "batches": None, "padding_share": None}, "a batch at most 2,048 texts"),
-        ({"texts_left": 0, "texts_per_s": 9.5, "time_s": 0}, "time nothing is left to be done"),
+        ({"texts_left": 0, "time_s": 0}, "time nothing is left to be done"),
+        ({"texts_per_s": None, "time_s": None}, "time unknown until a run has a rate"),
     ],
 )
 def test_what_is_unknown_is_said(changes: dict[str, Any], expected: str) -> None:

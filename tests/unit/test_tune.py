@@ -78,12 +78,13 @@ def test_a_tuning(config: Path) -> None:
     found = tuned(config)
     lines = draw(found)
     assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
+    assert {each["settings"]["attn_implementation"] for each in found["candidates"]} == {None, "sdpa", "eager"}
     assert any("failed: host_oom: no memory" in line for line in lines)
     assert f"tried on {found['sample']} texts of 200; cosines are to the first row." in lines
     assert "model.dtype: bfloat16" in lines[-1]
     first, *others = found["candidates"]
     assert [each["recommended"] for each in others].count(True) == 1
-    assert first["settings"] == {"model.dtype": "float32", "encode.batch_tokens": "auto", "workers.per_device": 1}
+    assert list(first["settings"].values()) == ["float32", None, "auto", 1]
     assert first["hours"] == pytest.approx(200 / 10 / 3600)
     assert first["cost"] == pytest.approx(2 * first["hours"])
     assert first["mean_cosine"] == pytest.approx(1)

@@ -1,6 +1,6 @@
-"""The command `chunkvisor`: parses, calls, and turns the end into words and an exit code.
+"""The command `chunkvisor`: parses arguments, calls a command, and ends with a message and an exit code.
 
-What a command needs is imported when it is called, so that `--help` is fast. May import every other room.
+What a command needs is imported when it is called, so that `--help` is fast.
 """
 
 import atexit
@@ -19,22 +19,19 @@ from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say
 from chunkvisor.version import __version__
 
-# Command -> the module of this package that has it, in the order of `--help`.
-_MODULES = {
-    **dict.fromkeys(("run", "encode"), "run"),
-    **dict.fromkeys(("plan", "doctor", "drill"), "before"),
-    **dict.fromkeys(("status", "report", "verify", "audit"), "workdir"),
-    "tune": "before",
-    **dict.fromkeys(("retry", "clean"), "workdir"),
-    **dict.fromkeys(("init", "explain"), "before"),
+# Commands and the modules of this package that have them, in the groups and the order of `--help`.
+_GROUPS = {
+    "Daily": {"init": "before", "run": "run", "status": "workdir", "encode": "run"},
+    "Before a run": dict.fromkeys(("plan", "doctor", "tune", "drill"), "before"),
+    "After a run": {**dict.fromkeys(("verify", "audit", "retry", "report", "clean"), "workdir"), "explain": "before"},
 }
+_MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
+# Below it libraries end the process in words of their own, or a run ends before its report is written.
 _LEAST_ADDRESS_SPACE_BYTES = 800 << 20
-"""Below it libraries end the process in words of their own, or a run ends before its report is written."""
-_CONTINUES = "`chunkvisor run CONFIG` continues by itself where the last run ended"
+_CONTINUES = "`chunkvisor run CONFIG` continues where the last run ended"
 # Options that people type by habit, and what does the same here.
 _INSTEAD = {
     "--resume": f"{_CONTINUES}.",
-    "--continue": f"{_CONTINUES}.",
     "--restart": f"{_CONTINUES}; --from-scratch starts over.",
     "--force": "`chunkvisor run CONFIG --from-scratch` starts over.",
     "--update": "`chunkvisor run CONFIG --update` encodes only texts that have no vector yet; it needs a config.",
@@ -59,6 +56,13 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(f"chunkvisor.cli.{_MODULES[cmd_name]}"), cmd_name)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in their groups."""
+        for head, names in _GROUPS.items():
+            with formatter.section(head):
+                found = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
+                formatter.write_dl([(name, command.get_short_help_str(80)) for name, command in found])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -76,13 +80,10 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chunkvisor")
 def cli() -> None:
-    """Embed the texts of large files, and finish the job, whatever happens on the way.
+    """Embed the texts of large files, and survive CUDA faults, crashes and power cuts.
 
-    \b
-    chunkvisor init               write a starter config
-    chunkvisor run config.yaml    do the job; run it again after any stop, and it continues
-    chunkvisor status WORKDIR     how far it is
-    """  # noqa: D301 - click takes a backspace for "do not rewrap"
+    The same command continues after any stop. Each command prints its options with --help.
+    """
 
 
 def _refuse_machine() -> None:
@@ -90,11 +91,9 @@ def _refuse_machine() -> None:
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 < limit_bytes < _LEAST_ADDRESS_SPACE_BYTES:
         what = f"`ulimit -v` allows a process {limit_bytes / (1 << 20):.1f} MiB of address space, which is too little"
-        raise Halt(
-            ExitCode.MACHINE, what, remedy="raise the limit (ulimit -v unlimited); then run the same command again"
-        )
+        raise Halt(ExitCode.MACHINE, what, remedy="Run `ulimit -v unlimited`, then the same command again.")
     if not Path("/proc/self/stat").exists():
-        raise Halt(ExitCode.MACHINE, "/proc is not mounted", remedy="mount it: mount -t proc proc /proc")
+        raise Halt(ExitCode.MACHINE, "/proc is not mounted", remedy="Mount it: mount -t proc proc /proc")
 
 
 def main() -> None:
@@ -115,7 +114,7 @@ def main() -> None:
         _end(halt)
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and (instead := _INSTEAD.get(error.option_name)):
-            error = click.UsageError(f"There is no option {error.option_name}: {instead}", error.ctx)
+            error = click.UsageError(f"there is no option {error.option_name}: {instead}", error.ctx)
         words = io.StringIO()
         error.show(words)
         say(words.getvalue().rstrip("\n"), err=True)  # it repeats what was typed, which may steer a terminal

@@ -1,4 +1,4 @@
-"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`, `explain`."""
+"""The commands for the time before a run: `init`, `plan`, `doctor`, `drill`, `tune`; and `explain`."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, config_argument, json_option, set_option
+from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, json_option, set_option
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import say
 
@@ -20,20 +20,17 @@ def _say(step: str) -> None:
     say(f"{step} …", err=True)
 
 
-@click.command("plan")
+@command("plan", "embeddings.yaml --set encode.batch_tokens=8192")
 @config_argument
-@set_option("Override a key, e.g. chunk.size=200.")
+@set_option
 @click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output.")
-@json_option("For programs: one JSON object, in bytes and seconds.")
+@json_option
 def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
-    """Dry run: show what a run of CONFIG would do and need.
+    """Show what a run of CONFIG would do and need.
 
-    It counts rows and tokens, and estimates memory, disk, and time once a speed is known. It uses no GPU and writes
-    nothing into the workdir.
-
-    \b
-    Example: chunkvisor plan embeddings.yaml --set encode.batch_tokens=8192
-    """  # noqa: D301 - as in the package
+    It counts rows and tokens, and estimates memory and disk, and the time once a run has shown its speed. It uses no
+    GPU and writes nothing into the workdir.
+    """
     from chunkvisor.commands.plan import draw, forecast
     from chunkvisor.config.load import load
 
@@ -44,18 +41,15 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
         say("\n".join(draw(found)), indent=11)
 
 
-@click.command("doctor")
+@command("doctor", "embeddings.yaml")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
-@json_option("For programs: JSON with `ok`, and an object for each check.")
+@json_option
 def doctor(config: Path | None, as_json: bool) -> None:
-    """Check whether this machine can do the job.
+    """Check whether this machine can run the job.
 
-    It says how to repair what is wrong. Without CONFIG it looks at the machine alone; with it also at sources,
-    device, folders and model, and a worker encodes a few words.
-
-    \b
-    Example: chunkvisor doctor embeddings.yaml
-    """  # noqa: D301 - as in the package
+    It prints what is wrong and how to repair it. With CONFIG it also checks sources, devices, disk and model, and a
+    worker encodes a few words.
+    """
     from chunkvisor.commands.doctor import examine, exit_code, gather, render, to_json
 
     findings = examine(gather(config, _say))
@@ -67,27 +61,17 @@ def doctor(config: Path | None, as_json: bool) -> None:
         sys.exit(int(code))
 
 
-@click.command("drill")
+@command("drill", "embeddings.yaml --fault segfault --fault oom")
 @config_argument
-@click.option(
-    "--fault",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Only this failure; may be given more than once. The page docs/reference/checks.md lists them.",
-)
-@set_option("Override a key, e.g. device=cpu.")
-@json_option()
+@click.option("--fault", "names", multiple=True, metavar="NAME", help="Only this fault; may be given more than once.")
+@set_option
+@json_option
 def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Fire drill: cause each kind of failure on purpose.
+    """Cause each kind of failure on purpose, and show that a run recovers.
 
-    It shows that a run recovers from each. It works in a scratch folder, with the model of CONFIG and the first rows of
-    its first output. Failures that this machine cannot have are simulated, and the table says so. It takes some
-    minutes.
-
-    \b
-    Example: chunkvisor drill embeddings.yaml --fault segfault --fault oom
-    """  # noqa: D301 - as in the package
+    It uses a scratch folder, the model of CONFIG and the first rows of its first output. Failures that this machine
+    cannot have are simulated, and the table marks them. It takes some minutes.
+    """
     from chunkvisor.commands import drill as drilling
     from chunkvisor.config.load import load
     from chunkvisor.testing import FAULTS
@@ -111,31 +95,29 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
         say(json.dumps(findings, indent=2))
     say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
     if failed:
-        names_of = ", ".join(each["fault"] for each in failed)
-        what, remedy = f"the run did not recover from: {names_of}", f"see the logs of these runs in {folder}"
-        raise Halt(ExitCode.TRY_AGAIN, what, why=failed[0]["problem"], remedy=remedy)
+        what = f"the run did not recover from: {', '.join(each['fault'] for each in failed)}"
+        raise Halt(
+            ExitCode.TRY_AGAIN, what, why=failed[0]["problem"], remedy=f"Read the logs of these runs in {folder}"
+        )
 
 
-@click.command("tune")
+@command("tune", "embeddings.yaml --price 2.5")
 @config_argument
-@set_option("Override a key, e.g. device=cuda:1.")
+@set_option
 @click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
 @click.option(
     "--price",
     type=click.FloatRange(0),
     metavar="PER_HOUR",
-    help="What an hour of this machine costs; the table then has the cost of the whole job.",
+    help="What an hour of this machine costs; the table then shows the cost of the whole job.",
 )
-@json_option("For programs: one JSON object, in hours.")
+@json_option
 def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | None, as_json: bool) -> None:
     """Try settings on texts of CONFIG, and recommend the fastest.
 
-    Dtypes, batch sizes and numbers of workers are compared by their speed, and by how near their vectors are to those
-    of float32. It takes a minute or two and writes nothing into the workdir.
-
-    \b
-    Example: chunkvisor tune embeddings.yaml --price 2.5
-    """  # noqa: D301 - as in the package
+    It compares dtypes, attention, batch sizes and numbers of workers by their speed, and by how near their vectors are
+    to those of float32. It takes some minutes and writes nothing into the workdir.
+    """
     from chunkvisor.commands import tune as tuning
     from chunkvisor.config.load import load
 
@@ -143,35 +125,30 @@ def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | N
     say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
     if not any(each["recommended"] for each in found["candidates"]):
         what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
-        raise Halt(ExitCode.QUARANTINED, what, remedy="choose one by the table, and set it in the config")
+        raise Halt(ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config.")
     if write and found["changes"]:
         from chunkvisor.config.yaml import with_values
         from chunkvisor_worker.contract.files import write_atomic
 
         target = config.resolve()  # a link stays a link
-        places = {
-            (section, key): value for name, value in found["changes"].items() for section, key in [name.split(".")]
-        }
+        places = {(name.partition(".")[0], name.partition(".")[2]): value for name, value in found["changes"].items()}
         text = with_values(target.read_bytes().decode("utf-8"), places)  # as bytes: line ends stay
         if text is None:
             lines = "; ".join(f"{key}: {value}" for key, value in found["changes"].items())
-            raise config_error(f"{config} is written in a form that cannot be edited for you", remedy=f"set {lines}")
+            raise config_error(f"cannot edit {config} automatically", remedy=f"Set by hand: {lines}")
         mode = target.stat().st_mode
         write_atomic(target, text.encode("utf-8"))
         target.chmod(mode & 0o777)
         say(f"{config}: written", err=True)
 
 
-@click.command("init")
+@command("init", "embeddings.yaml")
 @click.argument("path", type=click.Path(path_type=Path), default=Path("chunkvisor.yaml"))
 def init(path: Path) -> None:
-    """Write a config to start from, with every key explained.
+    """Write a starter config that explains every key.
 
-    Without PATH: chunkvisor.yaml; no existing file is overwritten.
-
-    \b
-    Example: chunkvisor init embeddings.yaml
-    """  # noqa: D301 - as in the package
+    Without PATH it is chunkvisor.yaml. An existing file is not overwritten.
+    """
     from importlib.resources import files
 
     target = path / "chunkvisor.yaml" if path.is_dir() else path
@@ -179,29 +156,26 @@ def init(path: Path) -> None:
         with open(target, "x") as file:
             file.write(files("chunkvisor").joinpath("starter.yaml").read_text())
     except FileExistsError:
-        raise config_error(
-            f"{target} is there already, and stays as it is", remedy="name another file: chunkvisor init OTHER.yaml"
-        ) from None
+        what = f"{target} already exists and was not overwritten"
+        raise config_error(what, remedy="Name another file: chunkvisor init OTHER.yaml") from None
     except OSError as error:
-        raise config_error(f"{target} cannot be written: {error.strerror}") from None
-    path_in_words = shlex.quote(str(target))
-    say(f"{target} written. In it, change the lines marked with <--: source, column, model, device. Then:", indent=2)
-    say(f"  chunkvisor doctor {path_in_words}    can this machine do it?")
-    say(f"  chunkvisor plan {path_in_words}      how much work is it?")
-    say(f"  chunkvisor run {path_in_words}       do it; run it again to continue")
+        what = f"{target} cannot be written: {error.strerror}"
+        raise config_error(what, remedy="Choose a folder that you may write to.") from None
+    quoted = shlex.quote(str(target))
+    say(f"{target} written. Change the lines marked with <--: source, column, model, device. Then:", indent=2)
+    say(f"  chunkvisor doctor {quoted}    can this machine do it?")
+    say(f"  chunkvisor plan {quoted}      how much work is it?")
+    say(f"  chunkvisor run {quoted}       do it; run it again to continue")
 
 
-@click.command("explain")
+@command("explain", "gpu_oom")
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
     """Explain a failure, by its NAME or an error message.
 
-    It says what happened, what a run does by itself, and what you can do. The last lines of a run have NAME after
-    `see:`. Instead of it: a pasted error message, or - for a log on standard input. Without it: all names.
-
-    \b
-    Example: chunkvisor explain gpu_oom
-    """  # noqa: D301 - as in the package
+    It prints what happened, what a run does automatically, and what you can do. NAME is what the last lines of a run
+    have after `see:`, or a pasted error message, or - for a log on standard input. Without NAME it lists all.
+    """
     from chunkvisor.commands import explain as handbook
 
     words = sys.stdin.buffer.read().decode(errors="replace") if name == "-" else name

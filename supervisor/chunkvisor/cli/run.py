@@ -1,4 +1,4 @@
-"""The commands that encode: `run` and `encode`, and what is typed to go on."""
+"""The commands that encode: `run` and `encode`, and what to type to continue."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, config_argument, log_format, quiet, set_option, stop_after
+from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, log_format, quiet, set_option, stop_after
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import confirmed, is_terminal
 
@@ -52,50 +52,43 @@ def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
     observer.say(f"the command, to run it again: {typed()}")
 
 
-@click.command("encode")
+@command("encode", "articles.csv --column title --model sentence-transformers/all-MiniLM-L6-v2 -o titles.npy")
 @click.argument("source", type=click.Path())
-@click.option("--model", required=True, metavar="NAME", help="Hub id or local folder of the model.")
+@click.option(
+    "--model", required=True, metavar="NAME", help="Hub id or local folder of the model; the first run downloads it."
+)
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy.")
 @click.option("--column", metavar="NAME", help="Column whose text is encoded; not needed for .txt.")
 @click.option("--template", metavar="TEXT", help='Text with columns in braces, such as "{title}: {body}".')
 @click.option("--sql", metavar="EXPRESSION", help="SQL expression over the columns, in DuckDB's dialect.")
-@click.option(
-    "--device",
-    default="cuda",
-    show_default=True,
-    metavar="DEVICE",
-    help="cuda, cuda:N, cpu, or several: cuda:0,cuda:1.",
-)
+@click.option("--device", metavar="DEVICE", default="cuda", help="cuda (default), cuda:N, cpu, or cuda:0,cuda:1.")
 @click.option("--dtype", metavar="NAME", help="Type of the model's weights: auto, float32, float16 or bfloat16.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of the model on the hub.")
 @click.option("--max-length", metavar="TOKENS", help="Cut longer texts; by default at the model's own limit.")
-@click.option("--batch-size", metavar="N", help="Texts in a batch, at most.")
+@click.option("--batch-size", metavar="N", help="Texts in a batch, at most; by default it is automatic.")
 @click.option("--batch-tokens", metavar="N", help="Tokens in a batch, padding included, at most.")
 @click.option("--chunk-size", metavar="N", help="Texts that one worker process encodes; equal texts count once.")
 @click.option("--normalize", is_flag=True, help="Scale every vector to length 1.")
 @click.option("--prompt", metavar="TEXT", help="Text to put before every text.")
 @click.option("--prompt-name", metavar="NAME", help="One of the model's own prompts.")
 @click.option("--encoder", metavar="MODULE:FACTORY", help="A plug-in encoder instead of sentence-transformers.")
-@set_option("Any key of a config, by its dotted path.")
+@set_option
 @click.option(
     "--workdir",
     type=click.Path(path_type=Path),
-    help="Where work in progress is kept; by default OUT.npy.chunkvisor, removed at the end.",
+    help="Folder for work in progress; OUT.npy.chunkvisor by default, removed at the end.",
 )
-@click.option("--keep", is_flag=True, help="Keep that folder when the file is complete.")
+@click.option("--keep", is_flag=True, help="Keep that folder at the end.")
 @click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
 @stop_after
 @quiet
 @log_format
 def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, ...], **options: Any) -> None:
-    """Encode the texts of one file, SOURCE, into OUT.npy.
+    """Embed the texts of one file, SOURCE, into OUT.npy.
 
-    Run the same command again to continue after a stop or a kill. OUT.json, next to OUT.npy, names the model,
-    its revision, the versions, and the rows that have no vector.
-
-    \b
-    Example: chunkvisor encode articles.csv --column title --model sentence-transformers/all-MiniLM-L6-v2 -o titles.npy
-    """  # noqa: D301 - as in the package
+    Run the same command again to continue after any stop. OUT.json, next to OUT.npy, names the model, its revision, the
+    versions, and the rows that have no vector.
+    """
     from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
     from chunkvisor.show.lines import Afterwards, Observers, shown
@@ -118,10 +111,8 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
         if not text:
             _require_text(source)
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
-        request = Request(
-            loaded, from_scratch=given["from_scratch"], stop_after_s=options["stop_after_s"], typed=typed()
-        )
-        afterwards = Afterwards()
+        again, afterwards = given["from_scratch"], Afterwards()
+        request = Request(loaded, from_scratch=again, stop_after_s=options["stop_after_s"], typed=typed())
         try:
             code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
         except Halt:
@@ -139,35 +130,29 @@ def _require_text(source: str) -> None:
     for file in resolve([source]):
         if file.format is not SourceFormat.TXT:
             has_header = file.format in (SourceFormat.CSV, SourceFormat.TSV) and not file.is_elsewhere
-            remedy = f"add --column, --template or --sql. {in_words(columns_of(file)) if has_header else ''}".rstrip()
+            remedy = f"Add --column, --template or --sql. {in_words(columns_of(file)) if has_header else ''}".rstrip()
             raise config_error(f"which column of {file.place} is to be encoded?", remedy=remedy)
 
 
-@click.command("run")
+@command("run", "embeddings.yaml --set device=cuda:1")
 @config_argument
-@set_option("Override a key, e.g. chunk.size=200.")
+@set_option
 @click.option(
-    "--max-rows",
-    type=ROW_COUNT,
-    metavar="N",
-    help="A trial with the first N rows of every output, in a separate workdir: WORKDIR-first-N.",
+    "--max-rows", type=ROW_COUNT, metavar="N", help="Try the first N rows of every output, in WORKDIR-first-N."
 )
 @click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that have no vector yet.")
-@click.option(
-    "--from-scratch", is_flag=True, help="Start over; earlier results are replaced once the new ones are complete."
-)
+@click.option("--from-scratch", is_flag=True, help="Start over; complete new results replace the earlier ones.")
 @click.option("--yes", is_flag=True, help="With --from-scratch: do not ask first.")
 @stop_after
 @quiet
 @log_format
 def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given: Any) -> None:
-    """Do the job of CONFIG. Run the same command again to continue.
+    """Embed the texts described by CONFIG.
 
-    It continues after a stop, a crash, a kill or a power cut, and does nothing once everything is done.
-
-    \b
-    Example: chunkvisor run embeddings.yaml --set device=cuda:1
-    """  # noqa: D301 - as in the package
+    Run the same command again to continue after a stop, a crash, a kill or a power cut. Ctrl-C finishes the chunks in
+    progress, a second Ctrl-C stops at once. The exit code is 0 if all is complete, 3 if some rows have no vector, and
+    75 if running it again will help.
+    """
     from chunkvisor.config.load import load
     from chunkvisor.show.lines import Afterwards, Observers, next_steps, shown
     from chunkvisor.show.outside import service_manager
@@ -176,7 +161,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
 
     update, from_scratch = given["update"], given["from_scratch"]
     if update and from_scratch:
-        raise click.UsageError("--update does not go with --from-scratch, which discards what --update keeps.")
+        raise click.UsageError("--update cannot be combined with --from-scratch, which discards what --update keeps.")
     with shown(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides)
         if max_rows is not None:

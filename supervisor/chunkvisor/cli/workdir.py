@@ -6,38 +6,33 @@ from pathlib import Path
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, config_argument, json_option, workdir_argument
+from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, json_option, workdir_argument
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import say
 from chunkvisor.units import counted
 
 
-@click.command("audit")
+@command("audit", "embeddings.yaml --rows 500")
 @config_argument
 @click.option(
-    "--rows", type=ROW_COUNT, metavar="N", default=200, show_default=True, help="Rows of each output to encode again."
+    "--rows", type=ROW_COUNT, metavar="N", default=200, show_default=True, help="How many rows of each output."
 )
-@click.option(
-    "--device", metavar="DEVICE", default="cpu", show_default=True, help="Where to encode them: cpu, cuda or cuda:N."
-)
+@click.option("--device", metavar="DEVICE", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--write-expect",
     "expect",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write up to 10 of the rows, text and vector in float32, to a new FILE for model.expect.",
+    help="Also write up to 10 of the rows, text and vector, to a new FILE for model.expect.",
 )
-@json_option("For programs: JSON with every row that was looked at.")
+@json_option
 def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bool) -> None:
-    """Encode some finished rows of CONFIG again, and compare.
+    """Encode a sample of finished rows again, and compare.
 
-    It finds vectors that are wrong. Each row is encoded alone, in float32 and in a new process. Vectors that differ by
-    more than rounding are named, and the exit code is 3. You may give the workdir instead of CONFIG, except
-    with a plug-in encoder, which is looked for next to the config.
-
-    \b
-    Example: chunkvisor audit embeddings.yaml --rows 500
-    """  # noqa: D301 - as in the package
+    It finds vectors that are finite but wrong. Each row is encoded alone, in float32 and in a new process. The exit
+    code is 3 if vectors differ by more than rounding. You may give the workdir instead of CONFIG, except with a plug-in
+    encoder.
+    """
     from chunkvisor.commands import audit as auditing
     from chunkvisor.config.load import load
     from chunkvisor.config.model import encode_spec
@@ -56,13 +51,13 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     if as_json:
         say(json.dumps({"outputs": [each.told for each in found]}, indent=2))
     if differing := sum(len(each.differing) for each in found):
-        rows, notes = sum(len(each.told["rows"]) for each in found), filter(None, (each.told["note"] for each in found))
+        rows = sum(len(each.told["rows"]) for each in found)
         raise Halt(
             ExitCode.QUARANTINED,
             f"{differing:,} of {rows:,} vectors differ from those computed now",
-            why="; ".join(notes) or "the model, its padding or the hardware gave other values during the run",
-            remedy="encode the outputs again: chunkvisor run CONFIG --from-scratch; if they differ again, run "
-            "`chunkvisor doctor CONFIG` and compare with --device cpu and --device cuda",
+            why="the model, its padding or the hardware gave other values during the run",
+            remedy="Encode the outputs again: chunkvisor run CONFIG --from-scratch. If they differ again, run "
+            "`chunkvisor doctor CONFIG`, and compare with --device cpu and --device cuda.",
         )
     if expect is not None:
         encode = encode_spec(loaded.config.encode) if loaded else found[0].encode
@@ -70,22 +65,15 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
         say(f"{expect}: {counted(count, 'text')} with the vectors that the model gives now", err=as_json)
 
 
-@click.command("status")
+@command("status", "cache/embeddings --watch")
 @workdir_argument
-@json_option("For programs: one JSON object, in seconds and rows.")
-@click.option(
-    "--watch",
-    is_flag=True,
-    help="Follow the run until it ends, or wait for one to begin; with --json, a line for each change.",
-)
+@json_option
+@click.option("--watch", is_flag=True, help="Follow the run until it ends; with --json, print a line for each change.")
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
     """Show how far the run in WORKDIR is.
 
     It works during a run and after it. You may give the config instead of WORKDIR.
-
-    \b
-    Example: chunkvisor status --watch cache/embeddings
-    """  # noqa: D301 - as in the package
+    """
     from chunkvisor.show.status import State, screen_of
     from chunkvisor.store.layout import Layout
 
@@ -95,7 +83,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
         try:
             (watch_json if as_json else watch_view)(workdir)
         except KeyboardInterrupt:
-            return  # the person has seen enough; the run goes on
+            return  # you have seen enough; the run continues
         if as_json:
             return
     found, lines = screen_of(workdir)
@@ -107,20 +95,15 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
         say(f"  how the run went: {Layout(workdir).report}")
 
 
-@click.command("report")
+@command("report", "cache/embeddings -o night.html")
 @workdir_argument
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; WORKDIR/report.html without -o."
-)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: WORKDIR/report.html.")
 def report(workdir: Path, output: Path | None) -> None:
     """Write a report about the run in WORKDIR, as one HTML page.
 
-    The page has plots and needs no network. It can be written during a run. You may give the config instead of
+    The page has plots and needs no network. It works during a run and after it. You may give the config instead of
     WORKDIR.
-
-    \b
-    Example: chunkvisor report cache/embeddings -o night.html
-    """  # noqa: D301 - as in the package
+    """
     from chunkvisor.show.report import write_report
     from chunkvisor.store.layout import Layout
 
@@ -128,24 +111,21 @@ def report(workdir: Path, output: Path | None) -> None:
     try:
         write_report(workdir, path)
     except OSError as error:
-        remedy = "name another place: chunkvisor report WORKDIR -o FILE.html"
+        remedy = "Name another place: chunkvisor report WORKDIR -o FILE.html"
         raise Halt(ExitCode.DISK, f"the report {path} cannot be written", why=str(error), remedy=remedy) from None
     say(path)
 
 
-@click.command("verify")
+@command("verify", "cache/embeddings")
 @workdir_argument
-@json_option("For programs: JSON with how many files, what is damaged, what is missing.")
+@json_option
 def verify(workdir: Path, as_json: bool) -> None:
-    """Check that the files in WORKDIR are as they were written.
+    """Check every file in WORKDIR against its record.
 
-    It checks shape, dtype and digest, and that all numbers are finite and no vector is zero. It also says which outputs
-    are not complete yet; that alone does not change the exit code, which is 0 where all files are as they were written,
-    and 74 where one is not. You may give the config instead of WORKDIR, or a final file such as OUT.npy.
-
-    \b
-    Example: chunkvisor verify cache/embeddings
-    """  # noqa: D301 - as in the package
+    It checks shape, dtype and digest, and that all numbers are finite and no vector is zero. The exit code is 74 if a
+    file is damaged; outputs that are not complete yet are only listed. You may give the config instead of WORKDIR, or a
+    final file such as OUT.npy.
+    """
     from chunkvisor.commands import housekeeping
     from chunkvisor.show.status import read_status
     from chunkvisor.store.layout import Layout, is_workdir
@@ -164,43 +144,33 @@ def verify(workdir: Path, as_json: bool) -> None:
             "unfinished": {name: {key: getattr(each, key) for key in keys} for name, each in missing.items()},
         }
         say(json.dumps(shown, indent=2))
-    of_encode = workdir.suffix == ".chunkvisor"
     if damaged:
         if not as_json:
             say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
-        remedy = "run the same `chunkvisor run` again: it computes the damaged parts again"
-        if workdir.is_file() or of_encode:
-            remedy = "make the file again: the same `chunkvisor run`; of `chunkvisor encode`, add --from-scratch"
-        if all(each.needless for each in damaged):
-            remedy = "remove the damaged chunk files: the final files are good and do not need them"
+        remedy = "Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
+        remedy += "`chunkvisor clean` removes chunk files of finished outputs, which are not needed."
         what = f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing"
         raise Halt(ExitCode.DISK, what, remedy=remedy)
     if not findings:
-        raise config_error(
-            f"nothing in {workdir} can be verified yet: no chunk is finished",
-            remedy=f"chunkvisor status {workdir} says how far it is, and how the last run ended",
-        )
-    if as_json:
-        return
-    say(f"{counted(len(findings), 'file')} checked: {'it is' if len(findings) == 1 else 'all are'} intact")
-    for name, output in outputs.items():
-        if output.quarantined:
-            say(f"{name}: {counted(output.quarantined, 'row')} without a vector; which: {output.listed_in}", indent=2)
-        if not output.complete:
-            again = f"run the same `chunkvisor {'encode' if of_encode else 'run'}` again to go on"
-            say(f"{name} is not complete: {output.far}; {again}")
+        what = f"nothing in {workdir} can be verified yet: no chunk is finished"
+        raise config_error(what, remedy=f"`chunkvisor status {workdir}` shows how far it is.")
+    if not as_json:
+        say(f"{counted(len(findings), 'file')} checked: {'it is' if len(findings) == 1 else 'all are'} intact")
+        for name, output in outputs.items():
+            if output.quarantined:
+                bad = counted(output.quarantined, "row")
+                say(f"{name}: {bad} without a vector, listed in {output.listed_in}", indent=2)
+            if not output.complete:
+                say(f"{name} is not complete: {output.far}; run the same command again to continue")
 
 
-@click.command("retry")
+@command("retry", "cache/embeddings && chunkvisor run embeddings.yaml")
 @workdir_argument
 def retry(workdir: Path) -> None:
-    """Let the next run try rows without a vector again.
+    """Mark failed rows to be tried again by the next run.
 
     That run encodes only these rows. You may give the config instead of WORKDIR.
-
-    \b
-    Example: chunkvisor retry cache/embeddings && chunkvisor run embeddings.yaml
-    """  # noqa: D301 - as in the package
+    """
     from chunkvisor.commands import housekeeping
 
     if count := housekeeping.retry(workdir):
@@ -209,16 +179,13 @@ def retry(workdir: Path) -> None:
         say("nothing to try again: every row that is done has its vector")
 
 
-@click.command("clean")
+@command("clean", "cache/embeddings")
 @workdir_argument
 def clean(workdir: Path) -> None:
     """Remove files that finished outputs in WORKDIR do not need.
 
     Final files always stay. You may give the config instead of WORKDIR.
-
-    \b
-    Example: chunkvisor clean cache/embeddings
-    """  # noqa: D301 - as in the package
+    """
     from chunkvisor.commands import housekeeping
     from chunkvisor.units import human_bytes
 

@@ -1,7 +1,7 @@
 """Encode a sample of finished rows again, each alone, in float32 and in a new process, and compare the vectors.
 
-It only reads the workdir. A vector can be finite, of the right length and wrong all the same: because the model was
-changed half-way, because it was not made for padding, because a card computes wrongly.
+It only reads the workdir. It finds vectors that are finite and wrong: because the model was changed half-way, was not
+made for padding, or because a card computes wrongly.
 """
 
 import random
@@ -18,9 +18,7 @@ from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
 from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
-from chunkvisor.config.model import ModelConfig
 from chunkvisor.config.values import SENTENCE_TRANSFORMERS
-from chunkvisor.engine.modelsource import resolve_local
 from chunkvisor.engine.trial import Conditions, Trial, allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
@@ -53,9 +51,9 @@ class Audit:
     def in_words(self) -> list[str]:
         """Lines for a terminal."""
         rows, wrong, note = self.told["rows"], self.differing, self.told["note"]
-        worst = max((row["difference"] for row in rows), default=0.0)
         line = f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
         line += f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
+        worst = max((row["difference"] for row in rows), default=0.0)
         lines = [f"{line}the largest difference is {worst:.2g}", *[f"  note: {note}"] * bool(note)]
         for row in wrong[:_SHOWN]:
             numbers = f"difference {row['difference']:.2g}, cosine {row['cosine']:.5f}"
@@ -73,7 +71,7 @@ def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:
     outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
     finished = [(output, manifest) for output in outputs if (manifest := read_finished(output)) is not None]
     if not finished:
-        raise config_error(f"no output in {workdir} is finished", remedy="let the run complete, then audit it")
+        raise config_error(f"no output in {workdir} is finished", remedy="Let the run complete, then audit it.")
     for output, manifest in finished:
         yield _of_output(layout, output, manifest, rows, conditions)
 
@@ -84,22 +82,22 @@ def _of_output(
     final, dtype = form_of(manifest).dtype, str(manifest["model"]["dtype"])
     told: dict[str, Any] = {"output": output.name, "dtype": dtype, "allowed": 0.0, "rows": [], "note": ""}
     if final is FinalDtype.UBINARY:
-        return Audit({**told, "note": "bits alone cannot be compared: not audited"})
+        return Audit({**told, "note": "not audited, because bits alone cannot be compared"})
     try:
         if (fixed := read_fixed(output)) is None:
             raise DamagedError(f"{output.identity} is missing")
         table = StagedTable.open(output.table)
     except DamagedError as error:
         what = f"the texts of output {output.name} are not in the workdir any more"
-        raise config_error(what, why=str(error), remedy="`chunkvisor clean` removes them; audit before it") from None
+        remedy = "Audit before `chunkvisor clean`, which removes them."
+        raise config_error(what, why=str(error), remedy=remedy) from None
     bad = {each["row"] for each in every_row(output, manifest)}
     # Not the same rows each time: every audit looks at others.
     candidates = random.SystemRandom().sample(range(manifest["rows"]), min(manifest["rows"], rows + len(bad)))
     sample = sorted([row for row in candidates if row not in bad][:rows])
     texts = [table.texts(text, text + 1)[0] for row in sample for text in table.row_text(row, row + 1).tolist()]
     values = fixed.identity.values
-    model, told["note"] = _model(layout, values)
-    encode = EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
+    model, encode = _model(layout, values), EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
         trial = try_texts(texts, model, encode, conditions, Path(folder))
     if trial.vectors is None:
@@ -108,12 +106,9 @@ def _of_output(
     expected = list[bytes]()
     for row, text, stored, made in zip(sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True):
         difference, cosine = difference_and_cosine(stored, made)
-        differs = not difference <= told["allowed"]  # of a NaN, too
-        place = table.place_of(row, with_line=False)
-        told["rows"].append(
-            {"row": row, "place": place, "difference": difference, "cosine": cosine, "differs": differs}
-        )
-        if not differs and made.any() and len(expected) < EXPECTED:
+        found = {"row": row, "place": table.place_of(row, with_line=False), "difference": difference, "cosine": cosine}
+        told["rows"].append({**found, "differs": not difference <= told["allowed"]})  # so is a NaN
+        if not told["rows"][-1]["differs"] and made.any() and len(expected) < EXPECTED:
             expected.append(write_line(text, made))
     return Audit(told, encode, tuple(expected))
 
@@ -125,7 +120,7 @@ def failure(trial: Trial, what: str) -> Halt:
         ExitCode(verdict.exit_code or ExitCode.CONFIG),
         f"{what}: {verdict.outcome}",
         why=f"{verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
-        remedy=verdict.remedy or "`chunkvisor doctor` looks at the machine and the model",
+        remedy=verdict.remedy or "Run `chunkvisor doctor` to check the machine and the model.",
         see=verdict.see,
     )
 
@@ -136,13 +131,13 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int
     `encode` is what the config says of all outputs. Raises Halt (78) if no output is encoded in that way; OSError.
     """
     if path.exists():
-        raise config_error(f"{path} is there already", remedy="name another file, or remove this one")
+        raise config_error(f"{path} already exists", remedy="Name another file, or remove this one.")
     fit = next((audit for audit in audits if audit.encode == encode and audit.expected), None)
     if fit is None:
         raise config_error(
             f"nothing was written to {path}: no output is encoded as the section `encode` of the config says",
             why="model.expect is checked with that section, without the overrides of outputs",
-            remedy="give the config, and have one output without its own `encode`",
+            remedy="Give the config, and have one output without its own `encode`.",
         )
     write_blocks(path, fit.expected)
     return len(fit.expected)
@@ -152,22 +147,17 @@ def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[st
     return {key: values[f"{section}.{key}"] for key in kind.__dataclass_fields__ if f"{section}.{key}" in values}
 
 
-def _model(layout: Layout, values: dict[str, Any]) -> tuple[ModelSpec, str]:
-    """Return the model in float32, and a note if it is no longer the one of the run. Raises Halt (78), OSError."""
-    name, revision = str(values["model.name"]), str(values["model.revision"])
-    path, note = None, ""
+def _model(layout: Layout, values: dict[str, Any]) -> ModelSpec:
+    """Return the model of the run, in float32. Raises Halt (78) if it is not here, OSError."""
+    name, revision, path = str(values["model.name"]), str(values["model.revision"]), None
     if values["model.encoder"] == SENTENCE_TRANSFORMERS:
-        pins = [pin.path for pin in read_models(layout.model).pins if (pin.name, pin.revision) == (name, revision)]
-        path = pins[0] if pins else name
+        pins = read_models(layout.model).pins
+        path = next((pin.path for pin in pins if (pin.name, pin.revision) == (name, revision)), name)
         if not Path(path).is_dir():
-            remedy = "put it back, or let `chunkvisor run` fetch it again"
+            remedy = "Put it back, or let `chunkvisor run` fetch it again."
             raise config_error(f"the model of the run is not here: {path}", remedy=remedy)
-        if not pins:
-            with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as scratch:
-                now = resolve_local(ModelConfig(name=name), Path(scratch) / "stamps.json", lambda: None)
-            note = f"the model folder {path} has changed since the run" * (now.revision != revision)
     given = {"path": path, "dtype": "float32", "trust_remote_code": bool(values["model.trust_remote_code"])}
-    return ModelSpec(**_fields_of(ModelSpec, "model", values) | given), note
+    return ModelSpec(**_fields_of(ModelSpec, "model", values) | given)
 
 
 def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -39,7 +38,6 @@ from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _TEXT = "The quick brown fox jumps over the lazy dog."
 # The first and the last are equal: their vectors come from two passes of the same shape.
 SAMPLE = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
@@ -64,8 +62,8 @@ class Sample:
 
     trial: Trial
     device: Device
-    again: Trial | None = None  # by a second process, which has loaded the model anew
-    unexpected: str = ""  # how the vectors are not those of `model.expect`
+    again: Trial | None = None  # by a second process, which has loaded the model again
+    unexpected: str = ""  # how the vectors differ from those of `model.expect`
 
 
 @dataclass(slots=True)
@@ -74,7 +72,6 @@ class Case:
 
     config: Config | None = None
     refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
-    on_cluster: bool = False
     devices: tuple[Device, ...] = ()
     own: Mapping[str, str] = field(default_factory=lambda: os.environ)
     workers: Mapping[str, str] = field(default_factory=dict)  # the environment that workers get
@@ -82,8 +79,7 @@ class Case:
     nodes: dict[str, bool] = field(default_factory=dict)  # files of the driver in /dev -> may this user open them?
     probe: ProbeReading = field(default_factory=ProbeReading)
     memory: tuple[float, float] = (0, 0)  # bytes that are free, of how many; in a container, of its share
-    tasks_left: float = float("inf")  # processes and threads that the container may still start
-    busy_pid: int | None = None  # of a run that is at work in the workdir
+    busy_pid: int | None = None  # of a run that uses the workdir now
     sources: dict[str, Halt | str] = field(default_factory=dict)  # why one cannot be read, or a note on its template
     place: str = ""  # where the model's files are: plugin, folder, cache or hub
     model: ModelFolder = field(default_factory=ModelFolder)
@@ -96,7 +92,7 @@ class Case:
     @property
     def wanted(self) -> str:
         """Return where the job computes, "cuda" or "cpu"; empty without a job for this machine."""
-        if self.config is None or (self.on_cluster and not self.devices):
+        if self.config is None or (self.config.engine.kind is EngineKind.RAY and not self.devices):
             return ""
         return "cpu" if "cpu" in self.config.device else "cuda"
 
@@ -113,12 +109,6 @@ class Case:
             return ElementTree.fromstring(self.smi.text)  # noqa: S314 - of the driver's own tool
         return ElementTree.Element("nothing")
 
-    @property
-    def is_offline(self) -> bool:
-        """Return whether the hub must not be asked: the first of two variables that is not empty decides."""
-        value = self.own.get("HF_HUB_OFFLINE") or self.own.get("TRANSFORMERS_OFFLINE") or ""
-        return value.upper() in ("1", "ON", "YES", "TRUE")
-
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     """Read everything; with a config, its job as well. `say` gets the steps that take a while. Raises OSError."""
@@ -131,16 +121,15 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     except Halt as halt:
         case.refused["config"] = halt
     if case.config is not None:
-        case.on_cluster = case.config.engine.kind is EngineKind.RAY
         try:
             case.devices = gpus.find_devices(case.config.device)
         except Halt as halt:
-            if not case.on_cluster:  # the workers of a cluster need no GPU here
+            if case.config.engine.kind is not EngineKind.RAY:  # whose workers need no GPU here
                 case.refused["gpu"] = halt
     case.workers = environment_of(os.environ, case.devices, case.config.env if case.config is not None else {})
     # First, because the memory of a process that has just ended is not free at once.
     case.smi = gpus.ask_smi(("-q", "-x"))
-    machine, (left_bytes, limit_bytes, case.tasks_left) = psutil.virtual_memory(), read_cgroup()
+    machine, (left_bytes, limit_bytes) = psutil.virtual_memory(), container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
         case.nodes |= {str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)}
@@ -155,23 +144,14 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     return case
 
 
-def read_cgroup(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> tuple[float, float, float]:
-    """Return how much memory our cgroup (version 2) has free, of how much, and the tasks it may still start.
-
-    inf = no limit. Cached pages of files are free: the kernel takes them back first.
-    """
-    group = re.search(r"^0::/(.*)$", own.read_text() if own.is_file() else "", re.MULTILINE)
-    folder = root / (group[1] if group else "")
-
-    def number(name: str, pattern: str = r"^(\d+)$", otherwise: float = 0) -> float:
-        found = re.search(pattern, (folder / name).read_text(), re.MULTILINE) if (folder / name).is_file() else None
-        return float(found[1]) if found else otherwise  # "max" means no limit
-
-    limit, tasks = (number(name, otherwise=float("inf")) for name in ("memory.max", "pids.max"))
-    used = number("memory.current") - number("memory.stat", r"^inactive_file (\d+)$")
-    return max(0, limit - used), limit, max(0, tasks - number("pids.current"))
+def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
+    """Return how many bytes of memory this container has free, of how many; inf = no limit."""
+    with suppress(OSError, ValueError):  # "max" is not a number: no limit
+        limit, used = (float((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        # The kernel takes cached pages of files back first.
+        cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+        return max(0, limit - used + float(cached[1] if cached else 0)), limit
+    return float("inf"), float("inf")
 
 
 def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
@@ -201,11 +181,15 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         at_hand = source_at_hand(model, Layout(config.workdir).model)
         source = at_hand or ask_hub(str(model.kwargs.get("backend", "torch")), 120.0, HF_HUB_OFFLINE="1")
     if isinstance(source, Verdict):
-        case.place = "hub"
-        if not case.is_offline:
+        # As huggingface_hub reads it: the first of two variables that is not empty decides.
+        value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+        if value.upper() in ("1", "ON", "YES", "TRUE"):
+            remedy = f"Unset HF_HUB_OFFLINE for the first run, or run before it: hf download {model.name}"
+            answer: ModelSource | Verdict = Verdict(Outcome.SETUP, "HF_HUB_OFFLINE forbids to download it", remedy)
+        else:
             say(f"asking the model hub for {model.name}")
             answer = ask_hub(ONLY_ASK, 30.0)
-            case.no_download = answer if isinstance(answer, Verdict) else None
+        case.place, case.no_download = "hub", answer if isinstance(answer, Verdict) else None
         return
     case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
     case.expected = read_expected(model.expect) if model.expect is not None else None
@@ -242,13 +226,13 @@ def _encode(
 
 # --- the checks
 
-_ACCESS = "in a container, start it with GPU access (docker run --gpus all); else ask the administrator"
-_INSTALL = "install a torch for this machine: https://pytorch.org/get-started/locally"
-_UNREAD = "no part of torch reads it, so it neither helps nor harms"
+_ACCESS = "in a container, start it with GPU access (docker run --gpus all)"
+_INSTALL = "Install a torch for this machine: https://pytorch.org/get-started/locally"
+_UNREAD = "no part of torch reads it, so it has no effect"
 _VARIABLES = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": (WARNING, "every allocation asks the driver, which is very slow"),
     "CUDA_LAUNCH_BLOCKING": (WARNING, "the GPU waits after every kernel, which is slow"),
-    "NVIDIA_TF32_OVERRIDE": (NOTE, "it changes the last digits of the vectors; a workdir is bound to it"),
+    "NVIDIA_TF32_OVERRIDE": (NOTE, "it changes the last digits of the vectors"),
     **dict.fromkeys(("PYTORCH_NO_NVML", "C10_DISABLE_NVML", "CUDA_DISABLE_NVML"), (NOTE, _UNREAD)),
 }
 
@@ -263,18 +247,12 @@ def examine(case: Case) -> list[Finding]:
 def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
     why = f": {halt.why}" if halt.why else ""
     blame = "machine" if halt.code is ExitCode.MACHINE else "config"
-    return Finding(check, FAULT, f"{where}{halt.what}{why}", halt.remedy or "correct it in the config", blame)
+    return Finding(check, FAULT, f"{where}{halt.what}{why}", halt.remedy or "Correct it in the config.", blame)
 
 
 def _broken(case: Case, check: str, meaning: str, mend: str) -> Finding:
     """Find a GPU broken: a fault only if the config asks for one."""
     return Finding(check, FAULT if case.wanted else WARNING, meaning, mend)
-
-
-def _cluster(case: Case) -> Iterator[Finding]:
-    if case.on_cluster:
-        meaning = "the job runs on a Ray cluster, and the other findings are about this machine"
-        yield Finding("cluster", NOTE, meaning, "see what the cluster has: ray status")
 
 
 def _driver(case: Case) -> Iterator[Finding]:
@@ -283,24 +261,25 @@ def _driver(case: Case) -> Iterator[Finding]:
         version, cuda = (case.xml.findtext(f"{each}_version", "unknown") for each in ("driver", "cuda"))
         yield Finding("driver", OK, f"NVIDIA driver {version}, for CUDA {cuda}")
     elif forbidden:
-        mend = "join the group that owns /dev/nvidia*"
-        yield _broken(case, "driver", f"this user cannot open {', '.join(forbidden)}: CUDA will see no GPU", mend)
+        meaning = f"no permission to open {', '.join(forbidden)}: CUDA will not see a GPU"
+        yield _broken(case, "driver", meaning, "Join the group that owns /dev/nvidia*.")
     elif not case.smi.text:
-        mend = f"install or load the driver; {_ACCESS}; or write `device: cpu`"
+        mend = f"Install or load the driver; {_ACCESS}; or write `device: cpu`."
         state = FAULT if case.wanted else NOTE
-        yield Finding("driver", state, "there is no NVIDIA driver, and so no GPU, here", mend)
+        yield Finding("driver", state, "this machine has no NVIDIA driver, and so no GPU", mend)
     if case.smi.returncode == 0:
         yield Finding("nvml", OK, f"nvidia-smi answers, and lists {counted(len(case.xml.findall('gpu')), 'GPU')}")
     elif case.smi.text or case.cards or case.nodes:
         # Not more than a warning: whether CUDA works is what torch finds.
-        means, mend = "nvidia-smi is not on PATH (under WSL2 it is in /usr/lib/wsl/lib)", "add it to PATH"
+        means, mend = "nvidia-smi is not on PATH", "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib)."
         if case.smi.text:
             rule = diagnose(Fault(Phase.CUDA_INIT, (Cause("nvidia-smi", (), case.smi.text),), "")).rule
             known = rule.outcome in (Outcome.SETUP, Outcome.HARDWARE_FAULT)
             means = f"nvidia-smi fails: {case.smi.line}" + f". {rule.cause.rstrip('.')}" * known
-            mend = rule.remedy if known else f"reboot; {_ACCESS}"
-        means += "; CUDA may work all the same, but who holds the GPU's memory is not known"
-        yield Finding("nvml", WARNING, means, mend)
+            mend = rule.remedy if known else f"Reboot; {_ACCESS}."
+        yield Finding(
+            "nvml", WARNING, f"{means}; CUDA may work all the same, without checks of memory and health", mend
+        )
 
 
 def _visible(case: Case) -> Iterator[Finding]:
@@ -308,17 +287,15 @@ def _visible(case: Case) -> Iterator[Finding]:
         return
     entries = [part.strip() for part in value.split(",")]
     here = [Device("cuda", each.findtext("uuid", "")) for each in case.xml.iterfind("gpu")]
-    meaning = f"{_VISIBLE}={value} shows {len(shown := gpus.select_visible(here, value))} of "
-    meaning += counted(len(entries), "GPU")
-    if len(shown) == len(entries) and len({entry[:3] in ("GPU", "MIG") for entry in entries}) == 1:
-        yield Finding("visible-gpus", OK, meaning)
-    else:
-        meaning += ": CUDA hides what comes after an entry that it does not know or of another kind"
-        yield _broken(case, "visible-gpus", meaning, "unset it, or name in it what `nvidia-smi -L` lists")
+    shown = len(gpus.select_visible(here, value))
+    meaning = f"{_VISIBLE}={value} shows {shown} of {counted(len(entries), 'GPU')}"
+    if shown != len(entries) or len({entry[:3] in ("GPU", "MIG") for entry in entries}) > 1:
+        meaning += ": CUDA hides what comes after an entry that does not exist or is of another kind"
+        yield _broken(case, "visible-gpus", meaning, "Unset it, or name GPUs as `nvidia-smi -L` lists them.")
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
-    chosen = [device.uuid for device in case.devices if device.uuid.startswith("GPU-")]
+    chosen = [device.uuid for device in case.devices if device.watched]
     for gpu in case.xml.iterfind("gpu"):
         uuid = gpu.findtext("uuid", "")
         if chosen and uuid not in chosen:
@@ -326,124 +303,83 @@ def _gpus(case: Case) -> Iterator[Finding]:
         name = f"{gpu.findtext('product_name', 'GPU')} ({uuid[:12]})"
         action, volatile = gpu.findtext("gpu_recovery_action", ""), gpu.iterfind("ecc_errors/volatile/*")
         errors = sum(int(each.text or 0) for each in volatile if "uncorr" in each.tag and str(each.text).isdecimal())
-        lost, pending = (gpu.findtext(f"remapped_rows/remapped_row_{each}") == "Yes" for each in ("failure", "pending"))
+        lost = gpu.findtext("remapped_rows/remapped_row_failure") == "Yes"
         faults = [f"the driver asks for a recovery action: {action}"] * asks_for_recovery(action)
         faults += ["a faulty row of its memory could not be replaced by a spare one"] * lost
-        warnings = ["a faulty row of its memory waits for a reset to be replaced"] * pending
-        warnings += [f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded"] * (errors > 0)
-        mend = "ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; if it comes again, to replace it"
-        health = _broken(case, "gpu-health", f"{name}: {'; '.join(faults + warnings)}", mend)
-        if not faults:
-            health = replace(health, state=WARNING)
-        if not faults and not warnings:
-            health = Finding("gpu-health", OK, f"{name} reports no memory error and asks for no reset")
-        yield health
-        yield _gpu_memory(case, gpu, name)
-        if gpu.findtext("mig_mode/current_mig") == "Enabled" and "MIG-" not in case.own.get(_VISIBLE, ""):
-            mend = f"set {_VISIBLE} to the MIG-… id of a slice, as `nvidia-smi -L` lists them"
-            meaning = f"{name} is in MIG mode: a job has one slice of it, and CUDA chooses which"
-            yield Finding("mig", WARNING, meaning, mend)
-
-
-def _gpu_memory(case: Case, gpu: ElementTree.Element, name: str) -> Finding:
-    sizes = (gpu.findtext(f"fb_memory_usage/{each}", "").partition(" ")[0] for each in ("used", "total"))
-    used, total = (int(size) << 20 if size.isdecimal() else 0 for size in sizes)
-    what, holders = f"{name}: {human_bytes(used)} of {human_bytes(total)} in use", list[str]()
-    if used < 512 << 20:  # a desktop's, or the driver's own
-        return Finding("gpu-memory", OK, what)
-    for each in gpu.iterfind("processes/process_info"):
-        # Of its command line only the program: the rest may hold secrets.
-        program = each.findtext("process_name", "").partition(" ")[0].rpartition("/")[2][:60]
-        holders.append(f"pid {each.findtext('pid')} {program} ({each.findtext('used_memory')})")
-    who = listed(holders, 5) or "processes that cannot be seen from here (of a container, or of its host)"
-    mend = "end what is not needed, or choose another GPU (`device: cuda:N`) or smaller batches"
-    state = WARNING if 2 * used > total and case.busy_pid is None else NOTE
-    return Finding("gpu-memory", state, f"{what} before a run begins, by {who}", mend)
+        warnings = [f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded"] * (errors > 0)
+        mend = "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it if this returns."
+        if faults:
+            yield _broken(case, "gpu-health", f"{name}: {'; '.join(faults + warnings)}", mend)
+        elif warnings:
+            yield Finding("gpu-health", WARNING, f"{name}: {warnings[0]}", mend)
+        else:
+            yield Finding("gpu-health", OK, f"{name} reports no memory error and asks for no reset")
+        sizes = (gpu.findtext(f"fb_memory_usage/{each}", "").removesuffix(" MiB") for each in ("used", "total"))
+        used, total = (gpus.bytes_of(size) or 0 for size in sizes)
+        # Of a command line only the program: the rest may hold secrets.
+        programs = [
+            f"pid {each.findtext('pid')} {Path(each.findtext('process_name', '').partition(' ')[0]).name}"
+            for each in gpu.iterfind("processes/process_info")
+        ]
+        who = f", by {listed(programs, 5) or 'processes of another container or of its host'}"
+        state = OK if used < 512 << 20 else WARNING if 2 * used > total else NOTE  # a desktop takes a little
+        mend = "End what is not needed, or choose another GPU (`device: cuda:N`) or smaller batches."
+        words = f"{name}: {human_bytes(used)} of {human_bytes(total)} in use before a run begins"
+        yield Finding("gpu-memory", state, words + who * (state is not OK), mend * (state is not OK))
 
 
 def _torch(case: Case) -> Iterator[Finding]:
     report, failed = case.probe.report, NOTE if case.place == "plugin" else FAULT
-    if case.probe.lacks_torch:
-        mend = "pip install 'chunkvisor[worker]', in the same environment as this command"
-        yield Finding("torch", failed, "torch is not installed, which only a plug-in encoder can do without", mend)
-        return
     fault, mend, log = report.fault if report is not None else None, _INSTALL, last_line(case.probe.log_tail)
     why = f"{describe_exit(case.probe.returncode)} {log}" if case.probe.returncode is not None else "it hangs"
     found = diagnose(fault) if fault is not None else diagnose_log(case.probe.log_tail, case.probe.returncode or 0)
     if found is not None:
         why, mend = f"{found.rule.cause.rstrip('.')}: {found.headline}", found.rule.remedy
     if report is None or report.phase in (Phase.IMPORT, Phase.FORWARD):
-        yield Finding("torch", failed, f"torch is installed but cannot be imported, or not compute: {why}", mend)
+        yield Finding("torch", failed, f"torch cannot be imported, or does not compute: {why}", mend)
         return
     build = f"CUDA {report.cuda}" if report.cuda else f"ROCm {report.hip}" if report.hip else "the CPU only"
     yield Finding("torch", OK, f"torch {report.versions.get('torch', '')} is built for {build}, and computes")
-    if case.wanted == "cpu":
+    if case.wanted == "cpu" or not (case.wanted or case.nodes or case.smi.text):
         return
     if case.cards and fault is None and report.phase is not Phase.CUDA_INIT:
         yield Finding("torch-gpu", OK, f"torch computes on {', '.join(map(str, case.cards))}")
         return
     if report.cuda is None:
-        why, mend = "it is not built for CUDA", f"{_INSTALL}; or write `device: cpu`"
-    check = "allocator" if found is not None and found.rule.name == "allocator-config" else "torch-gpu"
-    broken = _broken(case, check, f"torch cannot use the GPU: {why}", mend)
-    if not case.wanted and not case.nodes and not case.smi.text:
-        broken = replace(broken, state=NOTE)  # no GPU is asked for, and none is here
-    yield replace(broken, state=WARNING) if case.place == "plugin" and broken.state is FAULT else broken
+        why, mend = "it is not built for CUDA", f"{_INSTALL}; or write `device: cpu`."
+    state = WARNING if case.place == "plugin" or not case.wanted else FAULT
+    yield Finding("torch-gpu", state, f"torch cannot use the GPU: {why}", mend)
 
 
 def _environment(case: Case) -> Iterator[Finding]:
-    segments = any("expandable_segments:True" in case.workers.get(name, "").replace(" ", "") for name in _ALLOCATOR)
-    if segments and case.smi.returncode != 0 and case.workers.get("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC") != "0":
-        meaning = "expandable_segments:True asks NVML at its first allocation, which does not work here"
-        yield Finding("allocator", WARNING, meaning, "set TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC=0")
     for name, (state, why) in _VARIABLES.items():
-        value = case.workers.get(name)
-        if value is not None and (state is NOTE or value.lower() not in ("", "0", "false", "off", "no")):
-            yield Finding("environment", state, f"{name} is set: {why}", "unset it")
+        if case.workers.get(name, "").lower() not in ("", "0", "false", "off", "no"):
+            yield Finding("environment", state, f"{name} is set: {why}", "Unset it.")
 
 
-def _limits(case: Case) -> Iterator[Finding]:
+def _memory_and_disk(case: Case) -> Iterator[Finding]:
     workers = case.config.workers.per_device + case.config.workers.standby if case.config is not None else 1
     workers *= max(1, len(case.devices))
     need, (free, total) = (1 << 30) + (case.model.weights_bytes or 0), case.memory  # the libraries take about a GiB
     text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
-    text += f"for {counted(workers, 'worker')} at once about {human_bytes(workers * need)} are needed"
-    state, mend = OK, "set workers.standby lower, free some memory, raise the container's limit"
+    text += f"{counted(workers, 'worker')} at once need about {human_bytes(workers * need)}"
+    state, mend = OK, "Set workers.standby lower, free some memory, or raise the container's limit."
     if free < workers * need and case.place != "plugin":
         state = FAULT if free < need else WARNING
     yield Finding("memory", state, text, mend * (state is not OK))
-    files, threads = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 32 + 2 * len(os.sched_getaffinity(0))
-    if 0 <= files < 1024:  # a worker with CUDA opens a hundred or two
-        text = f"a process may open {files:,} files, {'perhaps ' * (files >= 128)}too few for torch and CUDA"
-        mend = "raise it: ulimit -n 4096, or LimitNOFILE= of systemd"
-        yield Finding("files", WARNING if files >= 128 else FAULT, text, mend)
-    if case.tasks_left < 4 * threads:  # OpenMP's pool and the tokenizer's have a thread for every CPU
-        text = f"{case.tasks_left:,.0f} more processes and threads are allowed; a worker here starts about {threads}"
-        mend = "raise it (docker run --pids-limit, ulimit -u, TasksMax= of systemd), or set OMP_NUM_THREADS to 4 in env"
-        yield Finding("processes", WARNING if case.tasks_left >= threads else FAULT, text, mend)
-
-
-def _folders(case: Case) -> Iterator[Finding]:
-    # The hub's as huggingface_hub finds them (its constants.py).
-    home = case.own.get("HF_HOME") or f"{case.own.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    folders = {"disk": case.config.workdir} if case.config is not None else {}
-    if of_hub := case.place in ("", "cache", "hub"):
-        folders["hub-cache"] = Path(case.own.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-    for check, path in folders.items():
-        here = next(each for each in (path, *path.parents) if each.exists())
-        free, needed = free_bytes(here) or 0, check == "disk" or case.place == "hub"
-        if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
-            mend = "change its owner or its permissions, or choose another one"
-            yield Finding(check, FAULT if needed else NOTE, f"{path} cannot be written into by this user", mend)
-        else:
-            mend = "free some space, or choose another folder" * (free < 1 << 30)
-            state = OK if not mend else WARNING if needed else NOTE
-            yield Finding(check, state, f"{path} has {human_bytes(free)} free", mend)
-    if of_hub:
-        known = case.own.get("HF_TOKEN") or Path(case.own.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().exists()
-        mend = "private and gated models need one: set HF_TOKEN, or run: hf auth login" * (not known)
-        words = f"{'an' if known else 'no'} access token of the hub is set"
-        yield Finding("hub-token", OK if known else NOTE, words, mend)
+    if case.config is None:
+        return
+    path = case.config.workdir
+    here = next(each for each in (path, *path.parents) if each.exists())
+    room = free_bytes(here) or 0
+    if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
+        mend = "Change its owner or its permissions, or choose another workdir."
+        yield Finding("disk", FAULT, f"no permission to write to {path}", mend)
+    elif room < 1 << 30:
+        mend = "Free some space, or choose another workdir."
+        yield Finding("disk", WARNING, f"{path} has only {human_bytes(room)} free", mend)
+    else:
+        yield Finding("disk", OK, f"{path} has {human_bytes(room)} free")
 
 
 def _source(case: Case) -> Iterator[Finding]:
@@ -451,7 +387,7 @@ def _source(case: Case) -> Iterator[Finding]:
         if isinstance(problem, Halt):
             yield _refusal("source", problem, f"{name}: ")
         elif problem:
-            yield Finding("source", WARNING, f"{name}: {problem}", "correct the template", "config")
+            yield Finding("source", WARNING, f"{name}: {problem}", "Correct the template.", "config")
         else:
             yield Finding("source", OK, f"{name}: the first rows can be read")
 
@@ -461,25 +397,21 @@ def _model(case: Case) -> Iterator[Finding]:
         return
     name, weights_bytes = case.config.model.name, case.model.weights_bytes
     fetch, missing = f"hf download {name}", f"{name} is not in the local cache"
-    where = {"plugin": "is handed to the plug-in encoder as it stands", "folder": "is a local folder"}
+    where = {"plugin": "is passed to the plug-in encoder unchanged", "folder": "is a local folder"}
     size = f", {human_bytes(weights_bytes)} of weights" if weights_bytes else ""
     if case.place != "hub":
         yield Finding("model", OK, f"{name} {where.get(case.place, 'is in the local cache')}{size}")
-    elif case.is_offline:
-        mend = f"unset HF_HUB_OFFLINE for the first run, or before it: {fetch}"
-        yield Finding("model", FAULT, f"{missing}, and HF_HUB_OFFLINE forbids to download it", mend, "config")
     elif case.no_download is not None:
-        mend = case.no_download.remedy or f"check the network, or fetch it where there is one: {fetch}"
+        mend = case.no_download.remedy or f"Check the network, or run on a machine that has one: {fetch}"
         blame = "machine" if case.no_download.outcome is Outcome.HUB else "config"
-        meaning = f"{missing}, and the hub does not give it: {case.no_download.reason}"
-        yield Finding("model", FAULT, meaning, mend, blame)
+        yield Finding("model", FAULT, f"{missing}: {case.no_download.reason}", mend, blame)
     else:
-        mend = f"to have it before, and checked here: {fetch}"
+        mend = f"To have it checked here, run first: {fetch}"
         yield Finding("model", NOTE, f"{missing}: the first run downloads it", mend)
     yield from (_refusal("right-vectors", fault) for fault in case.findings.faults)
     yield from (Finding("right-vectors", WARNING, *found) for found in case.findings.warnings)
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
-        yield Finding("dtype", WARNING, gpus.SLOW_BFLOAT16, "set model.dtype to float32")
+        yield Finding("dtype", WARNING, gpus.SLOW_BFLOAT16, "Set model.dtype to float32.")
     for card in sorted(set(case.cards), key=str) if case.wanted == "cuda" and case.dtype is not None else ():
         if (unfit := unfit_dtype(case.dtype, case.model.model_type, card)) is not None:
             yield Finding("dtype", WARNING, *unfit)
@@ -490,18 +422,15 @@ def _model(case: Case) -> Iterator[Finding]:
 
 def _encoding(case: Case) -> Iterator[Finding]:
     if case.busy_pid is not None:
-        meaning = f"a run is at work in the workdir (pid {case.busy_pid}): no sample is encoded next to it"
+        meaning = f"no sample was encoded, because a run (pid {case.busy_pid}) uses the workdir"
         yield Finding("encoding", NOTE, meaning)
     elif not case.samples and case.config is not None:
-        yield Finding("encoding", NOTE, "no sample was encoded: what stands above is in the way")
+        yield Finding("encoding", NOTE, "no sample was encoded: fix the faults above first")
     for sample in case.samples:
-        failed = next(
-            (each for each in (sample.trial, sample.again) if each is not None and each.vectors is None), None
-        )
+        trials = (sample.trial, sample.again)
+        failed = next((each for each in trials if each is not None and each.vectors is None), None)
         found = _failed(case, failed) if failed is not None else _compared(case, sample)
         yield replace(found, meaning=f"on {sample.device}, {found.meaning}")
-        if failed is None and case.place != "plugin":
-            yield Finding("tokenizer", OK, "the tokenizer fits the model and knows ordinary words")
     if case.expected is not None and case.config is not None and case.samples:
         if wrong := next((sample.unexpected for sample in case.samples if sample.unexpected), ""):
             yield _refusal("expect", wrong_vectors(wrong, case.config.model.name))
@@ -512,16 +441,16 @@ def _encoding(case: Case) -> Iterator[Finding]:
 
 def _failed(case: Case, trial: Trial) -> Finding:
     verdict = trial.verdict
+    mend = verdict.remedy or "Correct what the log names: the encoder, torch, or another package."
+    if verdict.rule == "wrong-model":
+        return Finding("right-vectors", FAULT, verdict.reason, mend, "config")
     text = f"a worker got three short texts and failed: {verdict.outcome}: {verdict.reason}"
     text += f"\nlast line of its log: {trial.log_line}" if trial.log_line else ""
-    mend = verdict.remedy or "correct what the log names: the encoder, torch, or another package"
-    # What a plug-in raises, or vectors that are none, no repair of the machine changes.
+    # No repair of the machine changes what a plug-in raises, or vectors that are not usable.
     config = verdict.outcome in (Outcome.BAD_OUTPUT, Outcome.BAD_INPUT, Outcome.SETUP)
     config |= case.place == "plugin" and verdict.outcome is Outcome.CRASHED
     if verdict.exit_code is not None:
         config = verdict.exit_code == ExitCode.CONFIG
-    if verdict.rule == "wrong-model":
-        return Finding("right-vectors", FAULT, verdict.reason, mend, "config")
     return Finding("encoding", FAULT, text, mend, "config" if config else "machine")
 
 
@@ -535,17 +464,16 @@ def _compared(case: Case, sample: Sample) -> Finding:
         elsewhere = float(np.abs(vectors - again).max()) / largest if again.shape == vectors.shape else 1.0
     if differ > 1e-3:  # half precision has about three digits
         meaning = f"the same text, encoded twice, gives vectors that differ by {differ:.2g} of their size"
-        mend = "make the encoder deterministic: eval() on its model, no dropout; else have the GPU checked"
+        mend = "Make the encoder deterministic: eval() on its model, no dropout; else have the GPU checked."
         return Finding("encoding", FAULT, meaning, mend, "config" if case.place == "plugin" else "machine")
     if elsewhere > 0.01:
         meaning = "two processes that load the model give the same text vectors that differ by "
         meaning += f"{elsewhere:.2g} of their size: each has other weights"
-        meaning += "".join(f"\nwhile it loads: {note}" for note in sample.trial.notes[:3])
-        mend = "load all weights from a file: what a folder lacks is drawn at random by each process"
+        mend = "Load all weights from a file: each process draws at random what a folder lacks."
         return Finding("encoding", FAULT, meaning, mend, "config")
     if (vectors[0] == vectors[1]).all():
         meaning = "two different texts get the same vector: the texts do not reach the model"
-        mend = "check the encoder, or download the model again with all its files"
+        mend = "Check the encoder, or download the model again with all its files."
         return Finding("encoding", WARNING, meaning, mend, "config")
     digits = "up to rounding" if differ else "to the last digit"
     meaning = f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions, {digits}"
@@ -555,7 +483,7 @@ def _compared(case: Case, sample: Sample) -> Finding:
 # In the order in which they are shown.
 _OF_GPUS = (_driver, _visible, _gpus, _environment)
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...]
-CHECKS = (_cluster, _driver, _visible, _gpus, _torch, _environment, _limits, _folders, _source, _model, _encoding)
+CHECKS = (_driver, _visible, _gpus, _torch, _environment, _memory_and_disk, _source, _model, _encoding)
 
 
 def exit_code(findings: Sequence[Finding]) -> ExitCode:

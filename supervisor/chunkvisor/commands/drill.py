@@ -38,12 +38,11 @@ ROWS, CHUNKS, STRUCK = 48, 3, 1
 # Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of the weights: about
 # ten units in the last place, since another batch is rounded differently.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
+_ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 _ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{}}"
 
-_ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
-
 Vectors = npt.NDArray[np.float32]
-# How a run ended: its exit code, and the words that say why it is not 0.
+# How a run ended: its exit code, and why it is not 0.
 _Ended = tuple[int, str]
 
 
@@ -54,15 +53,14 @@ def drill(
 
     Raises Halt if there is nothing to drill, or if the drill is to stop.
     """
-    rehearsal = _Drill(loaded, folder)
+    rehearsal, findings = _Drill(loaded, folder), list[dict[str, Any]]()
     rehearsal.prepare()
     say(_ROW.format("fault", "provoked", "seen as", "vectors"))
-    findings = []
     for fault in faults:
         found = rehearsal.provoke(fault)
         off = found["difference"]
         vectors = "none" if off is None else "same bytes" if off == 0 else f"differ by {off:.0e}"
-        say(_ROW.format(*(found[key] or "-" for key in ("fault", "provoked", "seen_as")), vectors))
+        say(_ROW.format(found["fault"], found["provoked"], found["seen_as"] or "-", vectors))
         if found["problem"]:
             say(f"  NOT RECOVERED: {found['problem']}")
         findings.append(found)
@@ -85,7 +83,7 @@ class _Drill:
         if distinct < CHUNKS:
             raise config_error(
                 f"output {self._output} has {distinct} different texts in its first {ROWS} rows",
-                why=f"a drill needs {CHUNKS}: one chunk before the fault, one that meets it, one after",
+                why=f"a drill needs {CHUNKS}",
                 remedy="Put an output with more texts first.",
             )
         self._chunk_size = distinct // CHUNKS
@@ -96,8 +94,7 @@ class _Drill:
                 ExitCode(code),
                 "the undisturbed run did not complete, so there is nothing to drill",
                 why=words,
-                remedy=f"correct what made it fail, or put an output whose first rows are good first; `chunkvisor run "
-                f"--max-rows {ROWS}` shows more",
+                remedy=f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more.",
             )
         phases = [event.phase_s for event in self._events("undisturbed") if isinstance(event, ChunkCommitted)]
         self._stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])
@@ -106,7 +103,7 @@ class _Drill:
         self._allowed = largest * _TOLERANCE.get(manifest["model"]["dtype"], 1e-5)
 
     def provoke(self, fault: DrillFault) -> dict[str, Any]:
-        """Provoke one fault, and say what came of it. Raises Halt (130, 143) if the drill is to stop."""
+        """Provoke one fault, and report what came of it. Raises Halt (130, 143) if the drill is to stop."""
         name, killed, ran, seen, never = fault.name, fault.name == PARENT_KILLED, list[_Ended](), "", ""
         try:
             if killed:

@@ -14,7 +14,7 @@ from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
 _WIDTH = 96
-_USUAL, _PHASES = "builtins.RuntimeError", (Phase.FORWARD, Phase.MODEL_LOAD, Phase.CUDA_INIT)
+_PHASES = (Phase.FORWARD, Phase.MODEL_LOAD, Phase.CUDA_INIT)
 _ON_CPU = "In a run on the CPU (`device: cpu`) no GPU is at fault: the encoder raised this error; look at its code."
 
 
@@ -31,9 +31,8 @@ def index() -> list[str]:
     for name in names():
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
         lines.append(textwrap.fill(f"{name:<{width}}  {sentence}", _WIDTH, subsequent_indent=" " * (width + 2)))
-    outcomes = len(ENTRIES)
-    head, other = "What becomes of an attempt", "Faults that are known by name"
-    return [head, *lines[:outcomes], "", other, *lines[outcomes:]]
+    lines[len(ENTRIES) : len(ENTRIES)] = ["", "Faults that are known by name"]
+    return ["What becomes of an attempt", *lines]
 
 
 def explain(words: str) -> str:
@@ -46,23 +45,28 @@ def explain(words: str) -> str:
         wanted = _recognized(words)
     elif wanted.replace("-", "_") not in names():  # a part of a name, such as nvml
         wanted = next((name for name in names() if wanted in name), wanted)
-    outcome, parts = wanted.replace("-", "_"), list[tuple[str, str]]()
+    parts = list[tuple[str, str]]()
     if (rule := next((each for each in RULES if each.name == wanted), None)) is not None:
         by_itself = ENTRIES[str(rule.outcome)].then
-        parts += [("", rule.cause), ("What the run does by itself", by_itself), ("What to do", rule.remedy)]
+        parts += [("", rule.cause), ("What the run does automatically", by_itself), ("What to do", rule.remedy)]
         last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
         parts += [("If the run has ended with it", last)] * (last != rule.remedy)
         parts += [("", _ON_CPU)] * (rule.name in OF_GPUS)
-        called = f"In the lines of the run it is called {rule.outcome}: chunkvisor explain {rule.outcome}"
-        parts += [("", called)] * (str(rule.outcome) != rule.name)
-    elif (found := ENTRIES.get(outcome)) is not None:
-        wanted, rules = outcome, ", ".join(each.name for each in RULES if each.outcome == outcome)
-        parts += [("", found.what), ("What the run does by itself", found.then), ("What you can do", found.do)]
+        parts += [("", f"The lines of a run call it {rule.outcome}.")] * (str(rule.outcome) != rule.name)
+    elif (found := ENTRIES.get(wanted.replace("-", "_"))) is not None:
+        wanted = wanted.replace("-", "_")
+        rules = ", ".join(each.name for each in RULES if each.outcome == wanted)
+        parts += [("", found.what), ("What the run does automatically", found.then), ("What you can do", found.do)]
         parts += [("Faults that end so (chunkvisor explain FAULT)", rules)] * bool(rules)
     else:
         what = f"the handbook has no entry {words}; {did_you_mean(wanted, names())}"
-        raise Halt(ExitCode.USAGE, what, remedy="`chunkvisor explain` without a name lists them all")
-    return "\n\n".join([wanted, *(_part(head, text) for head, text in parts)])
+        raise Halt(ExitCode.USAGE, what, remedy="`chunkvisor explain` without a name lists them all.")
+    blocks = [wanted]
+    for head, text in parts:
+        indent = "  " * bool(head)
+        lines = textwrap.wrap(text, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+        blocks.append("\n".join([*filter(None, [head]), *(f"{indent}{line}" for line in lines)]))
+    return "\n\n".join(blocks)
 
 
 def _recognized(text: str) -> str:
@@ -74,16 +78,10 @@ def _recognized(text: str) -> str:
             number = re.search(r"\[Errno (\d+)\]", line)
             bases = tuple(f"builtins.{each.__name__}" for each in getattr(builtins, raised[1], RuntimeError).__mro__)
             causes.append(Cause(name, bases, raised[2], errno=int(number[1]) if number else None))
-    causes += [Cause(_USUAL, (), lines[-1])] * (len(lines) == 1)
+    causes += [Cause("builtins.RuntimeError", (), lines[-1])] * (len(lines) == 1)
     tried = (diagnose(Fault(phase, (cause,), "")) for cause in causes for phase in _PHASES)
     found = next((each for each in tried if not each.rule.name.startswith("unknown")), None) or diagnose_log(text, 1)
     if found is None:
-        remedy = "give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log"
+        remedy = "Give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log"
         raise Halt(ExitCode.USAGE, "no rule of the handbook knows this message", remedy=remedy)
     return found.rule.name
-
-
-def _part(head: str, text: str) -> str:
-    indent = "  " * bool(head)
-    wrapped = textwrap.fill(text, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
-    return f"{head}\n" * bool(head) + textwrap.indent(wrapped, indent)

@@ -1,19 +1,18 @@
 """`chunkvisor verify`, `retry` and `clean`: what is checked and changed in a workdir between two runs.
 
 `verify` checks every final and chunk file against its record. A final file is checked by its manifest, whether or not
-the state that it was made from is still there. Running again repairs.
+the state that it was made from still exists.
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from chunkvisor.assemble.badrows import bad_texts, count_of, every_row
-from chunkvisor.assemble.forms import FORMATS, FinalPart, Numbers, Positions, form_of, recorded_parts
+from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
 from chunkvisor.assemble.manifest import (
     damaged_sides,
     follow_final,
@@ -32,16 +31,14 @@ from chunkvisor.store.records import DamagedError
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import remove_folder, write_atomic
 
-_BROKEN_SEAL = "is not what was written: its seal does not hold"
+_DAMAGED = "failed its integrity check"
 
 
-@dataclass(frozen=True, slots=True)
-class FileCheck:
+class FileCheck(NamedTuple):
     """What was found of one file."""
 
     path: Path
     problem: str | None = None  # None = it is as recorded
-    needless: bool = False  # no run makes it anew: a chunk of an output whose final file is whole
 
 
 def verify(workdir: Path) -> Iterator[FileCheck]:
@@ -84,7 +81,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
     try:
         manifest = read_manifest(layout)
     except DamagedError:
-        yield FileCheck(layout.manifest, _BROKEN_SEAL)
+        yield FileCheck(layout.manifest, _DAMAGED)
         return
     if manifest is None:
         # After `retry` the manifest is gone on purpose, and the file is to be replaced.
@@ -92,37 +89,29 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
             yield FileCheck(layout.manifest, "is missing")
         return
     yield FileCheck(layout.manifest)
-    bad = None
+    form, quarantined, zero_rows = form_of(manifest), None, 0
     with contextlib.suppress(DamagedError):
-        bad = np.fromiter((row["row"] for row in every_row(layout, manifest)), dtype=np.int64)
-    parts, zero_rows = recorded_parts(layout, manifest), 0
-    exact = form_of(manifest).dtype is FinalDtype.FLOAT32  # what is rounded may be zero if the vector was not
+        quarantined = np.fromiter((row["row"] for row in every_row(layout, manifest)), dtype=np.int64)
+    parts = recorded_parts(layout, manifest)
     for part, digest in parts:
-        zero, problem = _looked_at(part, digest, manifest, bad)
-        zero_rows += zero
-        if problem is None and exact and part is parts[-1][0] and zero_rows != manifest["zero_rows"]:
+        missing, problem = 0, None
+        numbers = Numbers(form.dtype, manifest["dimension"])
+        try:
+            for rows in FORMATS[form.format].read(part.path, part.rows, numbers, digest):
+                not_finite, empty = bad_rows(rows)
+                missing, zero_rows = missing + len(not_finite), zero_rows + len(empty)
+        except (BadVectorsError, OSError) as error:
+            problem = _unreadable(error)
+        else:
+            if quarantined is not None and form.dtype.is_float:
+                expected = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
+                problem = f"has NaN or infinity in {counted(missing, 'row')}" if missing != expected else None
+        # What is rounded may be zero if the vector was not.
+        last = problem is None and part is parts[-1][0] and form.dtype is FinalDtype.FLOAT32
+        if last and zero_rows != manifest["zero_rows"]:
             problem = f"is zero throughout in {counted(zero_rows, 'row')}"
         yield FileCheck(part.path, problem)
     yield from (FileCheck(path, damage) for path, damage in damaged_sides(layout, manifest))
-
-
-def _looked_at(
-    part: FinalPart, digest: str, manifest: dict[str, Any], quarantined: Positions | None
-) -> tuple[int, str | None]:
-    """Return the number of rows that are zero throughout, and what is wrong with the file, or None."""
-    form, zero, missing, bad = form_of(manifest), 0, 0, 0
-    if part.path.exists() and not part.path.is_file():
-        return 0, "is not a file"  # to read a pipe is to wait for whoever writes into it
-    try:
-        for rows in FORMATS[form.format].read(part.path, part.rows, Numbers(form.dtype, manifest["dimension"]), digest):
-            not_finite, empty = bad_rows(rows)
-            missing, zero = missing + len(not_finite), zero + len(empty)
-    except (BadVectorsError, OSError) as error:
-        return zero, _unreadable(error)
-    if quarantined is not None and form.dtype.is_float:
-        bad = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
-        return zero, f"has NaN or infinity in {counted(missing, 'row')}" if missing != bad else None
-    return zero, None
 
 
 def _unreadable(error: BadVectorsError | OSError) -> str:
@@ -130,18 +119,18 @@ def _unreadable(error: BadVectorsError | OSError) -> str:
 
 
 def _chunk_checks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
-    """Check the chunk files; `whole`: the final file is there, and is as recorded."""
+    """Check the chunk files; `whole`: the final file exists, and is as recorded."""
     try:
         ledger = ledger_of(layout)
     except DamagedError as error:
-        yield FileCheck(Path(str(error)), _BROKEN_SEAL)
+        yield FileCheck(Path(str(error)), _DAMAGED)
         return
     if ledger is None:
         if layout.chunks.exists() or layout.done.exists():
             yield FileCheck(layout.identity if not layout.identity.exists() else layout.staged, "is missing")
         return
     for number, path in chunk_files(layout):
-        problem = "is the file of no chunk" if number >= ledger.plan.count else None
+        problem = "does not belong to any chunk" if number >= ledger.plan.count else None
         try:
             found = inspect(path)
         except (BadVectorsError, OSError) as error:
@@ -152,41 +141,45 @@ def _chunk_checks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
                 problem = "does not have the digest in its name: it was changed or damaged"
             elif problem is None and not whole and len(found.not_finite) != len(ledger.parts(number).bad):
                 problem = f"has NaN or infinity in {counted(len(found.not_finite), 'row')}"
-        yield FileCheck(path, problem, needless=whole and problem is not None)
+        yield FileCheck(path, problem)
 
 
 def retry(workdir: Path) -> int:
     """Take the quarantined texts of all outputs out of quarantine; return how many there were.
 
-    The next run tries them again, and no others. Raises Halt: 78 if the folder is not a workdir, 75 while a run is at
-    work there, 74 if its records are damaged; OSError.
+    The next run tries them again, and no others. Raises Halt: 78 if the folder is not a workdir, 75 while a run uses
+    it, 74 if its records are damaged; OSError.
     """
     with _held(workdir) as outputs:
         try:
             return sum(map(_reopen, outputs))
         except DamagedError as error:
-            raise Halt(ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` says what can be done") from None
+            raise Halt(
+                ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` shows what can be done."
+            ) from None
 
 
 def clean(workdir: Path) -> tuple[int, int]:
     """Remove chunk files, attempts and staged texts of finished outputs; return (files removed, bytes freed).
 
     An output with quarantined rows keeps them: `retry` needs the good vectors of its chunks. Raises Halt: 78 if the
-    folder is not a workdir, 75 while a run is at work there.
+    folder is not a workdir, 75 while a run uses it.
     """
-    sizes: list[int] = []
+    sizes = list[int]()
     with _held(workdir) as outputs:
-        manifests = [(output, read_finished(output)) for output in outputs]
-        for output in [output for output, manifest in manifests if manifest and not manifest["quarantined"]]:
-            for folder in (output.chunks, output.attempts):
-                sizes += [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-                remove_folder(folder)
+        for output in outputs:
+            manifest = read_finished(output)
+            if manifest is None or manifest["quarantined"]:
+                continue
             # The index stays, and its record: by it, other outputs find the texts that have a vector here.
             table = TableFiles(output.table)
-            for path in {*output.table.glob("*")} - {table.index, table.record}:
-                if path.is_file() and not path.is_symlink():
-                    sizes.append(path.stat().st_size)
-                    path.unlink()
+            needless = {path for path in output.table.glob("*") if path.is_file()} - {table.index, table.record}
+            files = [*needless, *output.chunks.rglob("*"), *output.attempts.rglob("*")]
+            sizes += [path.stat().st_size for path in files if path.is_file()]
+            for path in needless:
+                path.unlink()
+            for folder in (output.chunks, output.attempts):
+                remove_folder(folder)
     return len(sizes), sum(sizes)
 
 
@@ -194,12 +187,9 @@ def clean(workdir: Path) -> tuple[int, int]:
 def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
     layout = require_workdir(workdir)
     with hold(layout.lock, ""):
-        try:
-            # Not `glob`, which finds nothing in a folder that cannot be read.
-            names = sorted(path.name for path in layout.outputs.iterdir() if path.is_dir())
-        except FileNotFoundError:
-            names = []
-        yield [layout.output(name) for name in names]
+        # Not `glob`, which finds nothing in a folder that cannot be read.
+        found = layout.outputs.iterdir() if layout.outputs.exists() else ()
+        yield [layout.output(path.name) for path in sorted(found) if path.is_dir()]
 
 
 def _reopen(layout: OutputLayout) -> int:

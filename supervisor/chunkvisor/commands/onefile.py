@@ -7,7 +7,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,8 @@ from chunkvisor_worker.contract.wire import from_json
 
 # Name of the one output in the state folder.
 OUTPUT = "embeddings"
-# Keys of the manifest: by what a later call knows that the file is what it would make; and size in bytes and mtime in
-# nanoseconds of the file, which spares reading it.
-_MADE_FROM, _FILE = "made_from", "file"
+# Key of the manifest: by it a later call knows whether the file is what it would make.
+_MADE_FROM = "made_from"
 
 
 def loaded_of(values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ...], *, keep: bool) -> LoadedConfig:
@@ -43,8 +42,8 @@ def loaded_of(values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ..
     output = config.outputs[OUTPUT]
     for key in (*FORM_KEYS, "where"):
         if getattr(output, key) != type(output).model_fields[key].default:
-            why = "`encode` makes the one .npy of -o, of float32"
-            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", why=why)
+            remedy = "Write a config (`chunkvisor init`): `encode` makes one .npy of float32."
+            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", remedy=remedy)
     return LoadedConfig(config, folder / "(command line)", folder, overrides, Given.OPTIONS)
 
 
@@ -54,23 +53,14 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     `keep`: the state stays once the file is complete.
     """
     config, manifest_file = request.loaded.config, out.with_suffix(".json")
-    check_target(out, "-o", lambda _: True)  # what kind of file is there is seen below
+    check_target(out, "-o", lambda _: True)  # what kind of file it is, is seen below
     check_target(manifest_file, "-o", is_manifest)
     made_from = _ingredients(config)
-    if out.exists():
-        manifest = None
-        with contextlib.suppress(DamagedError, OSError):
-            manifest = read_sealed(manifest_file)
-        before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
-        if manifest is None or before is None:
-            what = f"{out} is there already, and `chunkvisor encode` has not made it"
-            raise config_error(what, remedy="choose another name by -o, or move it away")
-        if not request.from_scratch and _is_made(out, config.workdir, manifest, differences(before, made_from)):
-            bad = badrows.count_of(manifest)
-            observer.say(f"{out}: complete already" + f", {counted(bad, 'row')} without a vector" * bool(bad))
-            if not keep:
-                remove_state(config.workdir)
-            return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
+    if out.exists() and (bad := _bad_rows_of(out, config.workdir, made_from, replace=request.from_scratch)) is not None:
+        observer.say(f"{out}: complete already" + f", {counted(bad, 'row')} without a vector" * bool(bad))
+        if not keep:
+            remove_state(config.workdir)
+        return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     make_folders(out.parent)
     make_folders(config.workdir, mode=0o755)
     try:
@@ -99,23 +89,33 @@ def _ingredients(config: Config) -> Identity:
     revision = config.model.revision or ""
     if config.model.is_folder:
         files = sorted(path for path in Path(config.model.name).rglob("*") if path.is_file())
-        revision = digest_of([(str(path), *_size_and_time(path)) for path in files])
+        revision = digest_of([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])
     return identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env))
 
 
-def _is_made(out: Path, workdir: Path, manifest: dict[str, Any], changes: Sequence[str]) -> bool:
-    """Whether the file is what this call would make. Raises Halt (78) if it is another one."""
-    remedy = "choose another name by -o, or replace it by adding --from-scratch"
-    if changes:
-        what = f"{out} is there already, with {counted(manifest['rows'], 'row')}, but it was made differently:"
-        raise config_error("\n  ".join([what, *changes]), remedy=remedy)
+def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, replace: bool) -> int | None:
+    """Return how many rows of the file have no vector, if it is what this call would make; None if it is to be made.
+
+    Raises Halt (78) if it is another one, which may be replaced only if `encode` has made it.
+    """
+    manifest = None
+    with contextlib.suppress(DamagedError, OSError):
+        manifest = read_sealed(out.with_suffix(".json"))
+    before = from_json(Identity, json.dumps({"values": (manifest or {}).get(_MADE_FROM)}))
+    if manifest is None or before is None:
+        what = f"{out} already exists, and `chunkvisor encode` did not make it"
+        raise config_error(what, remedy="Choose another name by -o, or move it away.")
     state = Layout(workdir).output(OUTPUT)
-    if state.final.exists() or (manifest["quarantined"] and state.state.exists()):
-        return False  # a kill came between the two renames; or `retry` may have been called since
-    untouched = manifest[_FILE] == _size_and_time(out)
-    if not untouched and f"sha256:{digest_file(out)}" != manifest["digest"]:
+    # A kill came between the two renames; or `retry` may have been called since.
+    if replace or state.final.exists() or (manifest["quarantined"] and state.state.exists()):
+        return None
+    remedy = "Choose another name by -o, or replace it by adding --from-scratch."
+    if changes := differences(before, made_from):
+        what = f"{out} already exists, with {counted(manifest['rows'], 'row')}, but it was made differently:"
+        raise config_error("\n  ".join([what, *changes]), remedy=remedy)
+    if f"sha256:{digest_file(out)}" != manifest["digest"]:
         raise config_error(f"{out} has changed since it was made", remedy=remedy)
-    return True
+    return badrows.count_of(manifest)
 
 
 def publish(out: Path, workdir: Path, made_from: Identity) -> None:
@@ -126,8 +126,8 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
         manifest = read_sealed(output.manifest)
         if manifest is None or not output.final.exists():
             what = f"{output.final} is gone: another run of the same command has finished at the same time"
-            raise Halt(ExitCode.TRY_AGAIN, what, remedy="run the same command again to see that all is well")
-        more: dict[str, Any] = {_MADE_FROM: made_from.values, _FILE: _size_and_time(output.final)}
+            raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run the same command again: it checks the file.")
+        more: dict[str, Any] = {_MADE_FROM: made_from.values}
         for key, path in (("quarantined_in", output.quarantined), ("truncated", output.truncated)):
             if "file" in (listed := manifest.get(key) or {}):
                 copy = out.with_suffix(f".{path.name.split('.', 1)[1]}")
@@ -136,29 +136,24 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
         write_sealed(out.with_suffix(".json"), manifest | more)
         try:
             write_sealed(output.moved, {"final": os.path.relpath(out, output.workdir)})
-            _move(output.final, out)
+            try:
+                output.final.replace(out)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                copy_atomic(output.final, out)  # onto another disk
+            # Each name is durable before the next is taken away.
+            sync_folder(out.parent)
+            output.final.unlink(missing_ok=True)
+            sync_folder(output.final.parent)
         except OSError as error:
             if error.errno not in DISK_ERRNOS:
                 raise
             raise disk_halt(error, out.parent) from error
 
 
-def _move(source: Path, target: Path) -> None:
-    """Rename, or copy onto another disk; each name is durable before the next is taken away."""
-    try:
-        source.replace(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        copy_atomic(source, target)
-    sync_folder(target.parent)
-    source.unlink(missing_ok=True)  # of two disks, each keeps its own order
-    # The old name, too: as long as it is there, a later call takes the work for unfinished.
-    sync_folder(source.parent)
-
-
 def remove_state(workdir: Path) -> None:
-    """Remove what we have put into the state folder, by name, and the folder if nothing else is in it."""
+    """Remove the state of a finished file, and the folder if it has nothing else."""
     layout = Layout(workdir)
     output = layout.output(OUTPUT)
     if not layout.hidden.is_dir():
@@ -168,13 +163,8 @@ def remove_state(workdir: Path) -> None:
             path.unlink(missing_ok=True)
         if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
             remove_folder(output.state)
-            return  # it is the workdir of other jobs, too
+            return  # other jobs use this workdir
         layout.report.unlink(missing_ok=True)
         remove_folder(layout.hidden)
     with contextlib.suppress(OSError):
         layout.workdir.rmdir()
-
-
-def _size_and_time(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]

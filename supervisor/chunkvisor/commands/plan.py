@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
-from chunkvisor.devices.dtypes import lacks, unfit_dtype
+from chunkvisor.devices.dtypes import unfit_dtype
 from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16
 from chunkvisor.engine import modelfolder
-from chunkvisor.engine.modelfolder import ModelFolder, ModelShape, refuse_wrong_model
+from chunkvisor.engine.modelfolder import ModelFolder, refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import read_expected
 from chunkvisor.show.snapshot import figure
@@ -43,7 +43,7 @@ from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, Le
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 # About what torch and transformers take in a process, next to the weights.
-LIBRARIES_BYTES = 1 << 30
+_LIBRARIES_BYTES = 1 << 30
 # About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards).
 _CONTEXT_BYTES = 1 << 29
 # Of more distinct texts than this, evenly spread chunks are measured.
@@ -55,22 +55,18 @@ Lengths = npt.NDArray[np.int32]
 
 @dataclass(slots=True)
 class _Output:
-    """One output, as far as its source tells."""
+    """One output, and the lengths of its texts."""
 
     name: str
     table: StagedTable
     chunks: Plan
     every: int  # every Nth chunk is measured
-    reason: str | None  # why the chunks have their size, if that was left to us
+    reason: str | None  # why the chunks have their size, if the config says `auto`
     begun: bool  # a run has fixed it, of this source or of another
     ours: bool  # what was done of it is of this source
-    lengths: Lengths
-    unit: str = "characters"
+    lengths: Lengths = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    unit: str = "tokens"
     report: LengthsReport | None = None
-
-    def texts(self) -> list[range]:
-        """Return the numbers of the texts that are measured, by chunk."""
-        return [range(*self.chunks.bounds(chunk)) for chunk in range(0, self.chunks.count, self.every)]
 
 
 def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> dict[str, Any]:
@@ -83,18 +79,46 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
     if config.model.expect is not None:
         read_expected(config.model.expect)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:
-        scratch = Path(name)
+        scratch, notes = Path(name), list[str]()
         outputs = [_read_output(config, output, max_rows, scratch, say) for output in config.outputs]
         refuse_unequal(config.combine, {output.name: output.table.rows for output in outputs})
         say("measuring texts" if config.model.is_plugin else "counting tokens")
-        return _forecast(config, outputs, scratch, whole=max_rows is None)
+        folder = _measure(config, outputs, scratch, notes)
+        model = modelfolder.read_model_folder(folder) if folder is not None else ModelFolder()
+        told = {each.name: _told(config, each, model, notes, whole=max_rows is None) for each in outputs}
+    kind, rate = _kind(config), rate_before(config)
+    dtype = modelfolder.computed_dtype(config.model, str(folder)) if folder is not None else None
+    card = find_weakest(config.device) if folder is not None and config.engine.kind is EngineKind.LOCAL else None
+    if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
+        notes.append("; ".join(unfit))
+    if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():
+        notes.append(SLOW_BFLOAT16)
+    weights, per_device = model.loaded_bytes(str(config.model.dtype)), config.workers.per_device
+    workers = (per_device + config.workers.standby) * (1 if "cuda" in config.device else len(config.device))
+    disk, final = ([each[key] for each in told.values()] for key in ("disk_bytes", "final_bytes"))
+    return {
+        "outputs": told,
+        "combine": config.combine,
+        "peak_disk_bytes": None if None in disk else sum(disk),
+        "final_disk_bytes": None if None in final else sum(final),
+        "free_disk_bytes": free_bytes(next(p for p in (config.workdir, *config.workdir.parents) if p.exists())),
+        "weights_bytes": weights,
+        "workers": workers,
+        "per_gpu": "cuda" in config.device,
+        "host_memory_bytes": None if weights is None else workers * (_LIBRARIES_BYTES + weights),
+        "total_memory_bytes": int(psutil.virtual_memory().total),
+        "gpu_memory_bytes": per_device * (_CONTEXT_BYTES + weights) if weights is not None and kind == "cuda" else None,
+        "texts_per_s": rate,
+        "time_s": sum(each["texts_left"] for each in told.values()) / rate if rate else None,
+        "notes": notes,
+    }
 
 
 def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> StagedTable:
     """Open the output's staged table, or stage it in `scratch`. Raises Halt, OSError."""
     layout, request = Layout(config.workdir).output(name), request_of(config, name, max_rows)
     if staged_before(request, layout) is not None:
-        with suppress(DamagedError):  # the next run stages it anew, and so do we
+        with suppress(DamagedError):  # the next run stages it again
             return StagedTable.open(layout.table)
     say(f"{name}: reading its source")
     return stage_table(request, scratch / name, lambda: None)
@@ -102,7 +126,7 @@ def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say
 
 def _read_output(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> _Output:
     table, fixed, reason = table_of(config, name, max_rows, scratch, say), None, None
-    with suppress(DamagedError):  # a run says so
+    with suppress(DamagedError):  # a run reports it
         fixed = read_fixed(Layout(config.workdir).output(name))
     size = fixed.chunk_size if fixed is not None else config.effective_chunk_size(name)
     if size == "auto":
@@ -111,57 +135,14 @@ def _read_output(config: Config, name: str, max_rows: int | None, scratch: Path,
     chunks = Plan(table.distinct, size)
     every = max(1, -(-table.distinct // MOST_TEXTS)) if chunks.count > 1 else 1
     ours = fixed is not None and fixed.identity.source_digest == table.digest
-    return _Output(name, table, chunks, every, reason, fixed is not None, ours, np.empty(0, dtype=np.int32))
+    return _Output(name, table, chunks, every, reason, fixed is not None, ours)
 
 
 def _kind(config: Config) -> str:
     return "cpu" if "cpu" in config.device else "cuda"
 
 
-def _forecast(config: Config, outputs: list[_Output], scratch: Path, *, whole: bool) -> dict[str, Any]:
-    kind, notes = _kind(config), list[str]()
-    folder = _measure(config, outputs, scratch, notes)
-    model = modelfolder.read_model_folder(folder) if folder is not None else ModelFolder()
-    dtype = modelfolder.computed_dtype(config.model, str(folder) if folder is not None else None)
-    card = find_weakest(config.device) if folder is not None and config.engine.kind is EngineKind.LOCAL else None
-    if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
-        notes.append("; ".join(unfit))
-    if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():
-        notes.append(SLOW_BFLOAT16)
-    emulated = card is not None and lacks(dtype, card)
-    told = {each.name: _told(config, each, model, notes, whole=whole, emulated=emulated) for each in outputs}
-    per_device, batches = config.workers.per_device, [each["activation_bytes"] for each in told.values()]
-    weights = model.loaded_bytes(str(config.model.dtype))
-    if weights is None and not config.model.is_plugin:
-        notes.append("the size of the weights is unknown until a run has downloaded them")
-    if None in batches and not config.model.is_plugin:
-        notes.append("what a batch takes of the memory is not known for this model, and is not counted")
-    batch = 0 if None in batches else max(batches)
-    workers = (per_device + config.workers.standby) * (1 if "cuda" in config.device else len(config.device))
-    computing = per_device * batch if kind == "cpu" else 0
-    on_gpu = weights is not None and None not in batches and kind == "cuda"
-    disk, final = ([each[key] for each in told.values()] for key in ("disk_bytes", "final_bytes"))
-    rate = rate_before(config)
-    return {
-        "outputs": told,
-        "peak_disk_bytes": None if None in disk else sum(disk),
-        "final_disk_bytes": None if None in final else sum(final),
-        "free_disk_bytes": free_bytes(next(p for p in (config.workdir, *config.workdir.parents) if p.exists())),
-        "weights_bytes": weights,
-        "workers": workers,
-        "per_gpu": "cuda" in config.device,
-        "host_memory_bytes": None if weights is None else workers * (LIBRARIES_BYTES + weights) + computing,
-        "total_memory_bytes": int(psutil.virtual_memory().total),
-        "gpu_memory_bytes": per_device * (_CONTEXT_BYTES + (weights or 0) + batch) if on_gpu else None,
-        "texts_per_s": rate,
-        "time_s": sum(each["texts_left"] for each in told.values()) / rate if rate else None,
-        "notes": notes,
-    }
-
-
-def _told(
-    config: Config, output: _Output, model: ModelFolder, notes: list[str], *, whole: bool, emulated: bool
-) -> dict[str, Any]:
+def _told(config: Config, output: _Output, model: ModelFolder, notes: list[str], *, whole: bool) -> dict[str, Any]:
     name, table, report, lengths = output.name, output.table, output.report, output.lengths
     layout, count, known = Layout(config.workdir).output(name), len(lengths), 0
     if output.ours:  # a run has looked which texts have a vector already
@@ -172,11 +153,9 @@ def _told(
     if output.ours:
         done = committed_chunks(layout, work) if read_done_manifest(layout) is None else bytearray(b"\1") * work.count
     elif whole and output.begun:
-        what = "the workdir holds work on another source or other rows, of which `run --update` takes over what it can"
-        notes.append(f"{name}: {what}")
-    if count < table.distinct:
-        which = f"those of every {output.every:,}th chunk"
-        notes.append(f"{name}: {count:,} of {table.distinct:,} distinct texts were measured, {which}")
+        notes.append(f"{name}: the workdir has vectors of another source; `run --update` takes over what it can")
+    if 0 < count < table.distinct:
+        notes.append(f"{name}: {count:,} of {table.distinct:,} distinct texts were measured, evenly spread")
     if note := config.outputs[name].template_note:
         notes.append(f"{name}: {note}")
     encode, texts_left = config.effective_encode(name), work.distinct - work.texts_in(done)
@@ -191,12 +170,7 @@ def _told(
         table_bytes = 0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
         need = need_bytes(table.rows, texts_left, dimension, 0 if form.is_of_rows else row_bytes)
         disk = need - RESERVE_BYTES + table_bytes
-    max_length, activation = report.max_length if report is not None else None, None
-    if model.shape is not None and output.unit == "tokens" and count:
-        longest = min(int(lengths.max()), max_length or int(lengths.max()))
-        rows = min(limits.rows, count, max(1, limits.tokens // longest) if limits.tokens else limits.rows)
-        element_bytes = model.element_bytes(str(config.model.dtype))
-        activation = activation_bytes(model.shape, element_bytes, rows, longest, math_kernel=emulated)
+    max_length = report.max_length if report is not None else None
     return {
         "rows": table.rows,
         "distinct_texts": table.distinct,
@@ -216,7 +190,6 @@ def _told(
         "dimension": dimension,
         "final_bytes": row_bytes * table.rows + 128 if dimension is not None else None,  # numpy's header
         "disk_bytes": disk,
-        "activation_bytes": activation,
         "chunk_size_reason": output.reason,
         "texts_known": known,
         "rows_empty": table.empty,
@@ -224,14 +197,12 @@ def _told(
 
 
 def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
-    """Summarize lengths: each bin is twice as wide as the one before, and `max_length` ends one."""
+    """Summarize lengths: each bin is twice as wide as the one before."""
     if not len(lengths):
         names = ("count", "median", "p95", "longest", "truncated", "lost_share")
         return {**dict.fromkeys(names, 0), "bins": []}
     median, p95, longest = (int(value) for value in np.quantile(lengths, (0.5, 0.95, 1), method="higher"))
     highs = [8 << step for step in range(max(1, int(longest - 1).bit_length() - 2))]
-    if max_length is not None and max_length < highs[-1]:
-        highs = sorted({*highs, max_length})
     lows = [0, *(high + 1 for high in highs[:-1])]
     counts = np.histogram(lengths, [*lows, highs[-1] + 1])[0].tolist()
     beyond = np.maximum(lengths.astype(np.int64) - (max_length or longest), 0)
@@ -248,22 +219,15 @@ def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
 
 
 def _measure(config: Config, outputs: Sequence[_Output], scratch: Path, notes: list[str]) -> Path | None:
-    """Measure the texts of each output, and return the model's folder. Raises Halt if that is wrong, OSError."""
-    folder, problem = None, ": only the plug-in encoder itself knows its tokens"
-    if not config.model.is_plugin:
-        source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(None, config.model.revision)
-        refuse_wrong_model(config, source.path)
-        folder, problem = _count_tokens(config, source, outputs, scratch / "lengths")
-    if problem:
-        notes.append(f"lengths are in characters{problem}")
-        for output in outputs:
-            blocks = (range(first, min(each.stop, first + 1024)) for each in output.texts() for first in each[::1024])
-            counts = [len(text) for block in blocks for text in output.table.texts(block.start, block.stop)]
-            output.lengths = np.array(counts, dtype=np.int32)
-    else:
-        notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, str(folder)).warnings]
-    if any(output.report is not None and output.report.estimated for output in outputs):
-        notes.append("tokens are estimated, one for three bytes: this model brings no tokenizer of its own")
+    """Count the tokens of each output, and return the model's folder. Raises Halt if that is wrong, OSError."""
+    if config.model.is_plugin:
+        notes.append("only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown")
+        return None
+    source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(None, config.model.revision)
+    refuse_wrong_model(config, source.path)
+    folder, problem = _count_tokens(config, source, outputs, scratch / "lengths")
+    notes += [f"tokens could not be counted: {problem}"] * bool(problem)
+    notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, str(folder)).warnings]
     return folder
 
 
@@ -281,7 +245,7 @@ def _count_tokens(
     spec = model_spec(config.model, source.path, source.revision)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
-    # No GPU may be touched; and a message of a library must not look like one of ours.
+    # No GPU may be touched; and a message of a library must not look like one of chunkvisor's.
     quiet = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment = {**os.environ, **quiet, PARENT_PID: str(os.getpid())}
     returncode = run_child(command, files.log, environment=environment)
@@ -289,7 +253,7 @@ def _count_tokens(
     if answer is None or len(answer.reports) != len(tasks):
         verdict = verdict_of_child(returncode, files.fault, files.log)
         here = Path(source.path) if source.path is not None else None
-        return here, f", tokens could not be counted: {verdict.reason} {verdict.remedy}".strip()
+        return here, f"{verdict.reason} {verdict.remedy}".strip()
     refuse_wrong_model(config, answer.path)  # it may have found the tokenizer's files on the hub
     for output, report in zip(outputs, answer.reports, strict=True):
         output.lengths, output.report = np.load(report.lengths, allow_pickle=False), report
@@ -297,67 +261,42 @@ def _count_tokens(
     return Path(answer.path), ""
 
 
-def activation_bytes(
-    shape: ModelShape, element_bytes: int, rows: int, length: int, *, math_kernel: bool = False
-) -> int:
-    """Return what a padded batch of `rows` texts of at most `length` tokens takes at its peak.
-
-    `element_bytes` is the size of one number in the model's dtype. The attention mask has a byte for each pair of
-    tokens of a row, and is copied in the model's dtype while attention is computed; twice if the length is not a
-    multiple of eight. With `math_kernel`, attention is emulated.
-    """
-    copies = 1 if length % 8 == 0 else 2
-    if shape.gated:
-        feed_forward = 3 * shape.intermediate + 5 * shape.hidden
-        attention = shape.hidden + 6 * shape.queries + 4 * shape.keys
-    else:
-        feed_forward = 2 * shape.intermediate + 3 * shape.hidden
-        attention = 2 * shape.hidden + 4 * shape.queries
-    of_mask = length * (1 + copies * element_bytes)
-    if math_kernel:
-        # Scores, their softmax (4 bytes each) and where that is nothing (1); query, key and value in float32.
-        of_mask = length * (1 + element_bytes + 9 * shape.heads) + 14 * shape.queries
-    return rows * length * max(feed_forward * element_bytes + length, attention * element_bytes + of_mask)
-
-
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines, at most 80 columns wide."""
-    for name, output in forecast["outputs"].items():
-        yield from _draw_output(name, output)
-        yield ""
+    """Yield the lines, at most 80 columns wide: one for each output and their sum, then each output in detail."""
+    outputs, time_s, keys = forecast["outputs"], forecast["time_s"], ("rows", "distinct_texts", "chunks")
+    summed = {name: [each[key] for key in keys] for name, each in outputs.items()}
+    summed |= {"all": [sum(column) for column in zip(*summed.values(), strict=True)]} if len(outputs) > 1 else {}
+    told = [f"{name}: {a:,} rows, {b:,} distinct texts, {c:,} chunks" for name, (a, b, c) in summed.items()]
+    told[-1] += f", about {human_time(time_s)}" if time_s is not None else ""
+    told += [f"{name}: {' and '.join(members)} side by side" for name, members in forecast["combine"].items()]
+    yield from (line for each in told for line in wrapped(each, WIDTH, 2).splitlines())
+    for name, output in outputs.items():
+        yield from ("", name, *_draw_output(output), "")
     for label, text in [*_needs(forecast), *(("note", note) for note in forecast["notes"])]:
         yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
 
 
-def _draw_output(name: str, output: dict[str, Any]) -> Iterator[str]:
-    rows, lengths, limit = output["rows"], output["lengths"], output["max_length"]
-    share = output["duplicate_share"]
-    repeats = f", {_percent(share)} of the rows repeat a text" if share else ""
-    yield f"{name}: {rows:,} rows, {output['distinct_texts']:,} distinct texts{repeats}"
-    if output["rows_empty"]:
-        yield f"  empty    {counted(output['rows_empty'], 'row')}, with one vector for all; `where` leaves them out"
-    quantiles = f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
-    yield from ("", f"  {output['length_unit'].replace('_', ' ')} of a text: {quantiles}")
+def _draw_output(output: dict[str, Any]) -> Iterator[str]:
+    lengths, limit = output["lengths"], output["max_length"]
+    if lengths["count"]:
+        quantiles = f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
+        yield f"  {output['length_unit'].replace('_', ' ')} of a text: {quantiles}"
     most, room = max((each["count"] for each in lengths["bins"]), default=0), WIDTH - 41
     for each in lengths["bins"]:
-        # What is there at all shows.
-        bar = "#" * (max(1, round(each["count"] / most * room)) if each["count"] else 0)
+        bar = "#" * (max(1, round(each["count"] / most * room)) if each["count"] else 0)  # one text shows as well
         part = f"{each['count']:>12,}{_percent(each['count'] / lengths['count']):>8}"
         yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{room}}{part}"
-        if each["high"] == limit and lengths["truncated"]:
-            yield "  " + f" max_length {limit:,}: longer texts are cut ".center(WIDTH - 2, "-")
     if limit is not None and lengths["truncated"]:
         cut, lost = _percent(lengths["truncated"] / lengths["count"]), _percent(lengths["lost_share"])
-        yield f"  {cut} of the texts are cut, and with them {lost} of all tokens"
+        yield f"  {cut} of the texts are longer than {limit:,} and are cut: {lost} of all tokens"
     elif limit is not None:
         yield f"  no text is longer than the {limit:,} tokens that the model reads"
-    yield ""
+    if output["duplicate_share"]:
+        yield f"  repeats  {_percent(output['duplicate_share'])} of the rows repeat a text"
+    if output["rows_empty"]:
+        yield f"  empty    {counted(output['rows_empty'], 'row')}, with one vector for all; `where` leaves them out"
     if output["padding_share"] is not None:
         yield f"  batches  {output['batches']:,}; {_percent(output['padding_share'])} of the work is padding"
-    # A cap of as many rows as tokens caps nothing, see `resolve_limits`.
-    texts, tokens = output["batch_rows"], output["batch_tokens"]
-    limits = [f"{texts:,} texts"] * (texts != tokens) + [f"{tokens or 0:,} padded tokens"] * (tokens is not None)
-    yield f"  a batch  at most {' and '.join(limits)}"
     if known := output["texts_known"]:
         yield f"  texts    {known:,} have vectors already; {output['distinct_texts'] - known:,} are new"
     done = f", {output['chunks_done']:,} of them done" if output["chunks_done"] else ""
@@ -366,7 +305,7 @@ def _draw_output(name: str, output: dict[str, Any]) -> Iterator[str]:
     size = "; the dimension is unknown until a run has made a chunk"
     if output["dimension"] is not None:
         size = f" x {output['dimension']:,}, {human_bytes(output['final_bytes'])}"
-    yield f"  file     {rows:,} rows{size}"
+    yield f"  file     {output['rows']:,} rows{size}"
 
 
 def _needs(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -376,26 +315,27 @@ def _needs(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
         peak, final = human_bytes(forecast["peak_disk_bytes"]), human_bytes(forecast["final_disk_bytes"])
         disk = f"up to {peak} more while it runs, {final} of final files"
     yield "disk", disk + (f"; {human_bytes(free)} are free" if free is not None else "")
-    weights, batch = forecast["weights_bytes"], max((each["activation_bytes"] or 0 for each in outputs), default=0)
     memory, on_gpu = "unknown until a run has downloaded the weights", forecast["gpu_memory_bytes"]
-    if weights is not None:
+    if (weights := forecast["weights_bytes"]) is not None:
         need, total = human_bytes(forecast["host_memory_bytes"]), human_bytes(forecast["total_memory_bytes"])
-        workers = f"{counted(forecast['workers'], 'worker')} (workers.per_device and standby together)"
-        memory = f"about {need} of {total}{' for each GPU' * forecast['per_gpu']}, an estimate: {workers}, each with "
-        memory += f"1 GiB for its libraries and {human_bytes(weights)} of weights"
-        if batch and on_gpu is None:
-            memory += f"; {human_bytes(batch)} for a batch"
+        memory = (
+            f"about {need} of {total}: {counted(forecast['workers'], 'worker')}{' for each GPU' * forecast['per_gpu']}"
+        )
+        memory += f", each with 1 GiB for its libraries and {human_bytes(weights)} of weights; batches come on top"
     yield "memory", memory
     if on_gpu is not None:
-        sum_of = f"0.5 GiB for CUDA, {human_bytes(weights)} of weights, and {human_bytes(batch)} for the largest batch"
-        less = "workers take smaller ones if that is more than is free"
-        yield "GPU", f"about {human_bytes(on_gpu)} of each GPU, an estimate: {sum_of}; {less}"
+        yield (
+            "GPU",
+            f"about {human_bytes(on_gpu)} of each GPU for CUDA and weights; batches are made to fit what is left",
+        )
     left, rate = sum(each["texts_left"] for each in outputs), forecast["texts_per_s"]
-    time = f"about {human_time(forecast['time_s'] or 0)} of computing: {counted(left, 'text')} at the "
-    time += f"{figure(rate or 0)} texts/s of the last run; before it, the source is read and the model loaded"
     if rate is None:
-        time = "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
-    yield "time", time if left or rate is None else "nothing is left to be done"
+        yield "time", "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
+    elif left:
+        time = f"about {human_time(forecast['time_s'] or 0)} of computing: {counted(left, 'text')} at the "
+        yield "time", f"{time}{figure(rate)} texts/s of the last run, without its start"
+    else:
+        yield "time", "nothing is left to be done"
 
 
 def _percent(share: float) -> str:

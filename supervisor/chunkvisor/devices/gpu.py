@@ -172,11 +172,6 @@ class ProbeReading:
     returncode: int | None = None  # None = it gave no answer within its time limit
     log_tail: str = ""
 
-    @property
-    def lacks_torch(self) -> bool:
-        """Whether it found no torch."""
-        return self.report is not None and "torch" not in self.report.versions
-
 
 def ask_torch(environment: Mapping[str, str], on_wait: Callable[[], None] = lambda: None) -> ProbeReading:
     """Report what torch can compute on in that environment; takes the seconds that torch takes to import.

@@ -23,11 +23,6 @@ _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 _SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
-# Model types whose feed-forward part has two layers.
-_PLAIN = frozenset({"bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta"})
-# Model types with a gated one: three layers, and rotary positions.
-_GATED = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"})
-
 _OURS = "SentenceTransformer"
 # Prompts that every model has, empty if its files say nothing (`_default_prompts` of sentence-transformers 6.2).
 _BUILT_IN = ("query", "document")
@@ -52,25 +47,12 @@ def _read(path: Path) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What of a transformer decides the size of its activations."""
-
-    hidden: int
-    intermediate: int
-    queries: int  # attention heads times their width
-    keys: int  # key heads times their width; fewer than the queries if they are grouped
-    gated: bool
-    heads: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFolder:
     """What was found."""
 
     dimension: int | None = None
     dtype: str | None = None  # as stored
     weights_bytes: int | None = None  # on disk
-    shape: ModelShape | None = None
     quantized: bool = False
     model_type: str | None = None  # as config.json has it
 
@@ -79,10 +61,6 @@ class ModelFolder:
         if self.weights_bytes is None or dtype == "auto" or self.dtype not in _SIZES_BYTES:
             return self.weights_bytes
         return self.weights_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[self.dtype]
-
-    def element_bytes(self, dtype: str) -> int:
-        """Size one number as it flows through the model; 4 if not known."""
-        return _SIZES_BYTES.get((self.dtype if dtype == "auto" else dtype) or "", 4)
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
@@ -103,7 +81,6 @@ def read_model_folder(folder: Path) -> ModelFolder:
         _dimension(folder, text, modules[1:]),
         dtype if isinstance(dtype, str) and config else None,
         weights_bytes,
-        shape_of(text),
         config.get("quantization_config") is not None,
         kind if isinstance(kind, str) else None,
     )
@@ -117,21 +94,6 @@ def computed_dtype(model: ModelConfig, path: str | None) -> str | None:
     found = read_model_folder(Path(path))
     stored = found.dtype if str(model.dtype) == "auto" else str(model.dtype)
     return None if found.quantized else stored
-
-
-def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """Read the shape from a transformers config.json; None for a model type whose layers are not known here."""
-    kind = config.get("model_type")
-    hidden, intermediate, heads = (
-        size if isinstance(size := config.get(key), int) and size > 0 else 0
-        for key in ("hidden_size", "intermediate_size", "num_attention_heads")
-    )
-    if kind not in _PLAIN | _GATED or not (hidden and intermediate and heads):
-        return None
-    width, key_heads = config.get("head_dim"), config.get("num_key_value_heads")
-    width = width if isinstance(width, int) else hidden // heads
-    key_heads = key_heads if isinstance(key_heads, int) else heads
-    return ModelShape(hidden, intermediate, heads * width, key_heads * width, kind in _GATED, heads)
 
 
 def _dimension(folder: Path, config: Mapping[str, Any], further: list[dict[str, Any]]) -> int | None:
