@@ -9,12 +9,10 @@ import pytest
 
 import chunkvisor.store.ledger
 from chunkvisor.store.artifact import inspect
-from chunkvisor.store.attempt import drop_bulk
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger, Parts
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts
 
 DIMENSION = 3
@@ -100,24 +98,6 @@ def test_number_of_an_attempt(layout: OutputLayout, there: list[str], number: in
     assert given == number
     assert files.folder.is_dir()
     assert files.folder.name not in there
-
-
-def test_an_attempt_under_way_keeps_its_texts(tmp_path: Path) -> None:
-    """Once an attempt is judged, its vectors go, and the texts of those judged before it; others go on."""
-    attempts = [AttemptFiles(tmp_path / f"{number:03}") for number in range(1, 5)]
-    failed, slow, last, later = attempts
-    for files in attempts:
-        files.folder.mkdir()
-        for path in (files.vectors, files.partial, files.texts, files.log):
-            path.touch()
-    for files in (failed, last):
-        files.verdict.touch()
-    drop_bulk(last)
-    assert not last.vectors.exists()
-    assert last.texts.exists()  # to try it by hand
-    assert not failed.texts.exists()
-    assert all(each.texts.exists() and each.vectors.exists() for each in (slow, later))
-    assert all(each.log.exists() for each in attempts)
 
 
 # --- parts: texts 10 to 13 are chunk 2

@@ -160,15 +160,6 @@ def pick_rows(
     return found
 
 
-def expect_rows(path: Path, offset_bytes: int, row_bytes: int, rows: npt.NDArray[np.int64]) -> None:
-    """Have the kernel read rows that `pick_rows` will ask for, all at the same time. Raises OSError."""
-    wanted = np.sort(rows)
-    with open(path, "rb") as file:
-        for first, end in _spans(wanted, row_bytes):
-            start, stop = int(wanted[first]) * row_bytes, (int(wanted[end - 1]) + 1) * row_bytes
-            os.posix_fadvise(file.fileno(), offset_bytes + start, stop - start, os.POSIX_FADV_WILLNEED)
-
-
 def fill(fd: int, room: memoryview, offset: int) -> bool:
     """Fill the room of bytes from `offset` of the file on; False if the file ends before. Raises OSError."""
     while room.nbytes:

@@ -187,17 +187,10 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
 
 
 def drop_bulk(files: AttemptFiles) -> None:
-    """Remove the vectors of a failed attempt, and the texts of failed ones before it; its own can be tried by hand.
-
-    Others before it may be under way: parts of a chunk are tried at the same time.
-    """
+    """Remove the vectors of a failed attempt; its texts stay, so that it can be tried by hand."""
     with contextlib.suppress(OSError):
         for path in (files.vectors, files.partial):
             path.unlink(missing_ok=True)
-        for folder in files.folder.parent.iterdir():
-            other = AttemptFiles(folder)
-            if folder.name.isdecimal() and int(folder.name) < int(files.folder.name) and other.verdict.exists():
-                other.texts.unlink(missing_ok=True)
 
 
 def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:

@@ -19,7 +19,6 @@ LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM
 FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
 _IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG}
 """Something else stands where a file or a folder belongs, or none can have that name."""
-_NO_START = FORBIDDEN_ERRNOS | _IN_THE_WAY | {errno.ENOENT, errno.ENOEXEC, errno.EINVAL, errno.E2BIG}
 
 RESERVE_BYTES = 64 << 20
 """For attempts under way, logs and the journal."""
@@ -66,10 +65,10 @@ def of_start(error: OSError) -> tuple[Outcome, str]:
     """Return (outcome, what to do) of an attempt whose worker could not be started."""
     if error.errno in DISK_ERRNOS:
         return Outcome.DISK_FULL, ""
-    if error.errno in _NO_START:
-        remedy = "Check that the Python of this environment can run, and that its variables (env) are not too long."
-        return Outcome.SETUP, remedy
-    return Outcome.HOST_OOM, ""
+    if error.errno in LIMIT_ERRNOS:
+        return Outcome.HOST_OOM, ""
+    remedy = "Check that the Python of this environment can run, and that its variables (env) are not too long."
+    return Outcome.SETUP, remedy
 
 
 def refusal(error: OSError, place: Path) -> Halt | None:

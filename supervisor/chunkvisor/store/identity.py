@@ -99,26 +99,23 @@ def identity_of(
         "model.kwargs": digested(model.kwargs),
         "model.encoder": model.encoder,
         "model.trust_remote_code": model.trust_remote_code is True,  # null refuses, or gives what false gives
+        "model.pooling": model.pooling,
         "encode.normalize": encode.normalize,
         "encode.prompt": encode.prompt,
         "encode.prompt_name": encode.prompt_name,
         "encode.truncate_dim": encode.truncate_dim,
+        "encode.task": encode.task,
+        "encode.kwargs": digested(encode.kwargs) or None,
         "column": output.column,
         "template": output.template,
         "sql": output.sql,
+        "where": output.where,
         "skip_blank": output.skip_blank,
         "source.rows": rows,
         "source.digest": table_digest,
-    }
-    # A key that came later is left out if it is not used, so that the outputs of before keep their identity.
-    later = {
-        "model.pooling": model.pooling,
-        "encode.task": encode.task,
-        "encode.kwargs": digested(encode.kwargs) or None,
-        "where": output.where,
         **{f"env.{name}": value for name, value in arithmetic.items()},
     }
-    return Identity(values | {name: value for name, value in later.items() if value is not None})
+    return Identity({name: value for name, value in values.items() if value is not None})
 
 
 def differences(old: Identity, new: Identity) -> list[str]:

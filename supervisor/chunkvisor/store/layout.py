@@ -33,7 +33,7 @@ from chunkvisor_worker.contract.files import (
 from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
-FORMAT = 2
+FORMAT = 3
 """Of all state in a workdir. It counts on with each change that another version would misread."""
 
 CHUNKS_PER_FOLDER = 1000
@@ -42,7 +42,6 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 _LOOK_S = 0.5
 """Whoever only looks whether a lock is held keeps it from being taken for less than this."""
 
@@ -329,8 +328,11 @@ def hold(path: Path, run_id: str) -> Iterator[LockHolder | None]:
     # our death (flock(2)). Open for writing, which the byte-range locks that NFS makes of it need.
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not _take(fd, fcntl.LOCK_EX, _LOOK_S):
-            raise _taken(path)
+        deadline = time.monotonic() + _LOOK_S
+        while not _take(fd, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                raise _taken(path)
+            time.sleep(0.05)
         previous = read_holder(path)
         if run_id:
             started_at = psutil.Process().create_time()
@@ -351,27 +353,22 @@ def is_held(path: Path) -> bool:
         return False
 
 
-def _take(fd: int, operation: int, patience_s: float = 0.0) -> bool:
-    """Say whether the lock could be taken, as LOCK_EX or LOCK_SH; tries at least once. Raises Halt (69), OSError."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(fd, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise Halt(
-                ExitCode.MACHINE,
-                f"no file can be locked on the disk of {Path(f'/proc/self/fd/{fd}').readlink().parent}",
-                why=f"flock says: {error.strerror}",
-                remedy="mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir",
-            ) from None
-        else:
-            return True
+def _take(fd: int, operation: int) -> bool:
+    """Say whether the lock could be taken, as LOCK_EX or LOCK_SH. Raises Halt (69), OSError."""
+    try:
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        raise Halt(
+            ExitCode.MACHINE,
+            f"no file can be locked on the disk of {Path(f'/proc/self/fd/{fd}').readlink().parent}",
+            why=f"flock says: {error.strerror}",
+            remedy="mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir",
+        ) from None
+    return True
 
 
 def _taken(path: Path) -> Halt:
@@ -389,16 +386,12 @@ def _taken(path: Path) -> Halt:
 
 def workdir_gone(layout: Layout) -> Halt | None:
     """Return the end of a run whose workdir is not there any more, or None. Call it while the lock is held."""
-    try:
-        layout.lock.stat()
-    except FileNotFoundError:
-        return Halt(
-            ExitCode.DISK,
-            f"{layout.workdir} was moved or removed while the run worked in it",
-            why=f"{layout.lock} is no longer there",
-            remedy="move it back, or write its new place as workdir; then run the same command again. If it was "
-            "removed, the same command begins anew",
-        )
-    except OSError:  # it cannot be known
-        pass
-    return None
+    if layout.lock.exists():
+        return None
+    return Halt(
+        ExitCode.DISK,
+        f"{layout.workdir} was moved or removed while the run worked in it",
+        why=f"{layout.lock} is no longer there",
+        remedy="move it back, or write its new place as workdir; then run the same command again. If it was removed, "
+        "the same command begins anew",
+    )

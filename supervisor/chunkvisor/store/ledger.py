@@ -37,7 +37,7 @@ from chunkvisor.store.records import (
     stamp_file,
     write_record,
 )
-from chunkvisor_worker.contract.files import AttemptFiles, FileIn, make_folder, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, FileIn, make_folder, remove_folder, sync_folder, write_blocks
 from chunkvisor_worker.contract.messages import Facts
 
 _CHUNK_NAME = re.compile(rf"(\d{{6,}})-[0-9a-f]{{{DIGEST_LENGTH}}}\.npy")
@@ -64,19 +64,17 @@ class _Index:
 class Parts:
     """Vectors and bad texts of a chunk that is being taken apart; a damaged index, or a missing file, counts as none.
 
-    The vectors are in a file of the whole chunk, each in its row; the index says which rows are there.
+    The vectors are in a file of the whole chunk, each in its row, NaN in the others; the index says which are there.
     """
 
     def __init__(self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str) -> None:
-        folder = layout.parts / f"{chunk:06d}"
-        self._folder, self._path, self._index_path = folder, folder / "vectors.npy", folder / "index.json"
+        self._folder = layout.parts / f"{chunk:06d}"
+        self._path, self._index_path = self._folder / "vectors.npy", self._folder / "index.json"
         self._start, self._stop = start, stop
         index = read_if_whole(_Index, self._index_path)
         if index is None or index.fingerprint != fingerprint:
             index = _Index(fingerprint)
-        if not self._path.exists():
-            index = _Index(fingerprint, bad=index.bad)
-        self._index = index
+        self._index = index if self._path.exists() else replace(index, parts=())
 
     @property
     def bad(self) -> tuple[BadText, ...]:
@@ -102,24 +100,15 @@ class Parts:
 
         Raises OSError.
         """
-        missing = set(self.missing())
-        texts = [text for text in sorted(texts) if text in missing]
+        texts = np.array(sorted(set(texts).intersection(self.missing())), dtype=np.int64)
+        with open(vectors, "rb") as file:
+            shape = read_shape(file)
+        found = pick_rows(vectors, "<f4", shape.offset_bytes, shape.dimension, texts - first)
+        rows = self._rows(shape.dimension)
+        rows[texts - self._start] = found
         self._make_folder()
-        digest = xxhash.xxh3_128()
-        with open(vectors, "rb") as source, open(os.open(self._path, os.O_RDWR | os.O_CREAT), "r+b") as out:
-            shape = read_shape(source)
-            header, row_bytes = npy_header(self._stop - self._start, shape.dimension), 4 * shape.dimension
-            out.write(header)
-            out.truncate(len(header) + row_bytes * (self._stop - self._start))
-            for text in texts:
-                source.seek(shape.offset_bytes + row_bytes * (text - first))
-                row = source.read(row_bytes)
-                digest.update(row)
-                out.seek(len(header) + row_bytes * (text - self._start))
-                out.write(row)
-            out.flush()
-            os.fsync(out.fileno())
-        part = _Part(tuple(texts), digest.hexdigest())
+        write_blocks(self._path, [npy_header(*rows.shape), rows.tobytes()])
+        part = _Part(tuple(texts.tolist()), xxhash.xxh3_128_hexdigest(found.data))
         self._save(replace(self._index, parts=(*self._index.parts, part)))
 
     def add_bad(self, text: BadText) -> None:
@@ -133,26 +122,18 @@ class Parts:
             self._save(replace(self._index, bad=()))
 
     def compose(self, dimension: int) -> tuple[Path, str]:
-        """Make the file of the chunk's vectors, NaN for the bad texts; (file, its checksum), for `Ledger.commit`.
+        """Return the file of the chunk's vectors, NaN for the bad texts, and its checksum, for `Ledger.commit`.
 
         Raises OSError; EIO if vectors are not what was taken over, and then forgets these.
         """
-        target, count = self._folder / "composed.npy", self._stop - self._start
-        rows = np.full((count, dimension), np.nan, dtype="<f4")
+        rows = self._rows(dimension)
         for part in self._index.parts:
-            at, offset = np.array(part.texts) - self._start, len(npy_header(count, dimension))
-            try:
-                rows[at] = found = pick_rows(self._path, "<f4", offset, dimension, at)
-                whole = xxhash.xxh3_128_hexdigest(found.data) == part.digest
-            except (ValueError, FileNotFoundError):
-                whole = False
-            if not whole:
+            if xxhash.xxh3_128_hexdigest(rows[np.array(part.texts) - self._start].data) != part.digest:
                 self._save(replace(self._index, parts=tuple(each for each in self._index.parts if each is not part)))
                 raise OSError(errno.EIO, f"{self._path} is damaged")
-        with open(target, "wb") as out:
-            out.write(npy_header(count, dimension))
-            out.write(rows.data)
-        return target, inspect(target).digest
+        if not self._index.parts:  # every text is bad
+            write_blocks(self._path, [npy_header(*rows.shape), rows.tobytes()])
+        return self._path, inspect(self._path).digest
 
     def remove(self) -> None:
         """Remove the vectors of a chunk that is committed; without its bad texts, rows of NaN would count as damage."""
@@ -160,6 +141,13 @@ class Parts:
             self._path.unlink(missing_ok=True)
         else:
             remove_folder(self._folder)
+
+    def _rows(self, dimension: int) -> npt.NDArray[np.float32]:
+        count = self._stop - self._start
+        try:
+            return pick_rows(self._path, "<f4", len(npy_header(count, dimension)), dimension, np.arange(count))
+        except (FileNotFoundError, ValueError):  # there are none, or the file is shorter than it was
+            return np.full((count, dimension), np.nan, dtype="<f4")
 
     def _make_folder(self) -> None:
         for folder in (self._folder.parent, self._folder):
@@ -336,11 +324,6 @@ class Ledger:
         """Of the libraries, that computed some of the texts after those of the facts."""
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
-        self._durable: set[Path] = set()
-        """Folders of chunks whose names are sure to be on the disk."""
-        self.chunks_done = 0
-        """Committed chunks; counted as they come, since to count a byte a chunk for each commit takes its time."""
-        self.texts_done = 0
         self.bad: dict[int, BadText] = {}
         """Texts of committed chunks that have no vector, by number."""
 
@@ -351,7 +334,6 @@ class Ledger:
         if (record := read_if_whole(FactsRecord, self.layout.facts)) is not None:
             self.facts, self.other_versions = record.facts, list(record.other_versions)
         self._committed, self.bad = committed_chunks(self.layout, self.plan), {}
-        self.chunks_done, self.texts_done = self._committed.count(1), self.plan.texts_in(self._committed)
         if self.facts is None and self.chunks_done:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
@@ -368,6 +350,16 @@ class Ledger:
     def committed(self, chunk: int) -> bool:
         """Say whether the chunk's vectors are in place."""
         return bool(self._committed[chunk])
+
+    @property
+    def chunks_done(self) -> int:
+        """Number of committed chunks."""
+        return self._committed.count(1)
+
+    @property
+    def texts_done(self) -> int:
+        """Number of texts in them."""
+        return self.plan.texts_in(self._committed)
 
     @property
     def left(self) -> int:
@@ -452,9 +444,7 @@ class Ledger:
         """
         self.fix_facts(facts)
         target = self.layout.chunk(chunk, chunk_key(self.fingerprint, *self.plan.bounds(chunk), file_digest))
-        if target.parent not in self._durable:
-            make_folder(target.parent)
-            self._durable.add(target.parent)
+        make_folder(target.parent)
         with open(vectors, "rb") as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)
@@ -463,7 +453,7 @@ class Ledger:
         self.bad.update({text.text: text for text in parts.bad})
         parts.remove()
         del self._parts[chunk]
-        self._count(chunk, committed=True)
+        self._committed[chunk] = 1
 
     def discard(self, chunk: int) -> None:
         """Remove what is committed of the chunk: it is pending again, but for its bad texts. Raises OSError."""
@@ -474,13 +464,7 @@ class Ledger:
             sync_folder(folder)  # or a power cut would bring back a chunk whose bad texts `retry` forgives
         start, stop = self.plan.bounds(chunk)
         self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
-        self._count(chunk, committed=False)
-
-    def _count(self, chunk: int, *, committed: bool) -> None:
-        change = committed - self._committed[chunk]
-        self._committed[chunk] = committed
-        self.chunks_done += change
-        self.texts_done += change * self.plan.size(chunk)
+        self._committed[chunk] = 0
 
     def is_whole(self, chunk: int, path: Path) -> bool:
         """Say whether the file has the content that its name speaks of."""
