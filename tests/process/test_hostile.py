@@ -28,7 +28,7 @@ from chunkvisor.show.status import read_status
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import resolve
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.identity import read_facts, read_fixed, read_staged
+from chunkvisor.store.identity import read_facts, read_fixed
 from chunkvisor.store.layout import Layout, read_holder
 from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.records import DamagedError, LessonFile, ModelRecord, Pin, read_models, write_record
@@ -228,7 +228,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: LessonFile(layout.lessons, "x").get("")
     for name in ("out", "more"):
         output = layout.output(name)
-        for read in (read_fixed, read_staged, read_facts, read_manifest, read_done_manifest):
+        for read in (read_fixed, read_facts, read_manifest, read_done_manifest):
             yield partial(read, output)
         for look in (table, finished, ledger):
             yield partial(look, name)

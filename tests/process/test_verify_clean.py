@@ -95,7 +95,7 @@ def with_zeros(place: ScriptedWorkplace) -> None:
         (lambda place: flip(manifest(place)), "out.json: failed its integrity check"),
         (lambda place: flip(chunk(place)), "does not have the digest in its name"),
         (lambda place: flip(state(place, "identity.json")), "identity.json: failed its integrity check"),
-        (lambda place: state(place, "staged.json").unlink(), "staged.json: is missing"),
+        (lambda place: state(place, "identity.json").unlink(), "identity.json: is missing"),
     ],
 )
 def test_verify_finds(place: ScriptedWorkplace, damage: Callable[[ScriptedWorkplace], None], words: str) -> None:

@@ -127,7 +127,7 @@ def _chunk_checks(layout: OutputLayout, *, whole: bool) -> Iterator[FileCheck]:
         return
     if ledger is None:
         if layout.chunks.exists() or layout.done.exists():
-            yield FileCheck(layout.identity if not layout.identity.exists() else layout.staged, "is missing")
+            yield FileCheck(layout.identity, "is missing")
         return
     for number, path in chunk_files(layout):
         problem = "does not belong to any chunk" if number >= ledger.plan.count else None

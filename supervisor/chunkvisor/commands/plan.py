@@ -117,7 +117,7 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
 def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> StagedTable:
     """Open the output's staged table, or stage it in `scratch`. Raises Halt, OSError."""
     layout, request = Layout(config.workdir).output(name), request_of(config, name, max_rows)
-    if staged_before(request, layout) is not None:
+    if staged_before(request, layout):
         with suppress(DamagedError):  # the next run stages it again
             return StagedTable.open(layout.table)
     say(f"{name}: reading its source")

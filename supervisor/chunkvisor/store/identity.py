@@ -180,29 +180,20 @@ class BadText:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What the first run of an output fixes."""
+    """What the first run of an output fixes, and what its source was found to hold."""
 
     identity: Identity
     chunk_size: int
     """Distinct texts in a chunk."""
-    generation: int = 1
-    """Rises by one with each update."""
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What the source was found to hold."""
-
     asked: dict[str, Any]
-    """All that the request depends on which it answers."""
-    rows: int
+    """All that the request depends on which the staged table answers."""
     distinct: int
     """Distinct texts."""
-    digest: str
-    """Of the texts and their order."""
     files: tuple[str, ...]
     carried: str | None = None
     """Digest of the rows table, if columns are carried along or rows are left out."""
+    generation: int = 1
+    """Rises by one with each update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +214,6 @@ def make_state(layout: OutputLayout) -> None:
 def read_fixed(layout: OutputLayout) -> Fixed | None:
     """Return the record, or None if the output was never begun. Raises DamagedError, OSError."""
     return read_record(Fixed, layout.identity)
-
-
-def read_staged(layout: OutputLayout) -> Staged | None:
-    """Return the record, or None if there is none. Raises DamagedError, OSError."""
-    return read_record(Staged, layout.staged)
 
 
 def read_facts(layout: OutputLayout) -> Facts | None:

@@ -84,8 +84,7 @@ class OutputLayout:
     partial_rows = PathIn("hidden", "NAME.npy.rows")  # in float32: a final of another form is made from them
     before = PathIn("hidden", "NAME.before")  # what was there before --from-scratch or --update, until the new final is
 
-    identity = PathIn("state", "identity.json")  # what the vectors depend on; fixed by the first run
-    staged = PathIn("state", "staged.json")  # which request and which files the table was made from
+    identity = PathIn("state", "identity.json")  # what the vectors depend on, and what the table was made from
     table = PathIn("state", "table")
     fresh_table = PathIn("state", "table.new")
     facts = PathIn("state", "facts.json")  # what the first worker found out about the model

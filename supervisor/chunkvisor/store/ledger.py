@@ -22,9 +22,7 @@ from chunkvisor.store.identity import (
     FactsRecord,
     Fixed,
     Plan,
-    Staged,
     read_fixed,
-    read_staged,
     write_facts,
 )
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout
@@ -279,10 +277,10 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
     write_record(files.record, _ReuseRecord(texts, encoded, tuple(places), stamps))
 
 
-def work_with(reuse: Reuse | None, fixed: Fixed, staged: Staged) -> tuple[Plan, str]:
+def work_with(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
     """Return the chunks of an output, and the fingerprint that is in their names."""
     if reuse is None:
-        return Plan(staged.distinct, fixed.chunk_size), fixed.identity.fingerprint
+        return Plan(fixed.distinct, fixed.chunk_size), fixed.identity.fingerprint
     return Plan(reuse.encoded, fixed.chunk_size), digest_of([fixed.identity.fingerprint, reuse.key])
 
 
@@ -477,7 +475,5 @@ class Ledger:
 
 def ledger_of(layout: OutputLayout) -> Ledger | None:
     """Return the output's ledger, not loaded, or None if it was never begun. Raises DamagedError, OSError."""
-    fixed, record = read_fixed(layout), read_staged(layout)
-    if fixed is None or record is None:
-        return None
-    return Ledger(layout, *work_with(read_reuse(layout), fixed, record))
+    fixed = read_fixed(layout)
+    return Ledger(layout, *work_with(read_reuse(layout), fixed)) if fixed is not None else None

@@ -20,7 +20,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows
-from chunkvisor.store.identity import TEXT_KEYS, BadText, Fixed, Staged
+from chunkvisor.store.identity import TEXT_KEYS, BadText, Fixed
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, ReuseFiles
 from chunkvisor.store.records import digest_file
@@ -36,7 +36,6 @@ _MAX_LINES = 100
 def finish(
     form: Form,
     fixed: Fixed,
-    staged: Staged,
     ledger: Ledger,
     table: StagedTable,
     reuse: Reuse | None,
@@ -70,12 +69,12 @@ def finish(
     prompt = encode.prompt if encode.prompt is not None or facts.loaded is None else facts.loaded.prompt
     max_length = facts.max_length if facts.max_length is not None else model.max_length
     manifest = {
-        "rows": staged.rows,
+        "rows": table.rows,
         "dimension": final.dimension,
-        **describe_files(layout, form, staged.rows, final.digests, final.ranges),
+        **describe_files(layout, form, table.rows, final.digests, final.ranges),
         "fingerprint": fixed.identity.fingerprint,
         **record(layout, len(final.bad_rows), bad),
-        "distinct_texts": staged.distinct,
+        "distinct_texts": table.distinct,
         "truncated": cut,
         "zero_rows": final.zero_rows,
         "model": {
@@ -95,7 +94,7 @@ def finish(
             "kwargs": digested(encode.kwargs),
             "truncate_dim": encode.truncate_dim,
         },
-        "source": {"files": list(staged.files), "digest": staged.digest},
+        "source": {"files": list(fixed.files), "digest": table.digest},
         "text": {key: value for key in TEXT_KEYS if (value := fixed.identity.values.get(key)) is not None},
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -115,7 +114,7 @@ def finish(
     if not keep_chunks and not manifest["quarantined"]:
         remove_folder(layout.chunks)
     return {
-        "rows": staged.rows,
+        "rows": table.rows,
         "dimension": final.dimension,
         "path": str(place_of(layout, form)),
         "truncated": (cut or {}).get("rows", 0),

@@ -46,13 +46,11 @@ from chunkvisor.store.disk import not_ours
 from chunkvisor.store.identity import (
     Fixed,
     Identity,
-    Staged,
     arithmetic_variables,
     differences,
     identity_of,
     make_state,
     read_fixed,
-    read_staged,
     write_facts,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, anything_kept, unfinished
@@ -74,7 +72,6 @@ class Prepared:
 
     layout: OutputLayout
     fixed: Fixed  # of the next generation, if there is to be one
-    record: Staged
     manifest: dict[str, Any] | None = None  # of a complete one, of which there is nothing to do
     # The next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another.
     moves_on: bool = False
@@ -111,7 +108,7 @@ class Opening:
                     if os.path.lexists(place):
                         raise not_ours(place, "choose another workdir or another name for the output")
         self._all = [self._prepare(layout) for layout in layouts]
-        refuse_unequal(config.combine, {each.name: each.record.rows for each in self._all})
+        refuse_unequal(config.combine, {each.name: each.fixed.identity.rows for each in self._all})
         if self._request.from_scratch and not config.model.is_plugin and self._source.local is None:
             pin_source(self._run.layout.model, config.model, self._source)
         outputs = list[OutputRun]()
@@ -139,30 +136,32 @@ class Opening:
         for leftover in (layout.fresh_table, unfinished(layout.fresh_table)):
             remove_folder(leftover)
         request, was_done = request_of(self._config, name, self._request.max_rows), layout.done.exists()
-        record = None if anew else self._staged(layout, request)
-        if record is None:
-            if before is not None and not anew:
-                # Refuse a changed config before minutes are spent on reading the source anew.
-                was = before.identity
-                self._refuse_changed(layout, before, self._identity(name, was.source_digest, was.rows))
-            fresh, record = self._stage(layout, request)
-        now = self._identity(name, record.digest, record.rows)
+        now = None
         if before is not None and not anew:
-            self._refuse_changed(layout, before, now, fresh)
-        if anew or before is None or before.identity.fingerprint != now.fingerprint:
-            fixed = Fixed(now, self._chunk_size(name), before.generation + 1 if before is not None else 1)
+            was = before.identity
+            now = replace(before, identity=self._identity(name, was.source_digest, was.rows))
+            if not self._is_staged(layout, request, before):
+                # Refuse a changed config before minutes are spent on reading the source anew.
+                self._refuse_changed(layout, before, now.identity)
+                now = None
+        if now is None:
+            fresh, now = self._stage(layout, request, before)
+        if before is not None and not anew:
+            self._refuse_changed(layout, before, now.identity, fresh)
+        if anew or before is None or before.identity.fingerprint != now.identity.fingerprint:
+            generation = before.generation + 1 if before is not None else 1
+            made = Prepared(layout, replace(now, chunk_size=self._chunk_size(name), generation=generation))
             if _begun(layout):
-                self._note(f"{name}: this is generation {fixed.generation}, of {counted(now.rows, 'row')}")
-            made = Prepared(layout, fixed, record)
+                self._note(f"{name}: this is generation {generation}, of {counted(now.identity.rows, 'row')}")
             self._move_on(made, fresh)
             return made
         if fresh is not None:
             remove_folder(layout.table)
             fresh.rename(layout.table)
-            write_record(layout.staged, record)
-        made = Prepared(layout, before, record)
-        form = asked_form(self._config.outputs[name], record.carried)
-        made.manifest = keep_finished(layout, now.fingerprint, form, self._run.emit, self._means.on_wait)
+            write_record(layout.identity, now)
+        made = Prepared(layout, now)
+        form = asked_form(self._config.outputs[name], now.carried)
+        made.manifest = keep_finished(layout, now.identity.fingerprint, form, self._run.emit, self._means.on_wait)
         if made.manifest is None and was_done:
             return self._prepare(layout)  # `clean` may have removed the texts, which are needed again
         if made.manifest is not None and layout.again.exists():  # `retry` has asked for the bad texts
@@ -184,20 +183,20 @@ class Opening:
             )
         return fixed
 
-    def _staged(self, layout: OutputLayout, request: IngestRequest) -> Staged | None:
-        """Read what an earlier run has staged, if it is still the same, and what is needed of it is there."""
-        record, output = staged_before(request, layout), self._config.outputs[layout.name]
-        if record is None or lacks_rows_table(layout, asked_form(output, record.carried)):
-            return None
+    def _is_staged(self, layout: OutputLayout, request: IngestRequest, before: Fixed) -> bool:
+        """Say whether what an earlier run has staged is still the same, and what is needed of it is there."""
+        output = self._config.outputs[layout.name]
+        if before.asked != _asked(request) or lacks_rows_table(layout, asked_form(output, before.carried)):
+            return False
         if layout.done.exists() and not layout.again.exists():
-            return record
+            return True
         with suppress(DamagedError):
-            if StagedTable.open(layout.table).digest == record.digest:
-                return record
+            if StagedTable.open(layout.table).digest == before.identity.source_digest:
+                return True
         self._note(f"{layout.name}: the staged texts are damaged; reading the source again")
-        return None
+        return False
 
-    def _stage(self, layout: OutputLayout, request: IngestRequest) -> tuple[Path, Staged]:
+    def _stage(self, layout: OutputLayout, request: IngestRequest, before: Fixed | None) -> tuple[Path, Fixed]:
         """Read the source; returns the folder of the table, next to the one that is there, and its record."""
         name, fresh, means = layout.name, layout.fresh_table, self._means
         means.load_ahead(self._source)
@@ -211,7 +210,9 @@ class Opening:
             empty = f"{counted(table.empty, 'row')} of empty text, with one vector for all"
             self._note(f"{name}: {empty}; `where` leaves them out")
         files = tuple(file.place for file in table.files)
-        return fresh, Staged(asked, table.rows, table.distinct, table.digest, files, table.carried)
+        identity = self._identity(name, table.digest, table.rows)
+        size, generation = (before.chunk_size, before.generation) if before is not None else (0, 1)
+        return fresh, Fixed(identity, size, asked, table.distinct, files, table.carried, generation)
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         """Compute the identity that the config asks for, of a source of so many rows."""
@@ -245,10 +246,9 @@ class Opening:
         prepared = made.layout.next
         remove_folder(prepared.state)
         make_folder(prepared.state, durable=False)
-        write_record(prepared.identity, made.fixed)
         if fresh is not None:
             fresh.rename(prepared.table)
-        write_record(prepared.staged, made.record)  # last: with it the name of the table is on the disk
+        write_record(prepared.identity, made.fixed)  # last: with it the name of the table is on the disk
         made.moves_on, made.manifest = True, None
 
     # --- which texts are encoded
@@ -331,14 +331,14 @@ class Opening:
     # --- ready to run
 
     def _open(self, each: Prepared) -> OutputRun:
-        layout, name, fixed, staged = each.layout, each.name, each.fixed, each.record
+        layout, name, fixed = each.layout, each.name, each.fixed
         config, source, device_kind = self._config, self._source, self._means.devices[0].kind
         clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
         table = StagedTable.open(layout.table)
         if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
             self._note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
         reuse = read_reuse(layout)
-        ledger = Ledger(layout, *work_with(reuse, fixed, staged))
+        ledger = Ledger(layout, *work_with(reuse, fixed))
         ledger.load()
         fresh, taken = fresh_of(table, reuse), reuse.taken if reuse is not None else 0
         used = reuse.places if reuse is not None else ()
@@ -349,7 +349,7 @@ class Opening:
         saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
         opened = OutputOpened(
             output=name,
-            rows=staged.rows,
+            rows=table.rows,
             distinct=ledger.plan.distinct + taken,
             chunks=ledger.plan.count,
             chunk_size=fixed.chunk_size,
@@ -369,16 +369,16 @@ class Opening:
             import_path=(str(self._request.loaded.folder),),
             threads=thread_count(threads, device_kind, cores),
         )
-        form = asked_form(config.outputs[name], staged.carried)
+        form = asked_form(config.outputs[name], fixed.carried)
         return OutputRun(
             ledger,
             fresh,
             job,
             resolve_limits(encode, device_kind, plugin=config.model.is_plugin),
-            partial(finish, form, fixed, staged, ledger, table, reuse, job, source.local, config.chunk.keep),
+            partial(finish, form, fixed, ledger, table, reuse, job, source.local, config.chunk.keep),
             form,
             source.local,
-            rows=staged.rows,
+            rows=table.rows,
             taken=taken,
             awaits=frozenset(place.output for place in used if not place.copied),
         )
@@ -403,12 +403,12 @@ def _asked(request: IngestRequest) -> dict[str, Any]:
     return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
 
 
-def staged_before(request: IngestRequest, layout: OutputLayout) -> Staged | None:
-    """Read what an earlier run staged of the same request and untouched files. Raises Halt if a file is gone."""
-    record = None
+def staged_before(request: IngestRequest, layout: OutputLayout) -> bool:
+    """Say whether an earlier run staged the same request and untouched files. Raises Halt if a file is gone."""
+    fixed = None
     with suppress(DamagedError):
-        record = read_staged(layout)
-    return record if record is not None and record.asked == _asked(request) else None
+        fixed = read_fixed(layout)
+    return fixed is not None and fixed.asked == _asked(request)
 
 
 def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: bool) -> Halt:
