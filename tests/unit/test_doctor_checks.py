@@ -26,6 +26,7 @@ from chunkvisor.commands.doctor import (
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import OutputConfig
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
+from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.trial import Expected, Trial
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -35,23 +36,7 @@ from chunkvisor_worker.contract.messages import Cause, Fault, Phase, ProbedGpu, 
 
 GIB = 1 << 30
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-SMI = f"""<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd"><nvidia_smi_log>
-<driver_version>580.65.06</driver_version><cuda_version>13.0</cuda_version>
-<gpu id="00000000:01:00.0"><product_name>NVIDIA A100</product_name><uuid>{UUID}</uuid>
-<gpu_recovery_action>None</gpu_recovery_action>
-<fb_memory_usage><total>40960 MiB</total><used>3 MiB</used></fb_memory_usage><compute_mode>Default</compute_mode>
-<ecc_errors><volatile><sram_correctable>7</sram_correctable><sram_uncorrectable_parity>N/A</sram_uncorrectable_parity>
-<dram_uncorrectable>0</dram_uncorrectable></volatile></ecc_errors><remapped_rows>
-<remapped_row_pending>No</remapped_row_pending><remapped_row_failure>No</remapped_row_failure></remapped_rows></gpu>
-<gpu id="00000000:02:00.0"><uuid>GPU-9</uuid><gpu_recovery_action>Reset</gpu_recovery_action></gpu>
-</nvidia_smi_log>"""
-"""A well GPU of the job, and a broken one that the job does not use."""
-HELD = (
-    "<used>3 MiB</used></fb_memory_usage><compute_mode>Default</compute_mode>",
-    "<used>30720 MiB</used></fb_memory_usage><processes><process_info><pid>4711</pid>"
-    "<process_name>/opt/python3 train.py --token x</process_name><used_memory>30720 MiB</used_memory>"
-    "</process_info></processes>",
-)
+LISTED = f"GPU 0: NVIDIA A100 (UUID: {UUID})\n"
 MISMATCH = SmiAnswer(18, "Failed to initialize NVML: Driver/library version mismatch")
 GPU = Device("cuda", UUID)
 A100 = ProbedGpu("NVIDIA A100", (8, 0), 40 * GIB)
@@ -68,7 +53,9 @@ def well(**changes: Any) -> Case:
     case = Case(
         config=from_values(values, Path("/tmp")),
         devices=(GPU,),
-        smi=SmiAnswer(0, SMI),
+        smi=SmiAnswer(0, LISTED),
+        visible=(GPU,),
+        opinions={GPU: Opinion(Health.GOOD)},
         nodes={"/dev/nvidia0": True},
         probe=ProbeReading(REPORT, 0),
         memory=(60 * GIB, 64 * GIB),
@@ -80,10 +67,9 @@ def well(**changes: Any) -> Case:
     return replace(case, **changes)
 
 
-def smi(before: str, after: str) -> Case:
-    """Return `well` with another answer of nvidia-smi."""
-    assert before in SMI
-    return well(smi=SmiAnswer(0, SMI.replace(before, after)))
+def judged(health: Health, why: str) -> Case:
+    """Return `well` with another opinion of its GPU."""
+    return well(opinions={GPU: Opinion(health, why)})
 
 
 def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any) -> dict[str, Any]:
@@ -119,7 +105,7 @@ TOO_OLD = torch("The NVIDIA driver on your system is too old (found version 1202
 CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("config", FAULT, "c.yaml:3: no", lambda: well(refused={"config": config_error("c.yaml:3: no")})),
     # the driver and nvidia-smi
-    ("driver", OK, "NVIDIA driver 580.65.06, for CUDA 13.0", well),
+    ("driver", OK, "nvidia-smi lists 1 GPU", well),
     ("driver", FAULT, "has no NVIDIA driver", lambda: well(**NO_GPU)),
     (
         "driver",
@@ -127,23 +113,14 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
         "no permission to open /dev/nvidia0",
         lambda: well(**NO_GPU | {"nodes": {"/dev/nvidia0": False}}),
     ),
-    ("nvml", WARNING, "does not fit the NVIDIA driver", lambda: well(smi=MISMATCH)),
-    ("nvml", WARNING, "fails: no answer within 20 s", lambda: well(smi=SmiAnswer(None, "no answer within 20 s"))),
-    ("nvml", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
+    ("driver", WARNING, "does not fit the NVIDIA driver", lambda: well(smi=MISMATCH)),
+    ("driver", WARNING, "fails: no answer within 20 s", lambda: well(smi=SmiAnswer(None, "no answer within 20 s"))),
+    ("driver", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
     ("gpu", FAULT, "has no GPU", lambda: well(refused={"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")})),
     ("visible-gpus", FAULT, "shows 1 of 2 GPUs", lambda: well(own={"CUDA_VISIBLE_DEVICES": "0,7"})),
-    ("visible-gpus", FAULT, "another kind", lambda: well(own={"CUDA_VISIBLE_DEVICES": f"0,{UUID}"})),
-    ("gpu-health", OK, "no memory error", well),
-    ("gpu-health", FAULT, "recovery action: Reset", lambda: smi("action>None<", "action>Reset<")),
-    (
-        "gpu-health",
-        WARNING,
-        "2 uncorrectable memory errors",
-        lambda: smi("dram_uncorrectable>0", "dram_uncorrectable>2"),
-    ),
-    ("gpu-health", FAULT, "could not be replaced", lambda: smi("failure>No<", "failure>Yes<")),
-    ("gpu-memory", WARNING, "processes of another container", lambda: smi("<used>3 ", "<used>30720 ")),
-    ("gpu-memory", WARNING, "by pid 4711 python3", lambda: smi(*HELD)),
+    ("gpu-health", OK, "reports no fault", well),
+    ("gpu-health", FAULT, "recovery action", lambda: judged(Health.BROKEN, "the driver asks for a recovery action")),
+    ("gpu-memory", WARNING, "are held by", lambda: judged(Health.BUSY, "39 GiB of the GPU's memory are held by x")),
     # torch
     ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
     ("torch", FAULT, "cannot be imported", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
@@ -205,13 +182,12 @@ def test_what_readings_mean(check: str, state: str, words: str, readings: Callab
 
 
 def test_a_well_machine_is_all_well() -> None:
-    """With nothing wrong every finding is `ok`; a broken GPU that the job does not use is not looked at."""
+    """With nothing wrong every finding is `ok`."""
     findings = examine(well())
 
     assert [finding for finding in findings if finding.state is not OK] == []
     assert exit_code(findings) is ExitCode.COMPLETE
-    assert exit_code(examine(well(devices=(Device("cuda", "GPU-9"),)))) is ExitCode.MACHINE
-    wsl = well(smi=SmiAnswer(None, ""), nodes={}, devices=(Device("cuda", "0"),))
+    wsl = well(smi=SmiAnswer(None, ""), nodes={}, devices=(Device("cuda", "0"),), opinions={})
     assert exit_code(examine(wsl)) is ExitCode.COMPLETE, "CUDA works without nvidia-smi"
 
 

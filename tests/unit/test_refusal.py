@@ -14,12 +14,10 @@ from chunkvisor_worker.contract.exits import Outcome
 PLACE = Path("/data/work")
 CODES = {
     errno.EMFILE: (ExitCode.MACHINE, "limit of this machine"),
-    errno.ENOMEM: (ExitCode.MACHINE, "limit of this machine"),
     errno.ENOSPC: (ExitCode.DISK, "full or failing"),
     errno.EIO: (ExitCode.DISK, "full or failing"),
     errno.EROFS: (ExitCode.DISK, "mounted read-only"),
     errno.EACCES: (ExitCode.CONFIG, "may not use"),
-    errno.ENAMETOOLONG: (ExitCode.CONFIG, "is not what belongs there"),
     errno.ENOTDIR: (ExitCode.CONFIG, "is not what belongs there"),
     errno.ENOENT: (ExitCode.DISK, "was removed while"),
 }

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import psutil
@@ -19,7 +18,7 @@ from chunkvisor.config.model import Config, encode_spec, model_spec
 from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.dtypes import Card, less_memory, unfit_dtype
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
-from chunkvisor.devices.stations import asks_for_recovery
+from chunkvisor.devices.stations import Health, Opinion, judge_gpu, looks_at
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
@@ -32,7 +31,7 @@ from chunkvisor.store.attempt import last_line
 from chunkvisor.store.disk import free_bytes
 from chunkvisor.store.layout import Layout
 from chunkvisor.supervise.session import require_extras
-from chunkvisor.units import counted, human_bytes, listed
+from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
@@ -72,10 +71,12 @@ class Case:
 
     config: Config | None = None
     refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Device, ...] = ()  # of the job
+    visible: tuple[Device, ...] = ()  # every GPU that CUDA shows to this command
+    opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs of the job, else of all
     own: Mapping[str, str] = field(default_factory=lambda: os.environ)
     workers: Mapping[str, str] = field(default_factory=dict)  # the environment that workers get
-    smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -q -x`
+    smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -L`
     nodes: dict[str, bool] = field(default_factory=dict)  # files of the driver in /dev -> may this user open them?
     probe: ProbeReading = field(default_factory=ProbeReading)
     memory: tuple[float, float] = (0, 0)  # bytes that are free, of how many; in a container, of its share
@@ -102,13 +103,6 @@ class Case:
         report = self.probe.report
         return [Card(gpu.name, gpu.capability) for gpu in report.gpus] if report is not None else []
 
-    @property
-    def xml(self) -> ElementTree.Element:
-        """What nvidia-smi answered, element names as of driver 575."""
-        with suppress(ElementTree.ParseError):
-            return ElementTree.fromstring(self.smi.text)  # noqa: S314 - of the driver's own tool
-        return ElementTree.Element("nothing")
-
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     """Read everything; with a config, its job as well. `say` gets the steps that take a while. Raises OSError."""
@@ -127,8 +121,12 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
             if case.config.engine.kind is not EngineKind.RAY:  # whose workers need no GPU here
                 case.refused["gpu"] = halt
     case.workers = environment_of(os.environ, case.devices, case.config.env if case.config is not None else {})
-    # First, because the memory of a process that has just ended is not free at once.
-    case.smi = gpus.ask_smi(("-q", "-x"))
+    case.smi = gpus.ask_smi(("-L",))
+    with suppress(Halt):
+        case.visible = gpus.find_devices(["cuda"])
+    # As before each worker, and before torch is asked, whose memory is not free at once.
+    watched = [device for device in (case.devices if case.config is not None else case.visible) if device.watched]
+    case.opinions = {each: judge_gpu(looks_at(each)().result(), total_bytes=each.memory_bytes) for each in watched}
     machine, (left_bytes, limit_bytes) = psutil.virtual_memory(), container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
@@ -256,19 +254,11 @@ def _broken(case: Case, check: str, meaning: str, mend: str) -> Finding:
 
 
 def _driver(case: Case) -> Iterator[Finding]:
-    forbidden = [path for path, may in case.nodes.items() if not may]
-    if case.cards or (case.nodes and not forbidden):
-        version, cuda = (case.xml.findtext(f"{each}_version", "unknown") for each in ("driver", "cuda"))
-        yield Finding("driver", OK, f"NVIDIA driver {version}, for CUDA {cuda}")
-    elif forbidden:
+    if forbidden := [path for path, may in case.nodes.items() if not may]:
         meaning = f"no permission to open {', '.join(forbidden)}: CUDA will not see a GPU"
         yield _broken(case, "driver", meaning, "Join the group that owns /dev/nvidia*.")
-    elif not case.smi.text:
-        mend = f"Install or load the driver; {_ACCESS}; or write `device: cpu`."
-        state = FAULT if case.wanted else NOTE
-        yield Finding("driver", state, "this machine has no NVIDIA driver, and so no GPU", mend)
     if case.smi.returncode == 0:
-        yield Finding("nvml", OK, f"nvidia-smi answers, and lists {counted(len(case.xml.findall('gpu')), 'GPU')}")
+        yield Finding("driver", OK, f"nvidia-smi lists {counted(case.smi.text.count('GPU '), 'GPU')}")
     elif case.smi.text or case.cards or case.nodes:
         # Not more than a warning: whether CUDA works is what torch finds.
         means, mend = "nvidia-smi is not on PATH", "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib)."
@@ -277,55 +267,29 @@ def _driver(case: Case) -> Iterator[Finding]:
             known = rule.outcome in (Outcome.SETUP, Outcome.HARDWARE_FAULT)
             means = f"nvidia-smi fails: {case.smi.line}" + f". {rule.cause.rstrip('.')}" * known
             mend = rule.remedy if known else f"Reboot; {_ACCESS}."
-        yield Finding(
-            "nvml", WARNING, f"{means}; CUDA may work all the same, without checks of memory and health", mend
-        )
-
-
-def _visible(case: Case) -> Iterator[Finding]:
-    if (value := case.own.get(_VISIBLE)) is None or case.smi.returncode != 0:
-        return
-    entries = [part.strip() for part in value.split(",")]
-    here = [Device("cuda", each.findtext("uuid", "")) for each in case.xml.iterfind("gpu")]
-    shown = len(gpus.select_visible(here, value))
-    meaning = f"{_VISIBLE}={value} shows {shown} of {counted(len(entries), 'GPU')}"
-    if shown != len(entries) or len({entry[:3] in ("GPU", "MIG") for entry in entries}) > 1:
-        meaning += ": CUDA hides what comes after an entry that does not exist or is of another kind"
-        yield _broken(case, "visible-gpus", meaning, "Unset it, or name GPUs as `nvidia-smi -L` lists them.")
+        means += "; CUDA may work all the same, but nothing is known of the GPU's memory and health"
+        yield Finding("driver", WARNING, means, mend)
+    else:
+        mend = f"Install or load the driver; {_ACCESS}; or write `device: cpu`."
+        state = FAULT if case.wanted else NOTE
+        yield Finding("driver", state, "this machine has no NVIDIA driver, and so no GPU", mend)
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
-    chosen = [device.uuid for device in case.devices if device.watched]
-    for gpu in case.xml.iterfind("gpu"):
-        uuid = gpu.findtext("uuid", "")
-        if chosen and uuid not in chosen:
-            continue
-        name = f"{gpu.findtext('product_name', 'GPU')} ({uuid[:12]})"
-        action, volatile = gpu.findtext("gpu_recovery_action", ""), gpu.iterfind("ecc_errors/volatile/*")
-        errors = sum(int(each.text or 0) for each in volatile if "uncorr" in each.tag and str(each.text).isdecimal())
-        lost = gpu.findtext("remapped_rows/remapped_row_failure") == "Yes"
-        faults = [f"the driver asks for a recovery action: {action}"] * asks_for_recovery(action)
-        faults += ["a faulty row of its memory could not be replaced by a spare one"] * lost
-        warnings = [f"{counted(errors, 'uncorrectable memory error')} since the driver was loaded"] * (errors > 0)
-        mend = "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it if this returns."
-        if faults:
-            yield _broken(case, "gpu-health", f"{name}: {'; '.join(faults + warnings)}", mend)
-        elif warnings:
-            yield Finding("gpu-health", WARNING, f"{name}: {warnings[0]}", mend)
-        else:
-            yield Finding("gpu-health", OK, f"{name} reports no memory error and asks for no reset")
-        sizes = (gpu.findtext(f"fb_memory_usage/{each}", "").removesuffix(" MiB") for each in ("used", "total"))
-        used, total = (gpus.bytes_of(size) or 0 for size in sizes)
-        # Of a command line only the program: the rest may hold secrets.
-        programs = [
-            f"pid {each.findtext('pid')} {Path(each.findtext('process_name', '').partition(' ')[0]).name}"
-            for each in gpu.iterfind("processes/process_info")
-        ]
-        who = f", by {listed(programs, 5) or 'processes of another container or of its host'}"
-        state = OK if used < 512 << 20 else WARNING if 2 * used > total else NOTE  # a desktop takes a little
-        mend = "End what is not needed, or choose another GPU (`device: cuda:N`) or smaller batches."
-        words = f"{name}: {human_bytes(used)} of {human_bytes(total)} in use before a run begins"
-        yield Finding("gpu-memory", state, words + who * (state is not OK), mend * (state is not OK))
+    entries = case.own.get(_VISIBLE, "").split(",")
+    if case.own.get(_VISIBLE) is not None and len(case.visible) != len(entries):
+        meaning = f"{_VISIBLE}={case.own[_VISIBLE]} shows {len(case.visible)} of {counted(len(entries), 'GPU')}: CUDA "
+        meaning += "hides what comes after an entry that does not exist"
+        yield _broken(case, "visible-gpus", meaning, "Unset it, or name GPUs as `nvidia-smi -L` lists them.")
+    for device, opinion in case.opinions.items():
+        if opinion.health is Health.BROKEN:
+            mend = "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it if this returns."
+            yield _broken(case, "gpu-health", f"{device}: {opinion.why}", mend)
+        elif opinion.health is Health.BUSY and case.busy_pid is None:
+            mend = "End what is not needed, or choose another GPU (`device: cuda:N`)."
+            yield Finding("gpu-memory", WARNING, f"{device}: {opinion.why}", mend)
+        elif opinion.health is Health.GOOD:
+            yield Finding("gpu-health", OK, f"{device} reports no fault")
 
 
 def _torch(case: Case) -> Iterator[Finding]:
@@ -481,9 +445,9 @@ def _compared(case: Case, sample: Sample) -> Finding:
 
 
 # In the order in which they are shown.
-_OF_GPUS = (_driver, _visible, _gpus, _environment)
+_OF_GPUS = (_driver, _gpus, _environment)
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...]
-CHECKS = (_driver, _visible, _gpus, _torch, _environment, _memory_and_disk, _source, _model, _encoding)
+CHECKS = (_driver, _gpus, _torch, _environment, _memory_and_disk, _source, _model, _encoding)
 
 
 def exit_code(findings: Sequence[Finding]) -> ExitCode:
