@@ -166,7 +166,7 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     [
         (("--column", "text", "-o", "out.bin"), 2, "must end in .npy"),
         (("--column", "text", "--template", "{text}"), 78, "keep one of them"),
-        ((), 78, "Add --column, --template or --sql"),
+        ((), 78, "One of column, template and sql is needed"),
         (("--column", "text", "--set", "chunk.sise=3"), 78, "chunk.sise: unknown key"),
     ],
 )

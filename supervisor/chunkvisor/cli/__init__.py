@@ -32,7 +32,6 @@ _CONTINUES = "`chunkvisor run CONFIG` continues where the last run ended"
 # Options that people type by habit, and what does the same here.
 _INSTEAD = {
     "--resume": f"{_CONTINUES}.",
-    "--restart": f"{_CONTINUES}; --from-scratch starts over.",
     "--force": "`chunkvisor run CONFIG --from-scratch` starts over.",
     "--update": "`chunkvisor run CONFIG --update` encodes only texts that have no vector yet; it needs a config.",
     "--dry-run": "`chunkvisor plan CONFIG` shows what a run would do.",

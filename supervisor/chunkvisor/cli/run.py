@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, log_format, quiet, set_option, stop_after
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, is_terminal
 
 if TYPE_CHECKING:
@@ -108,8 +108,6 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
     out, keep = out.absolute(), given["keep"]
     place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
     with shown(given["quiet"], given["log_format"]) as observer:
-        if not text:
-            _require_text(source)
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
         again, afterwards = given["from_scratch"], Afterwards()
         request = Request(loaded, from_scratch=again, stop_after_s=options["stop_after_s"], typed=typed())
@@ -120,18 +118,6 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
                 _tell_how_to_go_on(observer, place)
             raise
     sys.exit(int(code))
-
-
-def _require_text(source: str) -> None:
-    """Raise Halt (78) unless every file is plain text, which has one column."""
-    from chunkvisor.sources.readers import columns_of, in_words
-    from chunkvisor.sources.resolve import SourceFormat, resolve
-
-    for file in resolve([source]):
-        if file.format is not SourceFormat.TXT:
-            has_header = file.format in (SourceFormat.CSV, SourceFormat.TSV) and not file.is_elsewhere
-            remedy = f"Add --column, --template or --sql. {in_words(columns_of(file)) if has_header else ''}".rstrip()
-            raise config_error(f"which column of {file.place} is to be encoded?", remedy=remedy)
 
 
 @command("run", "embeddings.yaml --set device=cuda:1")

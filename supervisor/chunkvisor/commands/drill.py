@@ -1,7 +1,7 @@
 """The fire drill: one undisturbed run, then one run for each fault, whose vectors must be those of the first.
 
 The faults strike as in integration tests (`chunkvisor.testing`): in the first worker that gets to the second chunk.
-Each run has a new workdir in a scratch folder next to the config's workdir.
+Each run is a separate process, with a new workdir in a scratch folder next to the config's workdir.
 """
 
 import json
@@ -20,16 +20,13 @@ from chunkvisor import testing
 from chunkvisor.assemble.forms import FORM_KEYS
 from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.commands.plan import table_of
-from chunkvisor.config.load import LoadedConfig, load
+from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import AttemptFailed, ChunkCommitted, Event, LateCrash, PartFailed
 from chunkvisor.events.journal import read_events
-from chunkvisor.show.lines import Observer
 from chunkvisor.show.status import read_status
 from chunkvisor.store.attempt import read_tail
-from chunkvisor.store.layout import Layout, OutputLayout, mark
-from chunkvisor.supervise.means import Request
-from chunkvisor.supervise.session import run
+from chunkvisor.store.layout import Layout, mark
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -42,7 +39,7 @@ _ENDED = (ExitCode.COMPLETE, ExitCode.QUARANTINED)
 _ROW = f"{{:<{max(len(fault.name) for fault in FAULTS)}}}  {{:<9}}  {{:<14}}  {{}}"
 
 Vectors = npt.NDArray[np.float32]
-# How a run ended: its exit code, and why it is not 0.
+# How a run ended: its exit code, and the last words of its log.
 _Ended = tuple[int, str]
 
 
@@ -51,18 +48,15 @@ def drill(
 ) -> list[dict[str, Any]]:
     """Provoke the faults in this scratch folder, say a line for each, and return what `drill --json` prints.
 
-    Raises Halt if there is nothing to drill, or if the drill is to stop.
+    Raises Halt if there is nothing to drill.
     """
     rehearsal, findings = _Drill(loaded, folder), list[dict[str, Any]]()
     rehearsal.prepare()
-    say(_ROW.format("fault", "provoked", "seen as", "vectors"))
+    say(_ROW.format("fault", "provoked", "seen as", ""))
     for fault in faults:
         found = rehearsal.provoke(fault)
-        off = found["difference"]
-        vectors = "none" if off is None else "same bytes" if off == 0 else f"differ by {off:.0e}"
-        say(_ROW.format(found["fault"], found["provoked"], found["seen_as"] or "-", vectors))
-        if found["problem"]:
-            say(f"  NOT RECOVERED: {found['problem']}")
+        end = f"NOT RECOVERED: {found['problem']}" if found["problem"] else "recovered"
+        say(_ROW.format(found["fault"], found["provoked"], found["seen_as"] or "-", end))
         findings.append(found)
     return findings
 
@@ -81,103 +75,71 @@ class _Drill:
         """Make the undisturbed run. Raises Halt if it does not complete: there is nothing to drill then."""
         distinct = table_of(self._loaded.config, self._output, ROWS, self._folder, lambda _: None).distinct
         if distinct < CHUNKS:
-            raise config_error(
-                f"output {self._output} has {distinct} different texts in its first {ROWS} rows",
-                why=f"a drill needs {CHUNKS}",
-                remedy="Put an output with more texts first.",
-            )
+            what = f"output {self._output} has {distinct} different texts in its first {ROWS} rows"
+            raise config_error(what, why=f"a drill needs {CHUNKS}", remedy="Put an output with more texts first.")
         self._chunk_size = distinct // CHUNKS
         code, words = self._run("undisturbed")
         layout = self._layout("undisturbed")
-        if code != ExitCode.COMPLETE or (manifest := read_finished(layout)) is None:
-            raise Halt(
-                ExitCode(code),
-                "the undisturbed run did not complete, so there is nothing to drill",
-                why=words,
-                remedy=f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more.",
-            )
-        phases = [event.phase_s for event in self._events("undisturbed") if isinstance(event, ChunkCommitted)]
+        if code != ExitCode.COMPLETE or (manifest := read_finished(layout.output(self._output))) is None:
+            what = "the undisturbed run did not complete, so there is nothing to drill"
+            remedy = f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more."
+            raise Halt(ExitCode(code or ExitCode.DISK), what, why=words, remedy=remedy)
+        phases = [each.phase_s for each in _events(layout) if isinstance(each, ChunkCommitted)]
         self._stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])
-        self._good = np.load(layout.final, allow_pickle=False)
+        self._good = np.load(layout.output(self._output).final, allow_pickle=False)
         largest = max(1.0, float(np.abs(self._good).max(initial=0.0)))
         self._allowed = largest * _TOLERANCE.get(manifest["model"]["dtype"], 1e-5)
 
     def provoke(self, fault: DrillFault) -> dict[str, Any]:
-        """Provoke one fault, and report what came of it. Raises Halt (130, 143) if the drill is to stop."""
-        name, killed, ran, seen, never = fault.name, fault.name == PARENT_KILLED, list[_Ended](), "", ""
+        """Provoke one fault, and report what came of it."""
+        name, layout, killed = fault.name, self._layout(fault.name), fault.name == PARENT_KILLED
+        ran, seen, wrong = list[_Ended](), "", ""
+        # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
+        standby = 0 if killed or fault.seen_as is Outcome.SETUP else None
         try:
-            if killed:
-                self._kill_the_run(name)
-                ran.append((0, ""))
-                seen = str(read_status(self._workdir(name)).state)
-            else:
-                # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
-                standby = 0 if fault.seen_as is Outcome.SETUP else None
-                with testing.fault(name, chunk=STRUCK):
-                    ran.append(self._run(name, stalls=fault.seen_as is Outcome.HUNG, standby=standby))
-                seen = seen_as(self._events(name))
+            with testing.fault("hang" if killed else name, chunk=STRUCK):
+                ran.append(self._run(name, stalls=fault.seen_as is Outcome.HUNG, standby=standby, kill=killed))
+            seen = str(read_status(layout.workdir).state) if killed else seen_as(_events(layout))
         except AssertionError as error:
-            never = str(error)
+            wrong = str(error)
         if killed or fault.exit_code not in _ENDED:
             ran.append(self._run(name))
-        layout = self._layout(name)
-        manifest = read_finished(layout)
-        found = np.load(layout.final, allow_pickle=False) if manifest is not None else None
+        output = layout.output(self._output)
+        manifest, log = read_finished(output), read_tail(output.attempt(STRUCK, 1).log)
+        found = np.load(output.final, allow_pickle=False) if manifest is not None else None
         bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
-        simulated = self._device.partition(":")[0] not in fault.real_on
-        simulated |= "chunkvisor drill: simulated" in read_tail(layout.attempt(STRUCK, 1).log)
-        off = difference(self._good, found)
-        wrong = never or problem(fault, seen, ran) or differs(off, found, bad, self._allowed)
-        return {
-            "fault": name,
-            "provoked": "simulated" if simulated else "real",
-            "seen_as": seen,
-            "difference": off,
-            "problem": wrong,
-            "recovered": not wrong,
-        }
+        wrong = wrong or problem(fault, seen, ran) or differs(self._good, found, bad, self._allowed)
+        simulated = self._device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in log
+        told = {"fault": name, "provoked": "simulated" if simulated else "real", "seen_as": seen}
+        return {**told, "problem": wrong, "recovered": not wrong}
 
-    def _kill_the_run(self, name: str) -> None:
-        """Kill the run itself, while a worker hangs, so that it is found alive."""
+    def _layout(self, name: str) -> Layout:
+        """Return the workdir of a run, which is a trial of the first rows."""
+        return Layout(self._folder / f"{name}-first-{ROWS}")
+
+    def _run(self, name: str, *, stalls: bool = False, standby: int | None = None, kill: bool = False) -> _Ended:
+        """Run the config in that workdir; `kill` ends the run itself while a worker hangs, with code 0 here."""
+        layout, known = self._layout(name), self._layout("undisturbed").model
+        if known.exists() and not layout.model.exists():  # the digest of a large model is computed once
+            layout.workdir.mkdir(mode=0o700)
+            mark(layout)
+            shutil.copy2(known, layout.model)
         command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(self._loaded.path), "--max-rows", str(ROWS)]
-        for override in self._overrides(name, stalls=False, standby=0):
+        for override in self._overrides(name, stalls=stalls, standby=standby):
             command += ["--set", override]
-        log_of_worker = self._layout(name).attempt(STRUCK, 1).log
-        with testing.fault("hang", chunk=STRUCK), open(self._folder / "killed.log", "wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        log, log_of_worker = self._folder / f"{name}.log", layout.output(self._output).attempt(STRUCK, 1).log
+        with open(log, "ab") as file:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
             try:
                 # The fault must have struck: a worker that lives without its parent must not hang the next run.
-                while process.poll() is None and "strikes here" not in read_tail(log_of_worker):
+                while kill and process.poll() is None and "strikes here" not in read_tail(log_of_worker):
                     time.sleep(0.005)
+                if not kill:
+                    process.wait()
             finally:
                 process.kill()
-                process.wait()
-
-    def _workdir(self, name: str) -> Path:
-        """Return the workdir of a run, which is a trial of the first rows; made, with the digest of the model."""
-        workdir = self._folder / f"{name}-first-{ROWS}"
-        workdir.mkdir(mode=0o700, exist_ok=True)
-        mark(Layout(workdir))
-        known = Layout(self._folder / f"undisturbed-first-{ROWS}").model
-        if known.exists() and not Layout(workdir).model.exists():
-            shutil.copy2(known, Layout(workdir).model)  # the digest of a large model is computed once
-        return workdir
-
-    def _layout(self, name: str) -> OutputLayout:
-        return Layout(self._workdir(name)).output(self._output)
-
-    def _events(self, name: str) -> list[Event]:
-        return [entry.event for entry in read_events(Layout(self._workdir(name)).events)]
-
-    def _run(self, name: str, *, stalls: bool = False, standby: int | None = None) -> _Ended:
-        self._workdir(name)
-        try:
-            loaded = load(self._loaded.path, self._overrides(name, stalls=stalls, standby=standby)).trial(ROWS)
-            return int(run(Request(loaded, max_rows=ROWS), Observer())), ""
-        except Halt as halt:
-            if halt.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-                raise
-            return int(halt.code), f"{halt.what}; {' '.join(halt.why.split())}" if halt.why else halt.what
+                code = process.wait()
+        return 0 if kill else code, read_tail(log).rpartition("chunkvisor: ")[2].strip()
 
     def _overrides(self, name: str, *, stalls: bool, standby: int | None) -> list[str]:
         config = self._loaded.config
@@ -187,8 +149,9 @@ class _Drill:
             "device": self._device,
             "engine": {"kind": "local"},
             "reuse": False,  # a drill is about encoding
+            "reuse_from": [],
             "chunk": {"size": self._chunk_size},
-            # The table of faults expects the default retries, not the person's.
+            # The table of faults expects the default retries, not yours.
             "recovery": {
                 "startup_timeout": config.recovery.startup_timeout,
                 "stall_timeout": self._stall_s if stalls else config.recovery.stall_timeout,
@@ -202,6 +165,10 @@ class _Drill:
         # JSON is YAML, except for escaped surrogate pairs.
         ours = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]
         return [*self._loaded.overrides, *ours]
+
+
+def _events(layout: Layout) -> list[Event]:
+    return [entry.event for entry in read_events(layout.events)]
 
 
 def seen_as(events: Sequence[Event]) -> str:
@@ -220,19 +187,11 @@ def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:
     return "" if last in _ENDED else f"the same run again ended with {last}: {last_words}"
 
 
-def differs(off: float | None, found: Vectors | None, bad: Sequence[int], allowed: float) -> str:
+def differs(good: Vectors, found: Vectors | None, bad: Sequence[int], allowed: float) -> str:
     """Say how a final file, whose `bad` rows are quarantined, is not that of the undisturbed run; empty if it is."""
-    if found is None or off is None:
-        return "the final file is missing, or of another shape"
-    lost = np.flatnonzero(~np.isfinite(found).all(axis=1)).tolist()
-    if lost != list(bad):
-        return f"rows {lost[:10]} have no vectors"
-    return "" if off <= allowed else f"vectors differ by up to {off:.1e}"
-
-
-def difference(good: Vectors, found: Vectors | None) -> float | None:
-    """Return the largest difference in the rows that have vectors; 0 = the same bytes, None = no such vectors."""
     if found is None or found.shape != good.shape:
-        return None
-    there = np.isfinite(found).all(axis=1)
-    return float(np.abs(good[there] - found[there]).max(initial=0.0))
+        return "the final file is missing, or of another shape"
+    expected = good.copy()
+    expected[list(bad)] = np.nan
+    right = np.isclose(found, expected, rtol=0, atol=allowed, equal_nan=True).all(axis=1)
+    return "" if right.all() else f"rows {np.flatnonzero(~right).tolist()[:10]} have other vectors, or none"

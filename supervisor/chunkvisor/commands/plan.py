@@ -5,9 +5,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +38,11 @@ from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsReport, LengthsRequest, LengthsTask
+from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsRequest, LengthsTask
 from chunkvisor_worker.contract.wire import read_message, write_message
 
 # About what torch and transformers take in a process, next to the weights.
 _LIBRARIES_BYTES = 1 << 30
-# About what a CUDA context with its libraries takes of a GPU's memory (300 to 500 MB on recent cards).
-_CONTEXT_BYTES = 1 << 29
 # Of more distinct texts than this, evenly spread chunks are measured.
 MOST_TEXTS = 1_000_000
 WIDTH = 80
@@ -53,20 +50,13 @@ WIDTH = 80
 Lengths = npt.NDArray[np.int32]
 
 
-@dataclass(slots=True)
-class _Output:
-    """One output, and the lengths of its texts."""
+class _Output(NamedTuple):
+    """One output, as far as its source shows."""
 
     name: str
     table: StagedTable
-    chunks: Plan
-    every: int  # every Nth chunk is measured
-    reason: str | None  # why the chunks have their size, if the config says `auto`
-    begun: bool  # a run has fixed it, of this source or of another
-    ours: bool  # what was done of it is of this source
-    lengths: Lengths = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    unit: str = "tokens"
-    report: LengthsReport | None = None
+    chunk_size: int
+    told: dict[str, Any]  # what `plan --json` prints
 
 
 def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> dict[str, Any]:
@@ -80,21 +70,23 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
         read_expected(config.model.expect)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:
         scratch, notes = Path(name), list[str]()
-        outputs = [_read_output(config, output, max_rows, scratch, say) for output in config.outputs]
+        outputs = [_read_output(config, output, max_rows, scratch, notes, say) for output in config.outputs]
         refuse_unequal(config.combine, {output.name: output.table.rows for output in outputs})
-        say("measuring texts" if config.model.is_plugin else "counting tokens")
+        say("counting tokens")
         folder = _measure(config, outputs, scratch, notes)
         model = modelfolder.read_model_folder(folder) if folder is not None else ModelFolder()
-        told = {each.name: _told(config, each, model, notes, whole=max_rows is None) for each in outputs}
-    kind, rate = _kind(config), rate_before(config)
+        for output in outputs:
+            _add_sizes(config, output, model)
+    kind, rate, told = _kind(config), rate_before(config), {each.name: each.told for each in outputs}
     dtype = modelfolder.computed_dtype(config.model, str(folder)) if folder is not None else None
     card = find_weakest(config.device) if folder is not None and config.engine.kind is EngineKind.LOCAL else None
     if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
         notes.append("; ".join(unfit))
     if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():
         notes.append(SLOW_BFLOAT16)
-    weights, per_device = model.loaded_bytes(str(config.model.dtype)), config.workers.per_device
-    workers = (per_device + config.workers.standby) * (1 if "cuda" in config.device else len(config.device))
+    weights = model.loaded_bytes(str(config.model.dtype))
+    workers = config.workers.per_device + config.workers.standby
+    workers *= 1 if "cuda" in config.device else len(config.device)
     disk, final = ([each[key] for each in told.values()] for key in ("disk_bytes", "final_bytes"))
     return {
         "outputs": told,
@@ -104,10 +96,8 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
         "free_disk_bytes": free_bytes(next(p for p in (config.workdir, *config.workdir.parents) if p.exists())),
         "weights_bytes": weights,
         "workers": workers,
-        "per_gpu": "cuda" in config.device,
         "host_memory_bytes": None if weights is None else workers * (_LIBRARIES_BYTES + weights),
         "total_memory_bytes": int(psutil.virtual_memory().total),
-        "gpu_memory_bytes": per_device * (_CONTEXT_BYTES + weights) if weights is not None and kind == "cuda" else None,
         "texts_per_s": rate,
         "time_s": sum(each["texts_left"] for each in told.values()) / rate if rate else None,
         "notes": notes,
@@ -124,76 +114,68 @@ def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say
     return stage_table(request, scratch / name, lambda: None)
 
 
-def _read_output(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> _Output:
-    table, fixed, reason = table_of(config, name, max_rows, scratch, say), None, None
+def _read_output(
+    config: Config, name: str, max_rows: int | None, scratch: Path, notes: list[str], say: Callable[[str], None]
+) -> _Output:
+    layout, table = Layout(config.workdir).output(name), table_of(config, name, max_rows, scratch, say)
+    fixed = reuse = reason = None
     with suppress(DamagedError):  # a run reports it
-        fixed = read_fixed(Layout(config.workdir).output(name))
+        fixed = read_fixed(layout)
     size = fixed.chunk_size if fixed is not None else config.effective_chunk_size(name)
     if size == "auto":
         workers = config.workers.per_device * (1 if "cuda" in config.device else len(config.device))
         size, reason = propose(rate_before(config), workers, _kind(config))
-    chunks = Plan(table.distinct, size)
-    every = max(1, -(-table.distinct // MOST_TEXTS)) if chunks.count > 1 else 1
     ours = fixed is not None and fixed.identity.source_digest == table.digest
-    return _Output(name, table, chunks, every, reason, fixed is not None, ours)
+    if ours:  # a run has looked which texts have a vector already
+        with suppress(DamagedError):
+            reuse = read_reuse(layout)
+    known = reuse.taken if reuse is not None else 0
+    work = Plan(table.distinct - known, size)
+    done = bytearray(work.count)
+    if ours:
+        done = committed_chunks(layout, work) if read_done_manifest(layout) is None else bytearray(b"\1") * work.count
+    elif fixed is not None and max_rows is None:
+        notes.append(f"{name}: the workdir has vectors of another source; `run --update` takes over what it can")
+    notes += [f"{name}: {note}" for note in [config.outputs[name].template_note] if note]
+    facts = read_facts(layout) if ours else None
+    told = {
+        "rows": table.rows,
+        "distinct_texts": table.distinct,
+        "duplicate_share": 1 - table.distinct / table.rows,
+        "rows_empty": table.empty,
+        "texts_known": known,
+        "texts_left": work.distinct - work.texts_in(done),
+        "chunks": work.count,
+        "chunks_done": done.count(1),
+        "chunk_size": size,
+        "chunk_size_reason": reason,
+        "dimension": facts.dimension if facts is not None else config.effective_encode(name).truncate_dim,
+        "lengths": distribution(np.empty(0, dtype=np.int32), None),
+        **dict.fromkeys(("length_unit", "max_length", "batches", "padding_share")),
+    }
+    return _Output(name, table, size, told)
 
 
 def _kind(config: Config) -> str:
     return "cpu" if "cpu" in config.device else "cuda"
 
 
-def _told(config: Config, output: _Output, model: ModelFolder, notes: list[str], *, whole: bool) -> dict[str, Any]:
-    name, table, report, lengths = output.name, output.table, output.report, output.lengths
-    layout, count, known = Layout(config.workdir).output(name), len(lengths), 0
-    if output.ours:  # a run has looked which texts have a vector already
-        with suppress(DamagedError):
-            known = reuse.taken if (reuse := read_reuse(layout)) is not None else 0
-    work = Plan(table.distinct - known, output.chunks.chunk_size)
-    done = bytearray(work.count)
-    if output.ours:
-        done = committed_chunks(layout, work) if read_done_manifest(layout) is None else bytearray(b"\1") * work.count
-    elif whole and output.begun:
-        notes.append(f"{name}: the workdir has vectors of another source; `run --update` takes over what it can")
-    if 0 < count < table.distinct:
-        notes.append(f"{name}: {count:,} of {table.distinct:,} distinct texts were measured, evenly spread")
-    if note := config.outputs[name].template_note:
-        notes.append(f"{name}: {note}")
-    encode, texts_left = config.effective_encode(name), work.distinct - work.texts_in(done)
-    limits = resolve_limits(encode, _kind(config), plugin=config.model.is_plugin)
-    facts = read_facts(layout) if output.ours else None
-    dimension = facts.dimension if facts is not None else encode.truncate_dim or model.dimension
-    form, disk = asked_form(config.outputs[name]), None if texts_left else 0
-    row_bytes = Numbers(form.dtype, dimension or 0).row_bytes
-    if texts_left and dimension is not None:
+def _add_sizes(config: Config, output: _Output, model: ModelFolder) -> None:
+    """Add the bytes of the final file, and those that the disk has to have while it is made."""
+    table, told, form = output.table, output.told, asked_form(config.outputs[output.name])
+    told["dimension"] = told["dimension"] or model.dimension
+    row_bytes = Numbers(form.dtype, told["dimension"] or 0).row_bytes
+    told["final_bytes"] = told["disk_bytes"] = None
+    if told["dimension"] is not None:
+        told["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
         # A table that a run has staged already is not written again.
         staged = Layout(config.workdir).outputs in table.folder.parents
         table_bytes = 0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
-        need = need_bytes(table.rows, texts_left, dimension, 0 if form.is_of_rows else row_bytes)
-        disk = need - RESERVE_BYTES + table_bytes
-    max_length = report.max_length if report is not None else None
-    return {
-        "rows": table.rows,
-        "distinct_texts": table.distinct,
-        "duplicate_share": 1 - table.distinct / table.rows,
-        "chunks": work.count,
-        "chunks_done": done.count(1),
-        "chunk_size": work.chunk_size,
-        "texts_left": texts_left,
-        "texts_measured": count,
-        "length_unit": output.unit,
-        "max_length": max_length,
-        "lengths": distribution(lengths, max_length),
-        "batch_rows": limits.rows,
-        "batch_tokens": limits.tokens,
-        "batches": round(report.batches * table.distinct / count) if report is not None and count else None,
-        "padding_share": 1 - report.tokens / report.padded_tokens if report and report.padded_tokens else None,
-        "dimension": dimension,
-        "final_bytes": row_bytes * table.rows + 128 if dimension is not None else None,  # numpy's header
-        "disk_bytes": disk,
-        "chunk_size_reason": output.reason,
-        "texts_known": known,
-        "rows_empty": table.empty,
-    }
+        twice = 0 if form.is_of_rows else row_bytes
+        told["disk_bytes"] = need_bytes(table.rows, told["texts_left"], told["dimension"], twice) - RESERVE_BYTES
+        told["disk_bytes"] += table_bytes
+    if not told["texts_left"]:
+        told["disk_bytes"] = 0
 
 
 def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
@@ -239,8 +221,9 @@ def _count_tokens(
     files, tasks = AttemptFiles(folder), list[LengthsTask]()
     for output in outputs:
         table, encode = TableFiles(output.table.folder), config.effective_encode(output.name)
+        every = -(-output.table.distinct // MOST_TEXTS)  # every Nth chunk is measured
+        numbers = output.table.distinct, output.chunk_size, every
         limits = resolve_limits(encode, _kind(config), plugin=False)
-        numbers = output.table.distinct, output.chunks.chunk_size, output.every
         tasks.append(LengthsTask(str(table.texts), str(table.offsets), *numbers, encode_spec(encode), limits))
     spec = model_spec(config.model, source.path, source.revision)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
@@ -256,8 +239,14 @@ def _count_tokens(
         return here, f"{verdict.reason} {verdict.remedy}".strip()
     refuse_wrong_model(config, answer.path)  # it may have found the tokenizer's files on the hub
     for output, report in zip(outputs, answer.reports, strict=True):
-        output.lengths, output.report = np.load(report.lengths, allow_pickle=False), report
-        output.unit = "estimated_tokens" if report.estimated else "tokens"
+        lengths, told = np.load(report.lengths, allow_pickle=False), output.told
+        share = len(lengths) / output.table.distinct
+        told |= {"lengths": distribution(lengths, report.max_length), "max_length": report.max_length}
+        told |= {"length_unit": "estimated_tokens" if report.estimated else "tokens"}
+        told |= {
+            "batches": round(report.batches / share),
+            "padding_share": 1 - report.tokens / max(1, report.padded_tokens),
+        }
     return Path(answer.path), ""
 
 
@@ -280,7 +269,7 @@ def _draw_output(output: dict[str, Any]) -> Iterator[str]:
     lengths, limit = output["lengths"], output["max_length"]
     if lengths["count"]:
         quantiles = f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
-        yield f"  {output['length_unit'].replace('_', ' ')} of a text: {quantiles}"
+        yield f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: {quantiles}"
     most, room = max((each["count"] for each in lengths["bins"]), default=0), WIDTH - 41
     for each in lengths["bins"]:
         bar = "#" * (max(1, round(each["count"] / most * room)) if each["count"] else 0)  # one text shows as well
@@ -315,19 +304,12 @@ def _needs(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
         peak, final = human_bytes(forecast["peak_disk_bytes"]), human_bytes(forecast["final_disk_bytes"])
         disk = f"up to {peak} more while it runs, {final} of final files"
     yield "disk", disk + (f"; {human_bytes(free)} are free" if free is not None else "")
-    memory, on_gpu = "unknown until a run has downloaded the weights", forecast["gpu_memory_bytes"]
+    memory = "unknown until a run has downloaded the weights"
     if (weights := forecast["weights_bytes"]) is not None:
         need, total = human_bytes(forecast["host_memory_bytes"]), human_bytes(forecast["total_memory_bytes"])
-        memory = (
-            f"about {need} of {total}: {counted(forecast['workers'], 'worker')}{' for each GPU' * forecast['per_gpu']}"
-        )
-        memory += f", each with 1 GiB for its libraries and {human_bytes(weights)} of weights; batches come on top"
+        memory = f"about {need} of {total}: {counted(forecast['workers'], 'worker')}, each with "
+        memory += f"1 GiB for its libraries and {human_bytes(weights)} of weights; batches come on top"
     yield "memory", memory
-    if on_gpu is not None:
-        yield (
-            "GPU",
-            f"about {human_bytes(on_gpu)} of each GPU for CUDA and weights; batches are made to fit what is left",
-        )
     left, rate = sum(each["texts_left"] for each in outputs), forecast["texts_per_s"]
     if rate is None:
         yield "time", "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
