@@ -105,21 +105,11 @@ def test_bfloat16_on_a_cpu_without_it(config: Path, monkeypatch: pytest.MonkeyPa
     assert ("Note: bfloat16 is not tried: this CPU has no instructions for it." in draw(found)) != asked_for
 
 
-def test_what_has_begun_keeps_its_dtype(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors of outputs that have begun stay as they are; so other budgets are tried with that dtype alone."""
-
-    class Facts:
-        dtype = "bfloat16"
-
-    monkeypatch.setattr(tuning_module, "read_facts", lambda _output: Facts)
-    found = tuned(config)
-    assert {each["settings"]["model.dtype"] for each in found["candidates"]} == {"bfloat16"}
-    assert {each["settings"]["encode.batch_tokens"] for each in found["candidates"]} > {"auto", 1024, 4096}
-    assert "have begun in bfloat16" in found["note"]
-
-
-def test_a_plugin_is_refused(config: Path) -> None:
-    """For a plug-in encoder there is nothing to tune, with code 78."""
+def test_what_cannot_be_tuned_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in encoder, and outputs that have begun, with code 78."""
     with pytest.raises(Halt) as caught:
         tuned(config, "model.encoder=good:make")
     assert caught.value.code is ExitCode.CONFIG
+    monkeypatch.setattr(tuning_module, "read_facts", lambda _output: object())
+    with pytest.raises(Halt, match="have begun"):
+        tuned(config)

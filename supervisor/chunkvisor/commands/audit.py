@@ -7,9 +7,8 @@ made for padding, or because a card computes wrongly.
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +34,12 @@ EXPECTED = 10
 _SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(NamedTuple):
     """What became of one output's sample."""
 
-    told: dict[str, Any]  # as `--json` prints it: output, dtype, allowed difference, rows, note
-    encode: EncodeSpec = field(default_factory=EncodeSpec)  # what shaped the vectors
-    expected: tuple[bytes, ...] = ()  # lines of a file for `model.expect`, of rows that do not differ
+    told: dict[str, Any]  # as `--json` prints it: output, dtype, allowed difference, rows
+    encode: EncodeSpec  # what shaped the vectors
+    expected: list[bytes]  # lines of a file for `model.expect`, of rows that do not differ
 
     @property
     def differing(self) -> list[dict[str, Any]]:
@@ -49,16 +47,15 @@ class Audit:
         return [row for row in self.told["rows"] if row["differs"]]
 
     def in_words(self) -> list[str]:
-        """Lines for a terminal."""
-        rows, wrong, note = self.told["rows"], self.differing, self.told["note"]
+        """Lines for a terminal, with the first rows that differ."""
+        rows, wrong = self.told["rows"], self.differing
         line = f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
         line += f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
-        worst = max((row["difference"] for row in rows), default=0.0)
-        lines = [f"{line}the largest difference is {worst:.2g}", *[f"  note: {note}"] * bool(note)]
+        lines = [f"{line}the largest difference is {max((row['difference'] for row in rows), default=0.0):.2g}"]
         for row in wrong[:_SHOWN]:
             numbers = f"difference {row['difference']:.2g}, cosine {row['cosine']:.5f}"
             lines.append(f"  row {row['row']:,} ({row['place']}): {numbers}")
-        return [*lines, *[f"  and {len(wrong) - _SHOWN:,} more; --json lists them all"] * (len(wrong) > _SHOWN)]
+        return lines
 
 
 def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:
@@ -70,9 +67,11 @@ def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:
     layout = require_workdir(workdir)
     outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
     finished = [(output, manifest) for output in outputs if (manifest := read_finished(output)) is not None]
-    if not finished:
-        raise config_error(f"no output in {workdir} is finished", remedy="Let the run complete, then audit it.")
-    for output, manifest in finished:
+    comparable = [each for each in finished if form_of(each[1]).dtype is not FinalDtype.UBINARY]
+    if not comparable:
+        what = f"no output in {workdir} is finished that can be compared (ubinary has bits alone)"
+        raise config_error(what, remedy="Let the run complete, then audit it.")
+    for output, manifest in comparable:
         yield _of_output(layout, output, manifest, rows, conditions)
 
 
@@ -80,9 +79,6 @@ def _of_output(
     layout: Layout, output: OutputLayout, manifest: dict[str, Any], rows: int, conditions: Conditions
 ) -> Audit:
     final, dtype = form_of(manifest).dtype, str(manifest["model"]["dtype"])
-    told: dict[str, Any] = {"output": output.name, "dtype": dtype, "allowed": 0.0, "rows": [], "note": ""}
-    if final is FinalDtype.UBINARY:
-        return Audit({**told, "note": "not audited, because bits alone cannot be compared"})
     try:
         if (fixed := read_fixed(output)) is None:
             raise DamagedError(f"{output.identity} is missing")
@@ -102,15 +98,15 @@ def _of_output(
         trial = try_texts(texts, model, encode, conditions, Path(folder))
     if trial.vectors is None:
         raise failure(trial, f"the sample of {output.name} could not be encoded")
-    told["allowed"] = _ROUNDED[final] + allowed_difference(dtype, quantized="quantization_config" in model.kwargs)
-    expected = list[bytes]()
+    allowed = _ROUNDED[final] + allowed_difference(dtype, quantized="quantization_config" in model.kwargs)
+    found, expected = list[dict[str, Any]](), list[bytes]()
     for row, text, stored, made in zip(sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True):
         difference, cosine = difference_and_cosine(stored, made)
-        found = {"row": row, "place": table.place_of(row, with_line=False), "difference": difference, "cosine": cosine}
-        told["rows"].append({**found, "differs": not difference <= told["allowed"]})  # so is a NaN
-        if not told["rows"][-1]["differs"] and made.any() and len(expected) < EXPECTED:
+        told = {"row": row, "place": table.place_of(row, with_line=False), "difference": difference, "cosine": cosine}
+        found.append({**told, "differs": not difference <= allowed})  # a NaN differs as well
+        if difference <= allowed and made.any() and len(expected) < EXPECTED:
             expected.append(write_line(text, made))
-    return Audit(told, encode, tuple(expected))
+    return Audit({"output": output.name, "dtype": dtype, "allowed": allowed, "rows": found}, encode, expected)
 
 
 def failure(trial: Trial, what: str) -> Halt:

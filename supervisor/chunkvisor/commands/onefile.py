@@ -69,9 +69,8 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
         if halt.code is not ExitCode.QUARANTINED:
             raise
         publish(out, config.workdir, made_from)  # the state stays: `retry` has only the bad texts computed again
-        rows = out.with_suffix(".quarantined.jsonl")
         halt.remedy = (
-            f"{rows if rows.exists() else manifest_file} lists every such row. To try them again: chunkvisor retry "
+            f"{manifest_file} lists such rows, or names the file that does. To try them again: chunkvisor retry "
             f"{config.workdir}, then the same command. If you correct the source: the same command with --from-scratch"
         )
         raise

@@ -45,8 +45,8 @@ Settings = dict[str, Any]
 def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Try settings, and return what `tune --json` prints. Takes some minutes.
 
-    Raises Halt: 78 for a plug-in or a model that is not here; what a run would end with if a source is wrong or no
-    worker succeeds; OSError.
+    Raises Halt: 78 for a plug-in, a model that is not here, or outputs that have begun; what a run would end with if
+    a source is wrong or no worker succeeds; OSError.
     """
     config, name = loaded.config, loaded.config.model.name
     if config.model.is_plugin:
@@ -56,8 +56,9 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         remedy = f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL"
         raise config_error(f"the model {name} is not on this machine yet", remedy=remedy)
     model = model_spec(config.model, source.path, source.revision)
-    facts = (read_facts(Layout(config.workdir).output(output)) for output in config.outputs)
-    begun = next((each.dtype for each in facts if each is not None), None)
+    if any(read_facts(Layout(config.workdir).output(output)) is not None for output in config.outputs):
+        what = f"outputs in {config.workdir} have begun, so their dtype and attention are fixed"
+        raise config_error(what, remedy="Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER")
     devices, tried, notes = find_devices(config.device), list[dict[str, Any]](), list[str]()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as scratch:
         tables = [table_of(config, output, None, Path(scratch), say) for output in config.outputs]
@@ -76,19 +77,20 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
             raise failure(first, "no text could be encoded with the config unchanged")
         now[_DTYPE] = first.dtype or "float32"
         texts = _texts(tables, max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
-        plain: Settings = {_DTYPE: begun or "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
-        best, rounds, reference = plain, list[list[Settings]](), first.vectors
-        if begun is None:
-            kind = read_model_folder(Path(source.path or "")).model_type
-            dtypes = other_dtypes(now[_DTYPE], devices[0].kind, weakest(devices), kind, notes)
-            flash = devices[0].kind == "cuda" and importlib.util.find_spec("flash_attn") is not None
-            attentions = ["sdpa", "eager", *["flash_attention_2"] * flash]
-            rounds = [[now], [{_DTYPE: each} for each in dtypes], [{_ATTENTION: each} for each in attentions]]
-        else:  # vectors that have begun stay as they are
-            notes.append(f"outputs in the workdir have begun in {begun}, and keep it")
-        rounds.append([{_BATCH: tokens} for tokens in _TOKENS[devices[0].kind]])
-        rounds.append([{_WORKERS: 2}] * (len(os.sched_getaffinity(0)) > 1))
-        for candidates in [[plain], *rounds]:
+        plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
+        kind = read_model_folder(Path(source.path or "")).model_type
+        dtypes = other_dtypes(now[_DTYPE], devices[0].kind, weakest(devices), kind, notes)
+        flash = devices[0].kind == "cuda" and importlib.util.find_spec("flash_attn") is not None
+        rounds: list[list[Settings]] = [
+            [plain],
+            [now],
+            [{_DTYPE: dtype} for dtype in dtypes],
+            [{_ATTENTION: name} for name in ("sdpa", "eager", *["flash_attention_2"] * flash)],
+            [{_BATCH: tokens} for tokens in _TOKENS[devices[0].kind]],
+            [{_WORKERS: 2}] * (len(os.sched_getaffinity(0)) > 1),
+        ]
+        best, reference = plain, first.vectors
+        for candidates in rounds:
             for settings in [{**best, **changed} for changed in candidates]:
                 if settings in [each["settings"] for each in tried]:
                     continue
