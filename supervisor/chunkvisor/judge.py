@@ -24,7 +24,6 @@ class Company(Enum):
     ALONE = "alone"
     CAME = "came"  # others, who were not there when the run began and hold what was missing
     OURS = "ours"  # another worker of this run
-    BLIND = "blind"  # there is nothing to look with: NVML is broken
 
 
 def backoff_s(tries: int) -> float:

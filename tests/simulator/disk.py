@@ -30,22 +30,18 @@ class Output:
         return not any(self._pending)
 
     def bounds(self, chunk: int) -> tuple[int, int]:
-        """See OutputProgress."""
         return self._bounds[chunk]
 
     def next_pending(self, start: int) -> int | None:
-        """See OutputProgress."""
         found = self._pending.find(1, start)
         return None if found < 0 else found
 
     def missing(self, chunk: int) -> list[int]:
-        """See OutputProgress."""
         if not self._pending[chunk]:
             return []
         return [text for text in range(*self._bounds[chunk]) if self.state[text] == MISSING]
 
     def known_good(self) -> int | None:
-        """See OutputProgress."""
         text = self.state.find(VECTOR)
         return None if text < 0 else text
 
@@ -58,7 +54,6 @@ class Output:
         return self.bad_count
 
     def rows_of(self, _text: int) -> int:
-        """See OutputProgress."""
         return 1
 
     @property

@@ -281,7 +281,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         {"chunks": 1, "attempts": 1},
         """
         join 0                 | start 1 on 0: 0..8
-        refused 1              | refuse 1, start 2 on 0: 0..8
+        refused 1              | start 2 on 0: 0..8
         ready 2, ok 2          | go 2: 32, keep 2, join 0
         """,
     ),

@@ -16,7 +16,7 @@ from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
 from chunkvisor.heart.policy import Lesson
-from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, Scheduler
+from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler
 from chunkvisor.heart.work import Work
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -180,7 +180,6 @@ class _Run:
         self.join_due: dict[int, float] = {}
         self.join_since: dict[int, float] = {}
         self.damaged = Counter[int]()
-        self.join_stop_s = NEVER
         self.set_aside: list[Outcome] = []
         self.draining = self.stopping = False
         self.damaged_turn = 0  # the turn in which a part turned out damaged last: its texts are due from the next on
@@ -197,11 +196,9 @@ class _Run:
     # --- what the scheduler asks: see Loop
 
     def holding(self, device: int) -> bool:
-        """See Loop."""
         return False
 
     def has_room(self, device: int) -> bool:
-        """See Loop."""
         return True
 
     # --- the loop
@@ -255,9 +252,6 @@ class _Run:
             self.draining, self.stopping = True, self.stopping or grace_s == 0
             if grace_s:
                 self.over_s = min(self.over_s, life.now_s + grace_s)
-            left_s = max(0.0, self.over_s - life.now_s)
-            if grace_s and self.over_s != NEVER:
-                self.join_stop_s = min(self.join_stop_s, self.over_s - min(RESERVE * left_s, RESERVE_S))
             self._tell(self.scheduler.stop, (self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf)
         while events and events[0][0] <= life.now_s:
             _, _, act, subject, plan = heapq.heappop(events)
@@ -316,23 +310,19 @@ class _Run:
             self._tell(self.scheduler.seen, device.number, "", "", device.opinion, gone=False)
 
     def look(self, device: int) -> None:
-        """See Loop."""
         self._at(0.5, self._looked, self.devices[device])
 
     def drop(self, ending: Ending) -> None:
-        """See Loop."""
         self.last_halt = ending.code
         if ending.device is not None:
             self.devices[ending.device].left = True
 
     def halt(self, ending: Ending) -> None:
-        """See Loop."""
         if ending.why == "bad rows":
             self.watchdog.too_many(ending)
         raise _Ended(ending.code, ending)
 
     def waits(self, device: int | None, delay_s: float, _waited_s: float, _verdict: Verdict) -> None:
-        """See Loop."""
         until_s = self.life.now_s + delay_s
         if device is None:
             self.paused_until_s = max(self.paused_until_s, until_s)
@@ -341,18 +331,13 @@ class _Run:
             paused.paused_until_s = max(paused.paused_until_s, until_s)
 
     def failed(self, _worker: int, _work: Work, verdict: Verdict, step: policy.Step | None, _under_way: Any) -> None:
-        """See Loop."""
         if isinstance(step, policy.GiveUp):
             self.set_aside.append(verdict.outcome)
 
-    def refused(self, _worker: int) -> None:
-        """See Loop."""
-
     def taken_apart(self, *_: Any) -> None:
-        """See Loop."""
+        pass
 
     def learnt(self, kind: str, lesson: Lesson, *, lasting: bool) -> None:
-        """See Loop."""
         if lasting:
             self.disk.save_lesson(kind, lesson)
 
@@ -401,7 +386,6 @@ class _Run:
     # --- workers
 
     def start(self, worker: int, number: int, work: Work, limits: Limits, canary: int | None) -> None:
-        """See Loop."""
         device = self.devices[number]
         warm = self.world.warm and not work.fresh
         process = Process(worker, work, device, limits, self.life.now_s, warm, canary)
@@ -451,7 +435,6 @@ class _Run:
         self._tell(self.scheduler.ended, AttemptEnded(process.number, None))
 
     def go(self, worker: int, limits: Limits) -> None:
-        """See Loop."""
         process = self.processes[worker]
         self.watchdog.goes(self, process)
         process.gone, process.limits, process.go_step = True, limits, self.life.steps
@@ -572,7 +555,6 @@ class _Run:
         self._end_now(process, hang=True)
 
     def end(self, worker: int) -> None:
-        """See Loop."""
         if worker in self.processes:
             self._end_now(self.processes[worker], hang=False)
 
@@ -646,8 +628,6 @@ class _Run:
             return Company.UNTOLD
         if any(each.gone for each in process.device.processes):
             return Company.OURS
-        if not gpu.watched:
-            return Company.BLIND
         spells = [*gpu.busy, *gpu.neighbours]
         if any(start > self.began_s for start, stop in spells if start <= now_s < stop):
             return Company.CAME
@@ -671,12 +651,10 @@ class _Run:
     # --- the disk
 
     def keep(self, worker: int, work: Work) -> None:
-        """See Loop."""
         self.watchdog.keeps(self, worker, work)
         self._store(work, lambda: self.outputs[work.output].keep(work.chunk, work.texts))
 
     def quarantine(self, work: Work, _verdict: Verdict) -> None:
-        """See Loop."""
         self.watchdog.quarantines(work)
         self._store(work, lambda: self.outputs[work.output].quarantine(work.chunk, work.texts[0]))
 
@@ -692,7 +670,7 @@ class _Run:
     # --- joins: the loop's own background work
 
     def _begin_joins(self) -> None:
-        if self.draining and (self.stopping or self.life.now_s >= self.join_stop_s):
+        if self.draining and self.life.now_s >= self.scheduler.last_s:
             self.join_due.clear()
             return
         for number, output in enumerate(self.outputs):
@@ -706,7 +684,7 @@ class _Run:
     def _joined(self, output: Output) -> None:
         number, now_s = self.outputs.index(output), self.life.now_s
         self.joining.discard(number)
-        if self.stopping or now_s >= self.join_stop_s:
+        if now_s >= self.scheduler.last_s:
             return
         if within(self.world.disk_full, now_s):
             since_s = self.join_since.setdefault(number, now_s)

@@ -180,15 +180,12 @@ class Play:
     # --- the hands: see Loop
 
     def holding(self, _device: int) -> bool:
-        """See Loop."""
         return False
 
     def has_room(self, _device: int) -> bool:
-        """See Loop."""
         return True
 
     def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:
-        """See Loop."""
         mark = " fresh" if self._templates and work.fresh else ""
         if canary is not None:
             mark += f" canary {canary}" if canary >= 0 else " own first" if canary == -1 else f" own {-canary}"
@@ -203,62 +200,47 @@ class Play:
             self.scheduler.ended(AttemptEnded(worker, FULL))
 
     def go(self, worker: int, limits: Limits) -> None:
-        """See Loop."""
         self.limits[worker] = limits
         rows = limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
         self._said.append(f"go {worker}: {min(limits.rows, rows)}")
 
     def end(self, worker: int) -> None:
-        """See Loop."""
         self._said.append(f"end {worker}")
 
     def leave(self, worker: int) -> None:
-        """See Loop."""
         self._said.append(f"leave {worker}")
 
     def look(self, device: int) -> None:
-        """See Loop."""
         self._said.append(f"look {device}")
 
     def keep(self, worker: int, work: Work) -> None:
-        """See Loop."""
         self._said.append(f"keep {worker}")
         if not self.disk_full:
             self.outputs[work.output].keep(work.chunk, work.texts)
         self.scheduler.stored(work, FULL if self.disk_full else None)
 
     def quarantine(self, work: Work, _verdict: Verdict) -> None:
-        """See Loop."""
         self._said.append(f"quarantine {work.texts[0]}")
         if not self.disk_full:
             self.outputs[work.output].quarantine(work.chunk, work.texts[0])
         self.scheduler.stored(work, FULL if self.disk_full else None)
 
-    def refused(self, worker: int) -> None:
-        """See Loop."""
-        self._said.append(f"refuse {worker}")
-
     def failed(self, _worker: int, work: Work, _verdict: Verdict, step: policy.Step | None, *_: Any) -> None:
-        """See Loop."""
         if isinstance(step, policy.GiveUp):
             self._said.append(f"set aside {work.chunk}")
 
     def taken_apart(self, *_: Any) -> None:
-        """See Loop."""
+        pass
 
     def waits(self, device: int | None, *_: Any) -> None:
-        """See Loop."""
         self._said.append("wait for all" if device is None else f"wait for {device}")
 
     def learnt(self, kind: str, lesson: Lesson, **_: Any) -> None:
-        """See Loop."""
         self._said.append(f"learn {kind} {lesson.rows if lesson.tokens is None else lesson.tokens // self._longest}")
 
     def drop(self, ending: Ending) -> None:
-        """See Loop."""
         self._said.append(f"drop {ending.device} {int(ending.code)}")
 
     def halt(self, ending: Ending) -> None:
-        """See Loop."""
         self._said.append(f"halt {int(ending.code)}{' bad rows' * (ending.why == 'bad rows')}")
         self.halted = True

@@ -327,7 +327,7 @@ def test_what_nvidia_smi_does_not_know_is_always_fit(device: Device, node: str) 
     station = Station(0, device, Site(node))
     station.ask()
     assert station.answer(frozenset(), print, first=True) is None
-    assert station.view == (View(blind=True) if device.kind == "cuda" else None)
+    assert station.view == (View() if device.kind == "cuda" else None)
 
 
 def test_a_gpu_that_others_fill_is_busy_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +351,7 @@ def test_a_gpu_that_others_fill_is_busy_and_told_once(monkeypatch: pytest.Monkey
     assert [type(event) for event in told] == [Warned]
     for held_bytes in (5 * GIB, 1 * GIB):
         station.get_used_to(held_bytes)
-        assert station.view == View(blind=False, alone=False, before_bytes=5 * GIB)
+        assert station.view == View(alone=False, before_bytes=5 * GIB)
 
 
 # --- whose memory it was
@@ -376,7 +376,6 @@ COMPANY = {
     "a neighbor was there before": (BY_A_NEIGHBOR, View(before_bytes=7 * GIB), set(), Company.UNTOLD),
     "a neighbor holds less than what is missing": (figures(5.0, 2.0, 1.0, 4.0), View(), set(), Company.UNTOLD),
     "another worker of ours": (BY_A_NEIGHBOR, View(), {77}, Company.OURS),
-    "NVML is broken": (NO_FIGURES, View(blind=True), set(), Company.BLIND),
     "no figures, and nobody else on it": (NO_FIGURES, View(alone=True), set(), Company.ALONE),
     "no figures, and nobody has looked": (NO_FIGURES, View(), set(), Company.UNTOLD),
 }

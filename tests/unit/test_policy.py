@@ -150,7 +150,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         Stop(ExitCode.MACHINE, local=True, why="too large"),
     ),
     # The world
-    **{f"{o}: wait": (of(o), History(waited_s=50, spell_s=50), Wait(6.0)) for o, _ in WAITED},
+    **{f"{o}: wait": (of(o), History(waited_s=50), Wait(6.0)) for o, _ in WAITED},
     "busy for too long": (of(Outcome.GPU_BUSY), History(waited_s=600), Stop(ExitCode.TRY_AGAIN, local=True)),
     "no hub for too long": (of(Outcome.HUB), History(waited_s=600), Stop(ExitCode.TRY_AGAIN)),
     "full for too long": (of(Outcome.DISK_FULL), History(waited_s=600), Stop(ExitCode.DISK, local=True)),

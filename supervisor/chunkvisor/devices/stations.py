@@ -176,7 +176,6 @@ def asks_for_recovery(action: str | None) -> bool:
 class View:
     """What is known of a GPU next to its faults, to tell whether memory ran out by our own doing."""
 
-    blind: bool = False  # nvidia-smi cannot tell of it
     alone: bool = False  # only our workers were on it, by a look since the last of them failed
     before_bytes: int = 0  # in use by others before our first worker
 
@@ -195,8 +194,6 @@ def company_of(figures: OomFigures | None, view: View | None, siblings: frozense
         came_bytes = figures.others_bytes - view.before_bytes
         missing_bytes = figures.wanted_bytes - figures.free_bytes
         return Company.CAME if came_bytes > _NOBODYS_BYTES and came_bytes >= missing_bytes else Company.UNTOLD
-    if view.blind:
-        return Company.BLIND
     return Company.ALONE if view.alone else Company.UNTOLD
 
 
@@ -235,7 +232,7 @@ class Station:
         self._look = looks_at(device) if device.watched and not site.node else None
         self._asked: Future[Reading] | None = None
         self._told: Health | None = None
-        self.view = View(blind=self._look is None) if device.kind == "cuda" else None  # None = it is not a GPU
+        self.view = View() if device.kind == "cuda" else None  # None = it is not a GPU
 
     def __str__(self) -> str:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
@@ -258,7 +255,6 @@ class Station:
         self.view.alone = not first and reading.is_alone(ours)
         # What is in use before our first worker is not waited for.
         opinion = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
-        self.view.blind = opinion.health is Health.BLIND
         news = {
             Health.BUSY: Warned(f"{self.device}: waiting, {opinion.why}"),
             Health.BLIND: Note(

@@ -29,7 +29,7 @@ from chunkvisor.heart import policy
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import Lesson
 from chunkvisor.heart.run import Run, WaitTeller
-from chunkvisor.heart.scheduler import RESERVE, RESERVE_S, AttemptEnded, Ending, GateState, Scheduler
+from chunkvisor.heart.scheduler import AttemptEnded, Ending, GateState, Scheduler
 from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.work import Work
@@ -71,7 +71,6 @@ class Loop:
         self._ended: dict[int, Slot] = {}  # those that have ended in this turn
         self._news: list[partial[None]] = []  # what has become of devices since the last turn
         self._drains: tuple[str, float | None] | None = None  # (why, until when) the run ends, as reported last
-        self._joins_until_s = math.inf
 
     def run(self) -> list[words.GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
@@ -88,9 +87,6 @@ class Loop:
                 self._turn()
         finally:
             self._end_all()
-            for output in self._outputs:
-                with contextlib.suppress(OSError):
-                    output.forget_unsure()
             self._store.close()
         return self._given_up
 
@@ -112,7 +108,7 @@ class Loop:
             self._tell(happened)
         for slot in list(self._slots.values()):
             self._attend(slot, time.monotonic())
-        if time.monotonic() >= self._joins_until_s or self._signals.stopping:
+        if time.monotonic() >= self._scheduler.last_s:
             self._store.stop()
         for output, chunk in self._store.attend():
             self._scheduler.lost(output, chunk)
@@ -129,9 +125,7 @@ class Loop:
             self._drains = drains
             how = "finishing the chunks under way"
             if signals.until_s is not None:
-                left_s = max(0.0, signals.until_s - time.monotonic())
-                self._joins_until_s = signals.until_s - min(RESERVE * left_s, RESERVE_S)
-                how = f"saving within {human_time(left_s)} what they have done"
+                how = f"saving within {human_time(max(0.0, signals.until_s - time.monotonic()))} what they have done"
             self._emit(event.Draining(signals.why, how))
             self._tell(self._scheduler.stop, signals.until_s)
         if signals.stopping:
@@ -188,6 +182,7 @@ class Loop:
         # The end of a warm worker that never had the device is its template's doing, not a text's.
         unused = slot.worker.warm and not slot.had_device and slot.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
+            remove_folder(slot.files.folder)
             self._tell(self._scheduler.ended, AttemptEnded(slot.number, None))
             return
         if returncode == NODE_LOST:
@@ -316,10 +311,6 @@ class Loop:
 
     # --- what the scheduler tells
 
-    def refused(self, worker: int) -> None:
-        """Tell that a template would not begin the worker."""
-        remove_folder(self._ended[worker].files.folder)
-
     def failed(
         self, worker: int, work: Work, verdict: Verdict, step: policy.Step | None, under_way: tuple[int, ...]
     ) -> None:
@@ -327,7 +318,7 @@ class Loop:
         slot, files = self._ended.get(worker), self._files_of(worker, work)
         if verdict.asked_for:
             remove_folder(files.folder)
-        elif slot is not None:  # else the disk would not take vectors that were good: there is no attempt
+        elif slot is not None:  # else it could not be started
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
         output, chunk, attempt = slot.names if slot is not None else (self._outputs[work.output].name, work.chunk, 0)

@@ -79,15 +79,6 @@ class OutputRun:
         if self.model is not None:
             self.model.check()
 
-    def forget_unsure(self) -> None:
-        """Have the next run adopt nothing if the model's folder has changed: put back, it would pass as unchanged."""
-        try:
-            self.check_model()
-        except Halt:
-            for _, files in list(self.ledger.attempt_folders()):
-                files.result.unlink(missing_ok=True)
-                files.batches.unlink(missing_ok=True)
-
     def bounds(self, chunk: int) -> tuple[int, int]:
         """Give the first text of the chunk, and one past its last."""
         return self.ledger.plan.bounds(chunk)

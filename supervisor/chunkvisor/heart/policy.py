@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart.work import DevicePlace
 from chunkvisor.judge import BACKOFF_S, Company, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
@@ -90,9 +89,7 @@ class Stop:
 
     code: ExitCode
     local: bool = False
-    why: str = (
-        "halted"  # one more failure; else "canary", "first", "too large", "broken" or "busy", as `words` knows them
-    )
+    why: str = "halted"  # or "canary", "first", "too large", "broken", "busy", as `words` knows them
 
 
 Step = Retry | Wait | Split | Quarantine | GiveUp | Stop
@@ -114,7 +111,6 @@ class History:
     one_by_one: bool = False  # each batch had one text
     company: Company = Company.UNTOLD
     waited_s: float = 0.0  # how long this cause is waited for while nothing has succeeded anywhere
-    spell_s: float = 0.0  # the same, whatever has succeeded elsewhere
     failing_s: float = 0.0  # how long ago the first of `starts` failed
     # In a row:
     starts: int = 0  # workers that failed before their first batch at the place
@@ -259,12 +255,9 @@ def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
     smaller = None
     if verdict.smaller_batch_helps and verdict.phase is not Phase.TOKENIZE:  # while texts are tokenized no batch began
         smaller = _half(verdict, recovery.min_batch_size)
-    if verdict.outcome is Outcome.GPU_OOM and history.waited_s < recovery.wait_timeout:
-        # As many rows as the failed batch had were done before it: longer ones, since those come first.
-        fitted_before = verdict.rows_done >= verdict.batch_rows > 0
-        may_be_others = history.company is Company.BLIND and (smaller is None or fitted_before)
-        if history.company is Company.CAME or may_be_others:
-            return Wait(pause_s(max(history.spell_s, history.waited_s), recovery.wait_timeout))
+    came = verdict.outcome is Outcome.GPU_OOM and history.company is Company.CAME
+    if came and history.waited_s < recovery.wait_timeout:
+        return Wait(pause_s(history.waited_s, recovery.wait_timeout))
     return Retry(charge=False, lesson=smaller) if smaller is not None else None
 
 
@@ -290,7 +283,7 @@ def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     if history.waited_s >= recovery.wait_timeout:
         default = ExitCode.DISK if verdict.outcome is Outcome.DISK_FULL else ExitCode.TRY_AGAIN
         return _stop(verdict, ExitCode(verdict.exit_code or default))
-    return Wait(pause_s(max(history.spell_s, history.waited_s), recovery.wait_timeout))
+    return Wait(pause_s(history.waited_s, recovery.wait_timeout))
 
 
 # --- what is remembered
@@ -347,27 +340,26 @@ class Memory:
         """Begin to count anew: it did not happen the next time."""
         self._streaks.pop((what, where), None)
 
-    def waited_s(self, outcome: Outcome, where: Where, now_s: float) -> tuple[float, float]:
-        """Say how long it is waited for while nothing has succeeded anywhere, and in all."""
-        spell_s = self.lasts_s(outcome, where, now_s)
-        return min(spell_s, now_s - self.success_s), spell_s
+    def waited_s(self, outcome: Outcome, where: Where, now_s: float) -> float:
+        """Say how long it is waited for while nothing has succeeded anywhere."""
+        return min(self.lasts_s(outcome, where, now_s), now_s - self.success_s)
 
     # --- what succeeds
 
-    def started(self, place: DevicePlace, outcome: Outcome) -> None:
+    def started(self, device: int, node: str, outcome: Outcome) -> None:
         """Note that a worker got to its first batch there; `outcome` is how it ended."""
-        self.forget("start", place.device)
-        self.forget("start", place.node)
+        self.forget("start", device)
+        self.forget("start", node)
         # What is waited for may show in a batch as well: that is the same wait, not a way through it.
         if outcome is not Outcome.GPU_BUSY:
-            self.forget(Outcome.GPU_BUSY, place.device)
+            self.forget(Outcome.GPU_BUSY, device)
 
-    def encoded(self, place: DevicePlace) -> None:
+    def encoded(self, device: int, node: str) -> None:
         """Note that a worker did its work there."""
-        self.started(place, Outcome.COMMITTED)
-        self.sound |= {place.device, place.node}
+        self.started(device, node, Outcome.COMMITTED)
+        self.sound |= {device, node}
         for what in ("canary", *_WAITS):
-            self.forget(what, place.device)
+            self.forget(what, device)
 
     def stored(self, output: int, now_s: float) -> None:
         """Note that something is done for good."""
@@ -401,17 +393,16 @@ class Memory:
         return self._lessons[kind]
 
 
-def cause_of(verdict: Verdict, place: DevicePlace | None) -> int | None:
+def cause_of(verdict: Verdict, device: int, node: str) -> int | None:
     """Say who waits: a device for its own memory, one of a cluster for its machine's disk, or (None) all."""
     own = verdict.outcome in (Outcome.GPU_BUSY, Outcome.GPU_OOM)
-    own = own or (verdict.outcome is Outcome.DISK_FULL and place is not None and bool(place.node))
-    return place.device if own and place is not None else None
+    return device if own or (verdict.outcome is Outcome.DISK_FULL and node) else None
 
 
-def start_of(verdict: Verdict, place: DevicePlace) -> Where:
+def start_of(verdict: Verdict, device: int, node: str) -> Where:
     """Say whose a failed start is: what fails while the model is loaded is the machine's, with its installation."""
     of_model = verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
-    return place.node if of_model else place.device
+    return node if of_model else device
 
 
 def least(one: int | None, other: int | None) -> int | None:

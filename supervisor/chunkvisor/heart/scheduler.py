@@ -16,7 +16,7 @@ from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
 from chunkvisor.heart.policy import OWN, How, Memory, cause_of, start_of
-from chunkvisor.heart.work import Backlog, DevicePlace, Work
+from chunkvisor.heart.work import Backlog, Work
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
@@ -83,7 +83,8 @@ class WorkerState:
 class DeviceState:
     """One device, until its last worker has ended."""
 
-    place: DevicePlace
+    number: int
+    node: str  # the machine of a cluster that it belongs to; empty for our own
     kind: str
     watched: bool  # there is something to look with
     gone: bool = False
@@ -121,7 +122,7 @@ class Scheduler:
         self._started = 0
         self._said: list[partial[None]] = []
         self._draining = False
-        self._last_s = math.inf  # when the workers have to be gone
+        self.last_s = math.inf  # when the workers have to be gone
 
     @property
     def finished(self) -> bool:
@@ -157,14 +158,11 @@ class Scheduler:
         places = per_device + max(0, self._workers.standby - self._memory.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
-                if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(device.place.device):
+                if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(device.number):
                     continue
-                if place >= per_device and not self._hands.has_room(device.place.device):
+                if place >= per_device and not self._hands.has_room(device.number):
                     continue
-                if not self._backlog.due(now_s):
-                    return
-                work = self._backlog.take(now_s, device.place.device, alone=len(working) == 1)
-                if work is not None:
+                if (work := self._backlog.take(now_s, device.number, alone=len(working) == 1)) is not None:
                     self._start(work, device)
 
     def _start(self, work: Work, device: DeviceState) -> None:
@@ -173,15 +171,15 @@ class Scheduler:
             own = _shows_its_shortest(work)
             canary = None if own else self._outputs[work.output].known_good()
             if canary is None:  # each time another of its own: the shortest may be bad itself
-                failed = self._memory.count("canary", device.place.device)
-                canary = OWN - (self._memory.count("too large", (work.output, work.chunk)) if own else failed)
+                failed = ("too large", (work.output, work.chunk)) if own else ("canary", device.number)
+                canary = OWN - self._memory.count(*failed)
         # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
         work = replace(work, fresh=work.fresh or device.fresh)
         self._started += 1
         worker = WorkerState(self._started, work, device, canary)
         self.workers[worker.number] = worker
         device.workers.append(worker)
-        self._say(self._hands.start, worker.number, device.place.device, work, self._limits(worker), canary)
+        self._say(self._hands.start, worker.number, device.number, work, self._limits(worker), canary)
 
     def _limits(self, worker: WorkerState) -> Limits:
         limits = self._memory.limits(self._outputs[worker.work.output].limits, worker.device.kind)
@@ -203,7 +201,7 @@ class Scheduler:
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
-                    self._say(self._hands.look, device.place.device)
+                    self._say(self._hands.look, device.number)
                 return
             worker.gate, worker.go_s = GateState.OPEN, now_s
             self._say(self._hands.go, worker.number, self._limits(worker))
@@ -221,7 +219,7 @@ class Scheduler:
         elif device is not None and opinion is not None and device.suspected_s is not None:
             self._looked(device, opinion, device.suspected_s)
         elif device is None and not gone:
-            self.devices[number] = device = DeviceState(DevicePlace(number, node), kind, opinion is not None)
+            self.devices[number] = device = DeviceState(number, node, kind, opinion is not None)
             if opinion is not None and opinion.health is Health.BROKEN:
                 # Others may be about to join: it is looked at again before a worker gets it.
                 device.suspected_s = self._clock()
@@ -230,12 +228,12 @@ class Scheduler:
         now_s = self._clock()
         device.look_s = now_s + LOOK_PAUSE_S
         if opinion.health is Health.BROKEN:
-            self._do_without(device, Ending(ExitCode.MACHINE, "broken", verdict=_judged(opinion)), local=True)
+            verdict = Verdict(Outcome.HARDWARE_FAULT, opinion.why)
+            self._do_without(device, Ending(ExitCode.MACHINE, "broken", verdict=verdict), local=True)
         elif opinion.health is Health.BUSY:
-            waited_s = now_s - max(since_s, self._memory.success_s)
-            if waited_s > self._recovery.wait_timeout:
-                ending = Ending(ExitCode.TRY_AGAIN, "busy", verdict=_judged(opinion))
-                self._do_without(device, ending, local=True)
+            if now_s - max(since_s, self._memory.success_s) > self._recovery.wait_timeout:
+                verdict = Verdict(Outcome.GPU_BUSY, opinion.why)
+                self._do_without(device, Ending(ExitCode.TRY_AGAIN, "busy", verdict=verdict), local=True)
         else:
             device.suspected_s, device.look_s = None, now_s
             self._open_gates(device, now_s)
@@ -249,23 +247,19 @@ class Scheduler:
 
     def _tidy(self, device: DeviceState) -> None:
         if device.gone and not device.workers:
-            self.devices.pop(device.place.device, None)
+            self.devices.pop(device.number, None)
 
-    def _do_without(self, device: DeviceState | None, ending: Ending, *, local: bool) -> bool:
-        """Do without the device; False if the run ends: that leaves nothing of our own, or it is no device's matter."""
+    def _do_without(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
+        """Do without the device, or end the run if it is the last of our own machine, or not `local`."""
         # On our own machine the set-up and the disk are those of every device.
         of_machine = ending.why == "halted" and ending.code in (ExitCode.CONFIG, ExitCode.DISK)
-        if device is None or not local or (of_machine and not device.place.node):
+        if not local or (of_machine and not device.node):
             self._say(self._hands.halt, ending)
-            return False
-        ending = replace(ending, device=device.place.device)
-        if not device.gone and len(self.alive) == 1 and not device.place.node:
-            self._say(self._hands.halt, ending)
-            return False
-        if not device.gone:
-            self._say(self._hands.drop, ending)
+        elif not device.gone:
+            ending, last = replace(ending, device=device.number), len(self.alive) == 1
+            # On a cluster others may join.
+            self._say(self._hands.halt if last and not device.node else self._hands.drop, ending)
             self._leave(device)
-        return True
 
     # --- ends
 
@@ -277,11 +271,10 @@ class Scheduler:
         self._tidy(device)
         if verdict is None:
             self._backlog.put_back(replace(work, fresh=True))
-            self._say(self._hands.refused, end.worker)
         elif verdict.outcome is Outcome.COMMITTED:
             # It has worked: the next attempt needs no canary, and may come from the template again.
             device.doubt = device.fresh = False
-            self._memory.encoded(device.place)
+            self._memory.encoded(device.number, device.node)
             self._keep(end.worker, work)
         else:
             if worker.gate is not GateState.SHUT and verdict.can_touch_gpu and device.watched:
@@ -305,9 +298,9 @@ class Scheduler:
         self._memory.forget("too large", (work.output, work.chunk))
         self._say(self._hands.keep, worker, work)
 
-    def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None) -> None:
-        """Carry out what follows of an attempt that failed, or (no worker) of what could not be stored."""
-        memory, device, now_s = self._memory, worker.device if worker is not None else None, self._clock()
+    def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
+        """Carry out what follows of an attempt that failed."""
+        memory, device = self._memory, worker.device
         step = policy.decide(verdict, self._history(work, end, verdict, worker), self._recovery)
         suspects = tuple(text for text in work.texts if text in end.under_way)
         self._say(self._hands.failed, end.worker, work, verdict, step, suspects)
@@ -319,52 +312,55 @@ class Scheduler:
         passing = isinstance(step, policy.Wait) or (isinstance(step, policy.Retry) and step.lesson is not None)
         doubt = verdict.row_can_cause and not (passing or verdict.before_first_batch)
         doubt = doubt and verdict.outcome is not Outcome.BAD_INPUT
-        if device is not None:
-            device.doubt = device.doubt or doubt
-            if verdict.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE):  # it got to its first batch
-                device.fresh = False
-                memory.started(device.place, verdict.outcome)
-            if end.proven:
-                memory.forget("canary", device.place.device)
-        avoid = work.avoid if verdict.blameless or device is None else device.place.device
+        device.doubt = device.doubt or doubt
+        if verdict.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE):  # it got to its first batch
+            device.fresh = False
+            memory.started(device.number, device.node, verdict.outcome)
+        if end.proven:
+            memory.forget("canary", device.number)
+        avoid = work.avoid if verdict.blameless else device.number
         fresh = work.fresh or verdict.outcome is not Outcome.LOST
         again = replace(work, avoid=avoid, fresh=fresh, doubt=work.doubt or doubt, due_s=0.0)
         match step:
             case policy.Retry():
                 self._retry(step, again, end, verdict, worker)
             case policy.Wait():
-                where = cause_of(verdict, device.place if device is not None else None)
-                _, waited_s = memory.waited_s(verdict.outcome, where, now_s)
-                memory.note(verdict.outcome, where, now_s=now_s)
-                waits = self if where is None or device is None else device
-                waits.paused_until_s = max(waits.paused_until_s, now_s + step.delay_s)
-                self._say(self._hands.waits, where, step.delay_s, waited_s, verdict)
-                self._backlog.put_back(again)
+                where = cause_of(verdict, device.number, device.node)
+                self._wait(step.delay_s, again, verdict, device if where is not None else None)
             case policy.Split():
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
-                self._quarantine(again, end, verdict)
+                output = self._outputs[work.output]
+                count = output.rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
+                if self._recovery.on_bad_row is OnBadRow.FAIL or count > self._recovery.max_bad_rows:
+                    self._say(self._hands.halt, Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict))
+                else:
+                    self._say(self._hands.quarantine, work, verdict)
             case policy.GiveUp():
                 memory.given_up.add((work.output, work.chunk))
                 if verdict.outcome is Outcome.GPU_OOM:  # so far none of its texts fits
                     self._backlog.leave(work.output, work.chunk)
             case policy.Stop():
-                ending = Ending(step.code, step.why, end.worker, work, verdict)
-                if self._do_without(device, ending, local=step.local):
-                    self._backlog.put_back(again)
+                self._do_without(device, Ending(step.code, step.why, end.worker, work, verdict), local=step.local)
+                self._backlog.put_back(again)  # for the other devices
 
-    def _history(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None) -> policy.History:
-        memory, now_s, place = self._memory, self._clock(), worker.device.place if worker is not None else None
-        starts, failing_s, canaries, worked = 0, 0.0, 0, work.output in memory.worked
-        if worker is not None and place is not None:
-            where = start_of(verdict, place)
-            worked = where in memory.sound if verdict.before_first_batch else worked
-            failing_s = memory.lasts_s("start", where, now_s)
-            if end.began_s is not None:
-                # What goes wrong on the device begins with its `go`, however long before that it was prepared.
-                starts = memory.count("start", where, max(end.began_s, worker.go_s))
-            canaries = memory.count("canary", place.device, worker.go_s)
-        waited_s, spell_s = memory.waited_s(verdict.outcome, cause_of(verdict, place), now_s)
+    def _wait(self, delay_s: float, work: Work, verdict: Verdict, device: DeviceState | None) -> None:
+        """Pause on the device, or (None) everywhere."""
+        now_s, where = self._clock(), device.number if device is not None else None
+        waited_s = self._memory.lasts_s(verdict.outcome, where, now_s)
+        self._memory.note(verdict.outcome, where, now_s=now_s)
+        waits = device if device is not None else self
+        waits.paused_until_s = max(waits.paused_until_s, now_s + delay_s)
+        self._say(self._hands.waits, where, delay_s, waited_s, verdict)
+        self._backlog.put_back(work)
+
+    def _history(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> policy.History:
+        memory, now_s, device, node = self._memory, self._clock(), worker.device.number, worker.device.node
+        start, chunk = start_of(verdict, device, node), (work.output, work.chunk)
+        starts = 0
+        if end.began_s is not None:
+            # What goes wrong on the device begins with its `go`, however long before that it was prepared.
+            starts = memory.count("start", start, max(end.began_s, worker.go_s))
         # Every device may fail as often as a chunk is tried, without a success in between.
         fruitless = memory.count("fruitless") - self._recovery.attempts * max(0, len(self.alive) - 1)
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
@@ -372,50 +368,46 @@ class Scheduler:
         return policy.History(
             texts=len(work.texts),
             tries=work.tries.count(verdict.outcome),
-            canary=worker.canary if worker is not None else None,
+            canary=worker.canary,
             chosen=_shows_its_shortest(work),
             proven=end.proven,
             good=bool(end.done) or self._outputs[work.output].known_good() is not None,
-            worked=worked,
+            worked=start in memory.sound if verdict.before_first_batch else work.output in memory.worked,
             part=work.part,
             under_way=sum(text in end.under_way for text in work.texts),
             one_by_one=work.one_by_one,
             company=end.company,
-            waited_s=waited_s,
-            spell_s=spell_s,
-            failing_s=failing_s,
+            waited_s=memory.waited_s(verdict.outcome, cause_of(verdict, device, node), now_s),
+            failing_s=memory.lasts_s("start", start, now_s),
             starts=starts,
-            canaries=canaries,
-            given_up=len(memory.given_up - {(work.output, work.chunk)}),
+            canaries=memory.count("canary", device, worker.go_s),
+            given_up=len(memory.given_up - {chunk}),
             fruitless=max(0, fruitless),
-            too_large=memory.count("too large", (work.output, work.chunk)),
+            too_large=memory.count("too large", chunk),
         )
 
-    def _retry(
-        self, step: policy.Retry, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState | None
-    ) -> None:
-        now_s = self._clock()
+    def _retry(self, step: policy.Retry, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
+        now_s, device = self._clock(), worker.device
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
             blocking = verdict.outcome is Outcome.DEVICE_FAULT
             work = replace(work, tries=(*work.tries, verdict.outcome), blocking=blocking)
+        if step.lesson is not None and (lesson := self._memory.learn(device.kind, step.lesson)) is not None:
+            # Later runs should not know what is so only while others hold memory.
+            lasting = end.company in (Company.UNTOLD, Company.ALONE)
+            self._say(self._hands.learnt, device.kind, lesson, lasting=lasting)
         if step.note == "too large":
             self._memory.note("too large", (work.output, work.chunk))
-        if worker is not None:
-            device = worker.device
-            if step.lesson is not None and (lesson := self._memory.learn(device.kind, step.lesson)) is not None:
-                # Later runs should not know what is so only while others hold memory.
-                lasting = end.company in (Company.UNTOLD, Company.ALONE)
-                self._say(self._hands.learnt, device.kind, lesson, lasting=lasting)
-            if step.note == "canary":
-                self._memory.note("canary", device.place.device, worker.go_s, now_s)
-            if step.note == "start":
-                if end.began_s is not None:
-                    began_s = max(end.began_s, worker.go_s)
-                    self._memory.note("start", start_of(verdict, device.place), began_s, now_s)
-                device.fresh = device.fresh or end.began_s is None
-                device.paused_until_s = max(device.paused_until_s, due_s)
-                due_s += step.delay_s  # others first: they show whether it is the device, the model, or chance
+        elif step.note == "canary":
+            self._memory.note("canary", device.number, worker.go_s, now_s)
+        elif step.note == "start":
+            if end.began_s is None:  # a template did not start
+                device.fresh = True
+            else:
+                start = start_of(verdict, device.number, device.node)
+                self._memory.note("start", start, max(end.began_s, worker.go_s), now_s)
+            device.paused_until_s = max(device.paused_until_s, due_s)
+            due_s += step.delay_s  # others first: they show whether it is the device, the model, or chance
         self._backlog.put_back(replace(work, due_s=due_s))
 
     def _split(self, how: How, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
@@ -439,20 +431,18 @@ class Scheduler:
             self._backlog.put_back(piece)
         self._say(self._hands.taken_apart, work, pieces, how)
 
-    def _quarantine(self, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
-        count = self._outputs[work.output].rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
-        if self._recovery.on_bad_row is OnBadRow.FAIL or count > self._recovery.max_bad_rows:
-            self._say(self._hands.halt, Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict))
-            return
-        self._say(self._hands.quarantine, work, verdict)
-
     def stored(self, work: Work, problem: Verdict | None) -> None:
-        """Hear that vectors, or that a text gets none, are on the disk, or (`problem`) could not be written."""
-        if problem is not None:
-            self._fail(work, AttemptEnded(0, problem), problem, None)
+        """Hear that vectors, or that a text gets none, are on the disk, or (`problem`) that it would not take them."""
+        now_s, output = self._clock(), self._outputs[work.output]
+        if problem is not None:  # they are computed again
+            waited_s = self._memory.waited_s(problem.outcome, None, now_s)
+            step = policy.decide(problem, policy.History(waited_s=waited_s), self._recovery)
+            if isinstance(step, policy.Wait):
+                self._wait(step.delay_s, work, problem, None)
+            else:
+                self._say(self._hands.halt, Ending(ExitCode.DISK, "halted", work=work, verdict=problem))
             return
-        self._memory.stored(work.output, self._clock())
-        output = self._outputs[work.output]
+        self._memory.stored(work.output, now_s)
         if output.bad_count >= output.texts:
             self._say(self._hands.halt, Ending(ExitCode.CONFIG, "all bad", work=work))
 
@@ -467,15 +457,15 @@ class Scheduler:
         self._draining = True
         if until_s is not None:
             left_s = max(0.0, until_s - self._clock())
-            self._last_s = until_s - min(RESERVE * left_s, RESERVE_S)
+            self.last_s = until_s - min(RESERVE * left_s, RESERVE_S)
         self._drain(self._clock())
 
     def _drain(self, now_s: float) -> None:
         """Have those leave who compute, if the time is limited, and end who is still there when it is over."""
         for worker in self.workers.values():
-            if worker.gate is GateState.SHUT or now_s >= self._last_s:
+            if worker.gate is GateState.SHUT or now_s >= self.last_s:
                 self._end(worker)
-            elif worker.gate is GateState.OPEN and self._last_s < math.inf and not (worker.leaving or worker.ending):
+            elif worker.gate is GateState.OPEN and self.last_s < math.inf and not (worker.leaving or worker.ending):
                 worker.leaving = True
                 self._say(self._hands.leave, worker.number)
 
@@ -488,8 +478,3 @@ class Scheduler:
 def _shows_its_shortest(work: Work) -> bool:
     """Say whether, of texts that lacked the GPU's memory, the shortest has to show if that is a matter of length."""
     return len(work.texts) > 1 and Outcome.GPU_OOM in work.tries
-
-
-def _judged(opinion: Opinion) -> Verdict:
-    """Put what a look at a device has shown into the form of a verdict."""
-    return Verdict(Outcome.GPU_BUSY if opinion.health is Health.BUSY else Outcome.HARDWARE_FAULT, opinion.why)

@@ -89,11 +89,9 @@ class Keeper:
         if whole:
             self._committed(output, work.chunk, result)
         elif failed is not None:
-            # Its last beat knows the tokens of its texts, about.
-            beat, texts = read_beat(files.beat), len(work.texts)
-            share = min(1.0, texts / beat.rows_done) if beat is not None and beat.rows_done else 0.0
-            tokens, padded = (round(beat.tokens_done * share), round(beat.padded_tokens * share)) if beat else (0, 0)
-            self._emit(event.BatchesKept(output.name, work.chunk, texts, tokens, padded))
+            beat = read_beat(files.beat)  # it knows the tokens of these texts, about
+            tokens = (beat.tokens_done, beat.padded_tokens) if beat is not None else (0, 0)
+            self._emit(event.BatchesKept(output.name, work.chunk, len(work.texts), *tokens))
         elif result is not None and complete:
             counts = len(work.texts), result.tokens, result.padded_tokens, result.phase_s
             self._emit(event.PartCommitted(output.name, work.chunk, spec.start, spec.stop, *counts))

@@ -3,19 +3,12 @@
 from bisect import bisect_right, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from chunkvisor_worker.contract.exits import Outcome
 
 if TYPE_CHECKING:  # it reads the disk; the scheduler only asks it
     from chunkvisor.heart.output import OutputRun
-
-
-class DevicePlace(NamedTuple):
-    """A device, and the machine of a cluster that it belongs to."""
-
-    device: int
-    node: str = ""  # empty for our own machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +77,6 @@ class Backlog:
                 missing, whole = output.missing(chunk), range(*output.bounds(chunk))
                 return Work(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
         return None
-
-    def due(self, now_s: float) -> bool:
-        """Say whether a device could be given something now."""
-        return bool(self._again and self._again[0].due_s <= now_s) or self._any_new()
 
     @property
     def empty(self) -> bool:
