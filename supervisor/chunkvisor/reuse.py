@@ -284,7 +284,7 @@ def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Calla
 
     Raises TakenDamagedError if something is not what it was, OSError.
     """
-    files, readers, without = ReuseFiles(reuse.folder), dict[int, ArrayRows](), dict[int, BadText]()
+    files, readers, without = reuse.files, dict[int, ArrayRows](), dict[int, BadText]()
     for number, place in enumerate(reuse.places):
         if place.copied and ledger.facts is not None:
             readers[number] = ArrayRows(ledger.facts.dimension, [0], [files.copied])

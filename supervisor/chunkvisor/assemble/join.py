@@ -136,7 +136,7 @@ def take_texts(chunks: Portions, taken: Taken | None, start: int, stop: int, dim
     """
     if taken is None:
         return chunks.take(stop - start)
-    found, where = np.empty((stop - start, dimension), dtype="<f4"), taken.reuse.where(start, stop)
+    found, where = np.empty((stop - start, dimension), dtype="<f4"), taken.reuse.where_of(np.arange(start, stop))
     encoded = where["place"] == ENCODED
     if count := int(np.count_nonzero(encoded)):
         found[encoded] = chunks.take(count)
@@ -270,7 +270,7 @@ def _other_rows(text: int, ledger: Ledger, taken: Taken | None) -> Exception:
     """The text has no vector, or has one against its record."""
     words = "has other rows without a vector than its record says"
     if taken is not None:
-        where = taken.reuse.where(text, text + 1)[0]
+        where = taken.reuse.where_of(np.array([text]))[0]
         if where["place"] != ENCODED:
             return TakenDamagedError(f"{taken.reuse.places[where['place']].words} {words}")
         text = int(where["row"])

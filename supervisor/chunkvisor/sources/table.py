@@ -338,7 +338,7 @@ class FreshTable(StagedTable):
 
     def taken_over(self, most: int) -> list[str]:
         """Read those of the output's first `most` texts whose vectors are taken over; the shortest come first."""
-        where = self.reuse.where(0, min(most, self.reuse.texts))
+        where = self.reuse.where_of(np.arange(min(most, self.reuse.texts)))
         texts = self.full.texts_of(np.flatnonzero(where["place"] != ENCODED).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 

@@ -207,13 +207,11 @@ def is_workdir(layout: Layout) -> bool:
         return False
     if not stat.S_ISDIR(found.st_mode):
         raise not_ours(layout.hidden, "choose another workdir", "it is not a folder", ours="chunkvisor")
-    owner, why, remedy = user_name(found.st_uid), "", ""
-    if found.st_uid != os.geteuid():
+    owner, mode = user_name(found.st_uid), stat.filemode(found.st_mode)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         why, remedy = f"it belongs to {owner}", f"run as {owner}"
-    elif found.st_mode & 0o077:
-        why = f"it is open to others ({stat.filemode(found.st_mode)})"
-        remedy = f"if you are sure that it was not changed: chmod 700 {layout.hidden}"
-    if why:
+        if found.st_uid == os.geteuid():
+            why, remedy = f"it is open to others ({mode})", f"if it was not changed: chmod 700 {layout.hidden}"
         raise config_error(
             f"the state in {layout.hidden} cannot be trusted: {why}",
             why="what is read from it decides which files are written and which processes are ended",

@@ -206,42 +206,35 @@ class ReuseFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReuseRecord:
-    texts: int
-    encoded: int
-    places: tuple[Place, ...]
-    stamps: dict[str, Stamp]
-
-
-@dataclass(frozen=True, slots=True)
 class Reuse:
     """A plan on disk, open for reading; its methods raise DamagedError and OSError."""
 
-    folder: Path
     texts: int
     """Distinct texts of the output."""
     encoded: int
     """Those of them that are encoded."""
     places: tuple[Place, ...]
-    key: str
-    """Digest of the numbers of the texts that are encoded: chunks of another choice do not pass for those of this."""
+    stamps: dict[str, Stamp]
+    folder: str = ""
+    """Where its files are now."""
+
+    @property
+    def files(self) -> ReuseFiles:
+        """Its paths."""
+        return ReuseFiles(Path(self.folder))
 
     @property
     def taken(self) -> int:
         """Texts that are taken over."""
         return self.texts - self.encoded
 
-    def where(self, start: int, stop: int) -> Where:
-        """Return `WHERE` of the texts start..stop."""
-        return self.where_of(np.arange(start, stop))
-
     def where_of(self, texts: npt.NDArray[np.int64]) -> Where:
-        """Return the same of texts by number."""
-        return self._pick(ReuseFiles(self.folder).where, WHERE, texts)
+        """Return `WHERE` of texts by number."""
+        return self._pick(self.files.where, WHERE, texts)
 
     def texts_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the numbers of those that are encoded, from the one to the other."""
-        return self._pick(ReuseFiles(self.folder).encoded, "<i8", np.arange(start, stop)).astype(np.int64)
+        return self._pick(self.files.encoded, "<i8", np.arange(start, stop)).astype(np.int64)
 
     def _pick(self, path: Path, dtype: Any, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         try:
@@ -252,14 +245,12 @@ class Reuse:
 
 def read_reuse(layout: OutputLayout) -> Reuse | None:
     """Return the plan, or None if there is none, or it takes nothing over. Raises DamagedError, OSError."""
-    files = ReuseFiles(layout.reuse)
-    record = read_record(_ReuseRecord, files.record)
-    if record is None or not record.places:
+    reuse = read_record(Reuse, ReuseFiles(layout.reuse).record)
+    if reuse is None or not reuse.places:
         return None
-    if not all(stamp.holds(files.folder / name) for name, stamp in record.stamps.items()):
-        raise DamagedError(f"{files.folder}: its files are not what was written")
-    key = record.stamps[files.encoded.name].digest
-    return Reuse(files.folder, record.texts, record.encoded, record.places, key)
+    if not all(stamp.holds(layout.reuse / name) for name, stamp in reuse.stamps.items()):
+        raise DamagedError(f"{layout.reuse}: its files failed their integrity check")
+    return replace(reuse, folder=str(layout.reuse))
 
 
 def is_planned(layout: OutputLayout) -> bool:
@@ -274,14 +265,15 @@ def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) 
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         stamps[path.name] = stamp_file(path)
-    write_record(files.record, _ReuseRecord(texts, encoded, tuple(places), stamps))
+    write_record(files.record, Reuse(texts, encoded, tuple(places), stamps))
 
 
 def work_with(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
-    """Return the chunks of an output, and the fingerprint that is in their names."""
+    """Return the chunks of an output, and the fingerprint in their names, which binds them to the choice of texts."""
     if reuse is None:
         return Plan(fixed.distinct, fixed.chunk_size), fixed.identity.fingerprint
-    return Plan(reuse.encoded, fixed.chunk_size), digest_of([fixed.identity.fingerprint, reuse.key])
+    choice = reuse.stamps[reuse.files.encoded.name].digest
+    return Plan(reuse.encoded, fixed.chunk_size), digest_of([fixed.identity.fingerprint, choice])
 
 
 # --- what is committed
@@ -335,15 +327,13 @@ class Ledger:
         if self.facts is None and self.chunks_done:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
-        for chunk in self._in_parts():
+        names = os.listdir(self.layout.parts) if self.layout.parts.is_dir() else ()  # noqa: PTH208 - names will do
+        for chunk in sorted(int(name) for name in names if name.isdecimal() and int(name) < self.plan.count):
+            parts = self.parts(chunk)
             if self._committed[chunk]:
-                parts = Parts(self.layout, chunk, *self.plan.bounds(chunk), self.fingerprint)
                 self.bad.update({text.text: text for text in parts.bad})
                 parts.remove()
-
-    def _in_parts(self) -> list[int]:
-        names = os.listdir(self.layout.parts) if self.layout.parts.is_dir() else ()  # noqa: PTH208 - names will do
-        return sorted(int(name) for name in names if name.isdecimal() and int(name) < self.plan.count)
+                del self._parts[chunk]
 
     def committed(self, chunk: int) -> bool:
         """Say whether the chunk's vectors are in place."""
@@ -410,7 +400,7 @@ class Ledger:
 
     def taken_apart(self) -> list[int]:
         """Return the chunks that are not committed and of which parts are known."""
-        return [chunk for chunk in self._in_parts() if not self._committed[chunk]]
+        return [chunk for chunk, parts in self._parts.items() if parts.begun]
 
     def saved(self) -> dict[int, int]:
         """Count the texts that need no attempt any more, by chunk that is not committed and has some."""
