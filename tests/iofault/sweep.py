@@ -21,7 +21,7 @@ from chunkvisor.cli import main as chunkvisor_main
 from chunkvisor.errors import ExitCode
 from quickruns import be_quick
 
-from .forked import fork_children, run_command
+from .forked import run_command
 from .scenarios import RUN, Scenario, warm_up
 from .shim import Position, Shim, Trial
 
@@ -55,7 +55,6 @@ class Sweep:
         self._place, self._template = folder / "place", folder / "template"
         self._shim = Shim(folder / "shim")
         self._shim.role("supervisor")
-        fork_children(self._shim.role)
         scenario.make(self._place)
         warm_up(folder / "warm-up")
         be_quick()

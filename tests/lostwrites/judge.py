@@ -16,7 +16,7 @@ from unittest import mock
 import chunkvisor.store.records
 import chunkvisor.supervise.session
 from chunkvisor.cli import main as chunkvisor_main
-from iofault.forked import fork_children, run_command
+from iofault.forked import run_command
 from quickruns import be_quick
 
 from .crashes import Crash
@@ -30,7 +30,6 @@ LIMIT_S = 60.0
 def be_ready() -> None:
     """Have commands be forks of this process; in them a sync does nothing, and people are told nothing."""
     be_quick()
-    fork_children(lambda _role: None)
     mock.patch.object(os, "fsync", return_value=None).start()
     mock.patch.object(chunkvisor.supervise.session, "observers_of_run", return_value=[]).start()
     gc.collect()

@@ -1,6 +1,5 @@
 """What is recorded: some commands each, what a person types after a power cut, and what has to come of it."""
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -128,7 +127,7 @@ class Scenario:
 
 def finals_in(disk: Path) -> dict[str, bytes]:
     """The contents of all final files, by their paths."""
-    places = ("work/*.npy", "work/*.parquet", "work/out/*.npy", "out/deep/*.npy")
+    places = ("work/*.npy", "work/out/*.npy", "out/deep/*.npy")
     return {str(path.relative_to(disk)): path.read_bytes() for place in places for path in disk.glob(place)}
 
 
@@ -218,11 +217,6 @@ SCENARIOS = {
         again=((Try(),), (Try(INT8),)),
         keeps_a_final=True,
     ),
-    "parquet": Scenario(
-        FEW,
-        config={"outputs.out.format": "parquet", "outputs.out.columns": ["text"]},
-    ),
-    "warm": Scenario(FEW, config={"workers.start": "warm"}, again=((Try((*RUN, *_options(workers__start="fresh"))),),)),
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), config={"chunk.keep": True}
     ),
@@ -234,5 +228,3 @@ SCENARIOS = {
         stages_again=True,
     ),
 }
-if importlib.util.find_spec("pyarrow") is None:  # the extra [parquet]
-    del SCENARIOS["parquet"]

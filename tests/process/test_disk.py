@@ -91,18 +91,6 @@ def test_state_of_parts_waits_for_the_disk(
     assert vectors[others].tobytes() == right[others].tobytes()
 
 
-def test_failed_attempts_keep_records_only(place: ScriptedWorkplace) -> None:
-    """Of failed attempts, vectors go; texts, logs and records stay."""
-    place.lay("t1", "nan!")
-    place.lay("t6", "crash!")
-    ended = place.run_here()
-    assert ended.returncode == 3, ended.stderr
-    folders = sorted((place.hidden / "outputs/out" / "attempts").glob("*/*"))
-    assert len(folders) > 2
-    assert all((folder / "verdict.json").exists() and (folder / "worker.log").exists() for folder in folders)
-    assert not [folder for folder in folders if (folder / "embeddings.npy").exists()]
-
-
 def test_a_failing_disk_is_told_under_quiet(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that meets EIO is mended by another try, and whoever owns the disk hears of it in any case."""
     commit, left = Ledger.commit, [1]

@@ -30,7 +30,6 @@ from chunkvisor_worker.job import run_and_exit
 from damaged import LAST, TEXTS, made_once, unfinished
 from harness import expected, local_engine_only, wait_for
 from hostile import another
-from iofault.forked import new_streams
 from scripted_workplace import ScriptedWorkplace
 from soaked import soaked
 
@@ -90,7 +89,7 @@ def _be_worker(folder: Path) -> NoReturn:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        new_streams()
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         os.closerange(3, 256)
         sys.modules.pop("scripted", None)
         run_and_exit(folder)
