@@ -115,11 +115,12 @@ def lines_of(**changes: Any) -> list[str]:
 def test_drawing() -> None:
     """It begins with a line for each output, their sum and each combination; no line is wider than a terminal."""
     lines = lines_of(notes=["a long note " * 20])
-    assert lines[:4] == [
+    assert lines[:5] == [
         "titles: 107 rows, 100 distinct texts, 2 chunks",
         "bodies: 107 rows, 100 distinct texts, 2 chunks",
-        "all: 214 rows, 200 distinct texts, 4 chunks, about 80 s",
+        "all: 214 rows, 200 distinct texts, 4 chunks",
         "both: titles and bodies side by side",
+        "time: about 80 s for 200 texts, at the rate of the last run: 2.5 texts/s,",
     ]
     assert max(map(len, lines)) <= WIDTH
     bars = [line[21:60].strip() for line in lines if " - " in line]
@@ -130,12 +131,11 @@ def test_drawing() -> None:
     ("changes", "expected"),
     [
         ({"dimension": None, "final_bytes": None}, "the dimension is unknown until a run"),
-        ({}, "about 80 s of computing: 200 texts at the 2.5 texts/s of the last run"),
         ({}, "1.0 % of the texts are longer than 256 and are cut: 8.9 % of all tokens"),
-        ({"weights_bytes": None}, "memory unknown until a run has downloaded the weights"),
+        ({"weights_bytes": None}, "1 GiB for its libraries and its weights: unknown)"),
         ({"rows_empty": 7}, "empty 7 rows, with one vector for all; `where` leaves them out"),
-        ({"texts_left": 0, "time_s": 0}, "time nothing is left to be done"),
-        ({"texts_per_s": None, "time_s": None}, "time unknown until a run has a rate"),
+        ({"texts_left": 0, "time_s": 0}, "time: nothing is left to be done"),
+        ({"texts_per_s": None, "time_s": None}, "time: unknown until a run has a rate"),
     ],
 )
 def test_what_is_unknown_is_said(changes: dict[str, Any], expected: str) -> None:

@@ -179,14 +179,8 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         at_hand = source_at_hand(model, Layout(config.workdir).model)
         source = at_hand or ask_hub(str(model.kwargs.get("backend", "torch")), 120.0, HF_HUB_OFFLINE="1")
     if isinstance(source, Verdict):
-        # As huggingface_hub reads it: the first of two variables that is not empty decides.
-        value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-        if value.upper() in ("1", "ON", "YES", "TRUE"):
-            remedy = f"Unset HF_HUB_OFFLINE for the first run, or run before it: hf download {model.name}"
-            answer: ModelSource | Verdict = Verdict(Outcome.SETUP, "HF_HUB_OFFLINE forbids to download it", remedy)
-        else:
-            say(f"asking the model hub for {model.name}")
-            answer = ask_hub(ONLY_ASK, 30.0)
+        say(f"asking the model hub for {model.name}")
+        answer = ask_hub(ONLY_ASK, 30.0)
         case.place, case.no_download = "hub", answer if isinstance(answer, Verdict) else None
         return
     case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"

@@ -252,16 +252,35 @@ def _count_tokens(
 
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
     """Yield the lines, at most 80 columns wide: one for each output and their sum, then each output in detail."""
-    outputs, time_s, keys = forecast["outputs"], forecast["time_s"], ("rows", "distinct_texts", "chunks")
+    outputs, rate, keys = forecast["outputs"], forecast["texts_per_s"], ("rows", "distinct_texts", "chunks")
     summed = {name: [each[key] for key in keys] for name, each in outputs.items()}
     summed |= {"all": [sum(column) for column in zip(*summed.values(), strict=True)]} if len(outputs) > 1 else {}
-    told = [f"{name}: {a:,} rows, {b:,} distinct texts, {c:,} chunks" for name, (a, b, c) in summed.items()]
-    told[-1] += f", about {human_time(time_s)}" if time_s is not None else ""
+    nouns = ("row", "distinct text", "chunk")
+    told = [f"{name}: {', '.join(map(counted, numbers, nouns))}" for name, numbers in summed.items()]
     told += [f"{name}: {' and '.join(members)} side by side" for name, members in forecast["combine"].items()]
-    yield from (line for each in told for line in wrapped(each, WIDTH, 2).splitlines())
+    left, time = sum(each["texts_left"] for each in outputs.values()), "nothing is left to be done"
+    if rate is None:
+        time = "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
+    elif left:
+        time = f"about {human_time(forecast['time_s'])} for {counted(left, 'text')}, at the rate of the last run: "
+        time += f"{figure(rate)} texts/s, without its start"
+    yield from (line for each in [*told, f"time: {time}"] for line in wrapped(each, WIDTH, 2).splitlines())
     for name, output in outputs.items():
-        yield from ("", name, *_draw_output(output), "")
-    for label, text in [*_needs(forecast), *(("note", note) for note in forecast["notes"])]:
+        yield from ("", name, *_draw_output(output))
+    sizes = {
+        key: human_bytes(size) if size is not None else "unknown" for key, size in forecast.items() if "bytes" in key
+    }
+    disk = f"needed while it runs: {sizes['peak_disk_bytes']}; final files: {sizes['final_disk_bytes']}; "
+    memory = (
+        f"needed, without batches: {sizes['host_memory_bytes']} ({counted(forecast['workers'], 'worker')}, each with "
+    )
+    memory += f"1 GiB for its libraries and its weights: {sizes['weights_bytes']}); "
+    needs = [
+        ("disk", f"{disk}free: {sizes['free_disk_bytes']}"),
+        ("memory", f"{memory}of this machine: {sizes['total_memory_bytes']}"),
+    ]
+    yield ""
+    for label, text in [*needs, *(("note", note) for note in forecast["notes"])]:
         yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
 
 
@@ -295,29 +314,6 @@ def _draw_output(output: dict[str, Any]) -> Iterator[str]:
     if output["dimension"] is not None:
         size = f" x {output['dimension']:,}, {human_bytes(output['final_bytes'])}"
     yield f"  file     {output['rows']:,} rows{size}"
-
-
-def _needs(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    outputs, free = forecast["outputs"].values(), forecast["free_disk_bytes"]
-    disk = "unknown until a run has made a chunk"
-    if forecast["peak_disk_bytes"] is not None and forecast["final_disk_bytes"] is not None:
-        peak, final = human_bytes(forecast["peak_disk_bytes"]), human_bytes(forecast["final_disk_bytes"])
-        disk = f"up to {peak} more while it runs, {final} of final files"
-    yield "disk", disk + (f"; {human_bytes(free)} are free" if free is not None else "")
-    memory = "unknown until a run has downloaded the weights"
-    if (weights := forecast["weights_bytes"]) is not None:
-        need, total = human_bytes(forecast["host_memory_bytes"]), human_bytes(forecast["total_memory_bytes"])
-        memory = f"about {need} of {total}: {counted(forecast['workers'], 'worker')}, each with "
-        memory += f"1 GiB for its libraries and {human_bytes(weights)} of weights; batches come on top"
-    yield "memory", memory
-    left, rate = sum(each["texts_left"] for each in outputs), forecast["texts_per_s"]
-    if rate is None:
-        yield "time", "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
-    elif left:
-        time = f"about {human_time(forecast['time_s'] or 0)} of computing: {counted(left, 'text')} at the "
-        yield "time", f"{time}{figure(rate)} texts/s of the last run, without its start"
-    else:
-        yield "time", "nothing is left to be done"
 
 
 def _percent(share: float) -> str:
