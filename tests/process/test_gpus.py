@@ -161,7 +161,7 @@ def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace, code
     smi.say(memory_code=code)
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("going on without its readings, CUDA may work all the same") == 1
+    assert ended.stderr.count("continues without its readings, since CUDA may work all the same") == 1
     check_rows(place, FEW)
 
 
@@ -177,12 +177,6 @@ def message(ours_gib: float, *others_gib: float) -> str:
         f"allocated memory {ours_gib / 2:.2f} GiB is allocated by PyTorch, and 0.01 GiB is reserved by PyTorch but "
         "unallocated."
     )
-
-
-NVML_BROKEN = (
-    'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
-    'CUDACachingAllocator.cpp":1131, please report a bug to PyTorch. '
-)
 
 
 @pytest.fixture
@@ -209,13 +203,10 @@ def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, wo
     assert gpus.status()["attempts"] == {"gpu_busy": tries}
 
 
-@pytest.mark.parametrize("said", [message(1.0, 6.9), NVML_BROKEN], ids=["a neighbor", "blind"])
-def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace, smi: FakeSmi, said: str) -> None:
-    """Torch names who holds what is missing, or with NVML broken nothing can be seen: no text is blamed for it."""
-    blind = said is NVML_BROKEN
-    smi.say(memory_code=255 if blind else None)
+def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> None:
+    """Torch names who holds what is missing: no text is blamed for it."""
     gpus.write_source(FEW)
-    kwargs = {"at": "encode", "message": said, "notes": str(gpus.folder)}
+    kwargs = {"at": "encode", "message": message(1.0, 6.9), "notes": str(gpus.folder)}
     gpus.write_config("memory:make", device="cuda", chunk__size=4, model__kwargs=kwargs)
     (gpus.folder / "full").touch()
     process = gpus.start("run", str(gpus.config_path))
@@ -223,7 +214,7 @@ def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace, smi
     (gpus.folder / "full").unlink()
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr
-    assert not events_of(gpus, "chunk_split", "quarantined", *(() if blind else ("limits_lowered",)))
+    assert not events_of(gpus, "chunk_split", "quarantined", "limits_lowered")
     check_rows(gpus, FEW)
 
 

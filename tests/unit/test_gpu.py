@@ -1,59 +1,64 @@
-"""GPUs as nvidia-smi tells of them, and whether one may be given to the next worker."""
+"""GPUs as nvidia-smi reports them, whether one may be given to the next worker, and the dtypes that suit it."""
 
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chunkvisor import words as words_of
+from chunkvisor.commands.tune import other_dtypes
 from chunkvisor.devices import gpu, stations
-from chunkvisor.devices.gpu import CPU, Device, find_devices, parse_devices, select_visible
-from chunkvisor.devices.stations import (
-    Health,
-    MemoryHolder,
-    Reading,
-    Site,
-    Station,
-    View,
-    company_of,
-    in_company,
-    judge_gpu,
-    parse_gpu,
-    parse_holders,
-    parse_xids,
+from chunkvisor.devices.gpu import (
+    CPU,
+    Card,
+    Device,
+    ProbeReading,
+    advised_dtype,
+    find_devices,
+    less_memory,
+    parse_devices,
+    select_visible,
+    unfit_dtype,
+    weakest,
 )
+from chunkvisor.devices.stations import Health, MemoryHolder, Reading, Site, Station, Stations, judge_gpu, read_gpu
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import Event, Warned
-from chunkvisor.judge import Company, Verdict
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor.judge import Company
+from chunkvisor_worker.contract.messages import Phase, ProbedGpu, ProbeReport
+from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import read_oom
 
 LISTING = (
-    "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 00000000:3B:00.0\n"
-    "1, GPU-bbbb2222-0000-0000-0000-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000000:5E:00.0\n"
+    "0, GPU-aaaa1111-0000-0000-0000-000000000000, NVIDIA H200, 143771, 9.0\n"
+    "1, GPU-bbbb2222-0000-0000-0000-000000000000, NVIDIA A100-SXM4-80GB, 81920, 8.0\n"
 )
 A, B = parse_devices(LISTING)
 MIG = Device("cuda", "MIG-cccc", "MIG slice")
+GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
     ("text", "count"),
     [
         ("No devices were found\n", 0),
-        ("0, GPU-a, NVIDIA GB10, [N/A], 0000000F:01:00.0\n", 1),
-        ("0, [N/A], NVIDIA X, 1, 00000000:01:00.0\n" + LISTING, 2),
+        ("0, GPU-a, NVIDIA GB10, [N/A], [N/A]\n", 1),
+        ("0, [N/A], NVIDIA X, 1, 9.0\n" + LISTING, 2),
         ("WARNING: infoROM is corrupted at gpu 0000:01:00.0\n" + LISTING, 2),
         ("\ufffd,,,,\n", 0),
     ],
-    ids=["none", "no memory", "no UUID", "warning", "nonsense"],
+    ids=["none", "not known", "no UUID", "warning", "nonsense"],
 )
-def test_lines_that_are_no_gpu_are_left_out(text: str, count: int) -> None:
-    """Warnings and nonsense between the lines do no harm; memory that nvidia-smi does not tell is 0."""
+def test_lines_that_are_not_a_gpu_are_left_out(text: str, count: int) -> None:
+    """Warnings and nonsense between the lines do no harm; memory that nvidia-smi does not report is 0."""
     devices = parse_devices(text)
     assert len(devices) == count
-    assert count != 1 or devices[0].memory_bytes == 0
-    assert (str(A), A.memory_bytes, A.bus_id) == ("NVIDIA H200 (GPU-aaaa1111)", 143771 << 20, "00000000:3B:00.0")
+    assert count != 1 or (devices[0].memory_bytes, devices[0].capability) == (0, None)
+    assert (str(A), A.memory_bytes, A.capability) == ("NVIDIA H200 (GPU-aaaa1111)", 143771 << 20, (9, 0))
 
 
 @pytest.mark.parametrize(
@@ -76,18 +81,23 @@ def test_cuda_visible_devices(visible: str | None, chosen: list[Device]) -> None
     assert select_visible([A, B], visible) == chosen
 
 
+Machine = Callable[..., None]
+
+
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Makes a machine: what its nvidia-smi says, if it has one, and its device files."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpu, "_DEV", tmp_path / "dev")
     (tmp_path / "dev").mkdir()
     smi = tmp_path / "nvidia-smi"
 
-    def make(output: str | None, code: int = 0, *files: str) -> None:
+    def make(output: str | None, code: int = 0, *files: str, unknown: str = "", apps: str = "") -> None:
         if output is not None:
-            lines = "".join(f'echo "{line}"\n' for line in output.splitlines())
-            smi.write_text(f"#!/bin/sh\n{lines}exit {code}\n")
+            refused = f'case "$*" in *{unknown}*) exit 2;; esac\n' if unknown else ""
+            smi.write_text(
+                f'#!/bin/sh\n{refused}case "$*" in *apps*) echo "{apps}";; *) echo "{output}"; exit {code};; esac\n'
+            )
             smi.chmod(0o700)
         for name in files:
             (tmp_path / "dev" / name).touch()
@@ -95,64 +105,52 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     return make
 
 
-def environment(visible: str | None) -> dict[str, str]:
-    """One with or without CUDA_VISIBLE_DEVICES."""
-    return {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-
-
 @pytest.mark.parametrize(
     ("wanted", "visible", "devices"),
     [
-        (["cpu"], None, (CPU,)),
-        (["cuda"], None, (A, B)),
-        (["cuda:1", "cuda:0", "cuda:1"], None, (A, B)),
-        (["cuda"], "1,0", (B, A)),
-        (["cuda:1"], "1,0", (A,)),
-        (["cuda"], "MIG-cccc", (MIG,)),
-        (["cuda:0", "cuda:2"], None, "2 visible GPUs, and cuda:2 asks for number 2"),
-        (["cuda:1"], "1", "1 visible GPU,"),
-        (["cuda"], "", "0 visible GPUs"),
+        ("cpu", None, (CPU,)),
+        ("cuda", None, (A, B)),
+        ("cuda:1 cuda:0 cuda:1", None, (A, B)),
+        ("cuda", "1,0", (B, A)),
+        ("cuda:1", "1,0", (A,)),
+        ("cuda", "MIG-cccc", (MIG,)),
+        ("cuda:0 cuda:2", None, "2 visible GPUs, and cuda:2 asks for number 2"),
+        ("cuda:1", "1", "1 visible GPU,"),
+        ("cuda", "", "0 visible GPUs"),
     ],
 )
 def test_devices_are_found(
-    machine: Callable[..., None], wanted: list[str], visible: str | None, devices: tuple[Device, ...] | str
+    machine: Machine, wanted: str, visible: str | None, devices: tuple[Device, ...] | str
 ) -> None:
-    """`cuda` is every visible GPU, `cuda:N` the N-th, each once; what is not there is refused, and never the CPU."""
+    """`cuda` is every visible GPU, `cuda:N` the N-th, each once; a GPU that is not there is never the CPU."""
     machine(LISTING)
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     if not isinstance(devices, str):
-        assert find_devices(wanted, environment(visible)) == devices
+        assert find_devices(wanted.split(), environment) == devices
         return
     with pytest.raises(Halt) as caught:
-        find_devices(wanted, environment(visible))
+        find_devices(wanted.split(), environment)
     assert caught.value.code is ExitCode.MACHINE
     assert devices in caught.value.why
 
 
 @pytest.mark.parametrize(
-    ("output", "code", "wanted", "words"),
+    ("output", "code", "files", "words"),
     [
-        ("GPU is lost.", 15, "cuda", "fallen off the bus"),
-        (LISTING, 15, "cuda:0", "fallen off the bus"),
-        ("NVIDIA-SMI has failed because", 9, "cuda", "nvidia-smi says: NVIDIA-SMI has failed because"),
-        (None, 0, "cuda", "nvidia-smi is not there"),
+        ("GPU is lost.", 15, (), "fallen off the bus: reboot"),
+        (LISTING, 15, ("nvidia0", "nvidia1"), "fallen off the bus: reboot"),
+        ("NVIDIA-SMI has failed because", 9, (), "nvidia-smi says: NVIDIA-SMI has failed because"),
+        (None, 0, (), "nvidia-smi is not there"),
     ],
 )
-def test_no_gpu_at_all(machine: Callable[..., None], output: str | None, code: int, wanted: str, words: str) -> None:
-    """Without a GPU in nvidia-smi's list and without a device file the run ends with 69, and says what to do."""
-    machine(output, code)
+def test_without_a_gpu(machine: Machine, output: str | None, code: int, files: tuple[str, ...], words: str) -> None:
+    """If a GPU is lost, or there is none in nvidia-smi's list and no device file, the run ends with 69."""
+    machine(output, code, *files)
     with pytest.raises(Halt) as caught:
-        find_devices([wanted], {})
+        find_devices(["cuda"], {})
     assert caught.value.code is ExitCode.MACHINE
     assert words in caught.value.why
-    assert caught.value.remedy
-
-
-def test_the_others_go_on_without_a_gpu_that_is_lost(machine: Callable[..., None]) -> None:
-    """`device: cuda` takes those that nvidia-smi still lists, and the loss is told."""
-    told: list[str] = []
-    machine(f"GPU is lost\n{LISTING}", 15)
-    assert find_devices(["cuda"], {}, told.append) == (A, B)
-    assert told == ["GPU is lost"]
+    assert "set device to cpu" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -165,37 +163,20 @@ def test_the_others_go_on_without_a_gpu_that_is_lost(machine: Callable[..., None
     ],
 )
 def test_without_nvidia_smi_a_device_file_leaves_the_judgment_to_the_worker(
-    machine: Callable[..., None], files: tuple[str, ...], wanted: str, visible: str | None, names: str
+    machine: Machine, files: tuple[str, ...], wanted: str, visible: str | None, names: str
 ) -> None:
     """CUDA may work where nvidia-smi fails: a GPU is taken by its number or by its name."""
     machine("Failed to initialize NVML: Unknown Error", 255, *files)
-    found = find_devices([wanted], environment(visible))
+    found = find_devices([wanted], {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert found == tuple(Device("cuda", name) for name in names.split())
-    assert [device.guessed for device in found] == [name.isdecimal() for name in names.split()]
-
-
-def test_the_compute_capability_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for; a driver that does not know the field is asked without it."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *compute_cap*) [ -e "$0.old" ] && exit 2; echo "0, GPU-a, Quadro, 49152, 0:1:0.0, 7.5";;\n'
-        '*) echo "0, GPU-a, Quadro, 49152, 0:1:0.0";; esac\n'
-    )
-    smi.chmod(0o700)
-    assert [device.capability for device in find_devices(["cuda"], {})] == [(7, 5)]
-    smi.with_suffix(".old").touch()
-    assert [device.capability for device in find_devices(["cuda"], {})] == [None]
-    assert parse_devices("0, GPU-a, Quadro, 49152, 0:1:0.0, [N/A]\n")[0].capability is None
 
 
 # --- health
 
-GIB = 1 << 30
-BASE = 3 << 20
-TOTAL = 80 * GIB
+BASE, TOTAL = 3 << 20, 80 * GIB
+FULL = TOTAL - BASE
 GOOD, BUSY, BROKEN, BLIND = Health.GOOD, Health.BUSY, Health.BROKEN, Health.BLIND
+STRANGER = MemoryHolder(77, "/usr/bin/python3", FULL)
 
 
 def seen(used_bytes: int | None = BASE, *holders: MemoryHolder, **more: Any) -> Reading:
@@ -208,8 +189,6 @@ def ours(used_bytes: int | None, pid: int = 11) -> MemoryHolder:
     return MemoryHolder(pid, "python", used_bytes)
 
 
-FULL = TOTAL - BASE
-STRANGER = MemoryHolder(77, "/usr/bin/python3", FULL)
 TABLE: dict[str, tuple[Reading, Health, str]] = {
     "empty": (seen(), GOOD, ""),
     "held, with room": (seen(60 * GIB, MemoryHolder(77, "p", 60 * GIB)), GOOD, ""),
@@ -220,13 +199,14 @@ TABLE: dict[str, tuple[Reading, Health, str]] = {
     ),
     "a container names no process": (seen(FULL), BUSY, "a process that cannot be named"),
     "off the bus": (Reading(15), BROKEN, "fallen off the bus"),
-    "several Xids": (seen(xids=(119, 13, 48)), BROKEN, "Xid 48, 119 of this GPU: have the GPU reset"),
-    "Xid 79": (seen(xids=(79,)), BROKEN, "Xid 79 of this GPU: reboot"),
-    "Xids of applications": (seen(xids=(13, 43, 45)), GOOD, ""),
-    "blind, but the kernel has seen it": (Reading(255, xids=(79,)), BROKEN, "Xid 79"),
+    "to be reset": (seen(recovery_action="GPU Reset Required"), BROKEN, "recovery action: GPU Reset Required"),
+    "to be drained": (seen(recovery_action="Drain and Reset"), BROKEN, "recovery action"),
+    "to be rebooted": (seen(recovery_action="Node Reboot Required"), BROKEN, "recovery action"),
+    "peers to be drained": (seen(recovery_action="Drain P2P"), GOOD, ""),
+    "an action of a later driver": (seen(recovery_action="a later word"), GOOD, ""),
     "driver/library mismatch": (Reading(18), BLIND, "exit code 18"),
     "no answer in time": (Reading(None), BLIND, "None"),
-    "memory not told": (seen(None), BLIND, ""),
+    "memory not known": (seen(None), BLIND, ""),
 }
 
 
@@ -241,6 +221,59 @@ def test_opinion(reading: Reading, health: Health, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("output", "code", "apps", "reading"),
+    [
+        ("3", 0, "77, /opt/a, b/python, 79872", Reading(0, BASE, "", (MemoryHolder(77, "/opt/a,b/python", 78 * GIB),))),
+        (
+            "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n17, GPU Reset",
+            0,
+            "[N/A], python, 5\n77, [Not Found], [N/A]",
+            Reading(0, 17 << 20, "GPU Reset", (MemoryHolder(77, "[Not Found]", None),)),
+        ),
+        ("[N/A], Reboot", 0, "No running processes found", Reading(0, None, "Reboot")),
+        ("No devices were found", 0, "", Reading(0, None)),
+        ("Failed to initialize NVML", 255, "", Reading(255)),
+    ],
+)
+def test_a_gpu_is_read(machine: Machine, output: str, code: int, apps: str, reading: Reading) -> None:
+    """Memory, action and processes are read among whatever else is printed; an older driver gives no action."""
+    machine(output, code, apps=apps)
+    assert read_gpu("GPU-a") == reading
+    machine("5", 0, unknown="gpu_recovery_action")
+    assert read_gpu("GPU-a").used_bytes == 5 << 20
+
+
+# --- a station
+
+
+def looked_at(*readings: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next looks show these readings, at once."""
+    left = list(readings)
+
+    def look(*_: object) -> Future[Reading]:
+        done: Future[Reading] = Future()
+        done.set_result(left.pop(0))
+        return done
+
+    monkeypatch.setattr(stations, "in_background", look)
+
+
+def station_after(
+    monkeypatch: pytest.MonkeyPatch, *readings: Reading, pids: frozenset[int] = frozenset()
+) -> tuple[Station, list[Health], list[Event]]:
+    """A GPU that was looked at so often; what was thought of it, and told."""
+    told: list[Event] = []
+    found: list[Health] = []
+    looked_at(*readings, monkeypatch=monkeypatch)
+    made = Stations(lambda _, opinion, __: found.append(opinion.health) if opinion else None, told.append)
+    made.add([B])
+    for _ in readings[1:]:
+        made[0].ask()
+        made.attend(lambda: {0: pids})
+    return made[0], found, told
+
+
+@pytest.mark.parametrize(
     ("reading", "health", "alone"),
     [
         (seen(FULL, ours(4 * GIB)), BUSY, False),
@@ -250,111 +283,30 @@ def test_opinion(reading: Reading, health: Health, words: str) -> None:
         (seen(), GOOD, True),
         (Reading(255), BLIND, False),
     ],
-    ids=["holds little", "holds all", "the host's pids", "memory not told", "idle", "no answer"],
+    ids=["holds little", "holds all", "the host's pids", "memory not known", "idle", "no answer"],
 )
-def test_our_own_worker(reading: Reading, health: Health, alone: bool) -> None:
+def test_our_own_worker(monkeypatch: pytest.MonkeyPatch, reading: Reading, health: Health, alone: bool) -> None:
     """What our own worker holds is not held against it, and it is alone only if nothing else can be there."""
-    assert judge_gpu(reading, frozenset({11}), TOTAL).health is health
-    assert reading.is_alone(frozenset({11})) is alone
-
-
-@pytest.mark.parametrize(
-    ("action", "health"),
-    [
-        *((action, BROKEN) for action in ("Reset", "GPU Reset Required", "Node Reboot Required", "Drain and Reset")),
-        *((action, GOOD) for action in ("None", "[N/A]", "", None, "Drain P2P", "a later word")),
-    ],
-)
-def test_recovery_action(action: str | None, health: Health) -> None:
-    """A GPU that the driver wants reset is broken; words that say nothing of that do no harm."""
-    assert judge_gpu(seen(recovery_action=action)).health is health
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("3\n", (3 << 20, None)),
-        ("WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n17, GPU Reset\n", (17 << 20, "GPU Reset")),
-        ("[N/A], Reboot\n", (None, "Reboot")),
-        ("No devices were found\n", (None, None)),
-    ],
-)
-def test_memory_and_recovery_action_are_parsed(text: str, found: tuple[int | None, str | None]) -> None:
-    """Each is read from a line among whatever else is said; an older driver gives no action."""
-    assert parse_gpu(text) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "holders"),
-    [
-        ("77, /opt/a, b/python, 79872\n", (MemoryHolder(77, "/opt/a,b/python", 78 * GIB),)),
-        ("77, [Not Found], [N/A]\n", (MemoryHolder(77, "[Not Found]", None),)),
-        ("[N/A], python, 5\n77, p, 79872\n", (MemoryHolder(77, "p", 78 * GIB),)),
-        ("No running processes found\n", ()),
-    ],
-)
-def test_holders_are_parsed(text: str, holders: tuple[MemoryHolder, ...]) -> None:
-    """A line is a process; other lines are skipped, names that cannot be told do no harm."""
-    assert parse_holders(text) == holders
-
-
-LOG = [
-    "4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-    "4,1235,5678902,-;NVRM: Xid (PCI:0000:5e:00): 48, pid=77, name=python, DBE (double bit error) has occurred",
-    "4,1237,5678904,-;NVRM: Xid (PCI:0000:3B:00.0): 13, pid=79, Graphics Exception",
-    "6,1238,5678905,-;usb 1-1: new device, no Xid (PCI:0000:3b:00): 79 of ours",
-    "4,1239,5678906,-;NVRM: Xid (PCI:0001:3b:00): 94, another domain",
-]
-
-
-@pytest.mark.parametrize(
-    ("bus_id", "xids"),
-    [("00000000:3B:00.0", (79, 13)), ("00000000:5E:00.0", (48,)), ("00000001:3B:00.0", (94,)), ("[N/A]", ())],
-)
-def test_xids_are_those_of_the_gpu(bus_id: str, xids: tuple[int, ...]) -> None:
-    """The log and nvidia-smi write the address differently."""
-    assert parse_xids(LOG, bus_id) == xids
-
-
-# --- a station
+    station, found, _ = station_after(monkeypatch, seen(), reading, pids=frozenset({11}))
+    assert (found, station.alone) == ([GOOD, health], alone)
 
 
 @pytest.mark.parametrize(
     ("device", "node"), [(CPU, ""), (Device("cuda", "0"), ""), (MIG, ""), (A, "a node of a cluster")], ids=str
 )
-def test_what_nvidia_smi_does_not_know_is_always_fit(device: Device, node: str) -> None:
-    """The CPU, a GPU known by its index alone, a MIG slice and another machine's GPU are not asked for."""
+def test_what_nvidia_smi_does_not_know_is_not_looked_at(device: Device, node: str) -> None:
+    """The CPU, a GPU known by its index alone, a MIG slice and another machine's GPU are always fit."""
     station = Station(0, device, Site(node))
     station.ask()
-    assert station.answer(frozenset(), print, first=True) is None
-    assert station.view == (View() if device.kind == "cuda" else None)
+    assert station.asked is None
+    assert station.company(None, frozenset()) is Company.UNTOLD
 
 
 def test_a_gpu_that_others_fill_is_busy_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is looked at while that lasts; those who stay count as there from the start."""
-    readings = [seen(), *[seen(FULL, STRANGER)] * 2]
-
-    def look() -> Future[Reading]:
-        done: Future[Reading] = Future()
-        done.set_result(readings.pop(0))
-        return done
-
-    monkeypatch.setattr(stations, "looks_at", lambda _device: look)
-    told: list[Event] = []
-    station = Station(0, B)
-    assert station.answer(frozenset(), told.append) is None  # no look is under way
-    for number in range(3):
-        station.ask()
-        opinion = station.answer(frozenset(), told.append, first=not number)
-        assert opinion is not None
-        assert opinion.health is (BUSY if number else GOOD)
-    assert [type(event) for event in told] == [Warned]
-    for held_bytes in (5 * GIB, 1 * GIB):
-        station.get_used_to(held_bytes)
-        assert station.view == View(alone=False, before_bytes=5 * GIB)
-
-
-# --- whose memory it was
+    """However often it is looked at while that lasts."""
+    _, found, told = station_after(monkeypatch, seen(), *[seen(FULL, STRANGER)] * 2)
+    assert found == [GOOD, BUSY, BUSY]
+    assert sum(isinstance(event, Warned) for event in told) == 1
 
 
 def figures(ours_gib: float, others_gib: float = 0.0, free_gib: float = 0.1, wanted_gib: float = 0.5) -> str:
@@ -369,26 +321,104 @@ def figures(ours_gib: float, others_gib: float = 0.0, free_gib: float = 0.1, wan
 
 
 LARGER, BY_A_NEIGHBOR, NO_FIGURES = figures(7.9), figures(1.0, 6.9), "NVML_SUCCESS == INTERNAL ASSERT FAILED"
-COMPANY = {
-    "no GPU": (LARGER, None, set(), Company.UNTOLD),
-    "a model larger than the GPU": (LARGER, View(), set(), Company.UNTOLD),
-    "a neighbor came": (BY_A_NEIGHBOR, View(), set(), Company.CAME),
-    "a neighbor was there before": (BY_A_NEIGHBOR, View(before_bytes=7 * GIB), set(), Company.UNTOLD),
-    "a neighbor holds less than what is missing": (figures(5.0, 2.0, 1.0, 4.0), View(), set(), Company.UNTOLD),
-    "another worker of ours": (BY_A_NEIGHBOR, View(), {77}, Company.OURS),
-    "no figures, and nobody else on it": (NO_FIGURES, View(alone=True), set(), Company.ALONE),
-    "no figures, and nobody has looked": (NO_FIGURES, View(), set(), Company.UNTOLD),
+COMPANY: dict[str, tuple[str, list[Reading], set[int], Company]] = {
+    "a model larger than the GPU": (LARGER, [seen()], set(), Company.UNTOLD),
+    "a neighbor came": (BY_A_NEIGHBOR, [seen()], set(), Company.CAME),
+    "a neighbor was there before": (BY_A_NEIGHBOR, [seen(7 * GIB)], set(), Company.UNTOLD),
+    "a neighbor holds less than what is missing": (figures(5.0, 2.0, 1.0, 4.0), [seen()], set(), Company.UNTOLD),
+    "another worker of ours": (BY_A_NEIGHBOR, [seen()], {77}, Company.OURS),
+    "no figures, and only ours on it": (NO_FIGURES, [seen(), seen()], set(), Company.ALONE),
+    "no figures, and no look since the first": (NO_FIGURES, [seen()], set(), Company.UNTOLD),
 }
 
 
-@pytest.mark.parametrize(("words", "view", "siblings", "company"), COMPANY.values(), ids=COMPANY)
-def test_whose_memory_it_was(words: str, view: View | None, siblings: set[int], company: Company) -> None:
-    """Torch's figures say it, else what nvidia-smi showed last; who was there before the run is part of the GPU."""
-    assert company_of(read_oom(words), view, frozenset(siblings)) is company
+@pytest.mark.parametrize(("words", "readings", "siblings", "company"), COMPANY.values(), ids=COMPANY)
+def test_whose_memory_it_was(
+    monkeypatch: pytest.MonkeyPatch, words: str, readings: list[Reading], siblings: set[int], company: Company
+) -> None:
+    """Torch's figures show it, else the last look; who was there before the run is part of the GPU."""
+    station, _, _ = station_after(monkeypatch, *readings)
+    assert station.company(read_oom(words), frozenset(siblings)) is company
+    station.get_used_to(7 * GIB)
+    assert station.company(read_oom(words), frozenset(siblings)) is not Company.CAME
 
 
-def test_another_worker_of_ours_is_named() -> None:
-    """Where the memory was held by a worker of the same run, the words do not send a person after other processes."""
-    verdict = Verdict(Outcome.GPU_BUSY, "other processes hold its memory", rule="gpu-full-before-work")
-    assert "another worker of this run (pid 5, 7)" in in_company(verdict, Company.OURS, frozenset({7, 5})).reason
-    assert in_company(verdict, Company.CAME, frozenset()) == verdict
+# --- dtypes
+
+TURING, AMPERE, HOPPER = Card("Quadro RTX 8000", (7, 5)), Card("A100", (8, 0)), Card("H100", (9, 0))
+QWEN = "models of the kind qwen2 overflow to NaN in float16"
+LESS = "On Quadro RTX 8000 (compute capability 7.5), model.dtype"
+DTYPES: list[tuple[str | None, str | None, Card, str, list[str], str]] = [
+    # what a model computes in, its kind, the card -> the dtype to take, what is wrong with its own, what takes less
+    ("bfloat16", "qwen2", TURING, "float32", ["compute capability 7.5) does not have", QWEN], f"{LESS} float32 takes"),
+    ("float16", "qwen2", TURING, "float32", ["kind qwen2 overflow to NaN", "set model.dtype to float32"], ""),
+    ("float32", "qwen2", TURING, "float32", [], ""),
+    ("float32", None, TURING, "float32", [], ""),
+    ("bfloat16", "bert", TURING, "float16", ["set model.dtype to float16"], f"{LESS} float16 takes less memory"),
+    ("float32", "bert", TURING, "float16", [], f"{LESS} float16 takes less memory"),
+    ("bfloat16", "qwen2", AMPERE, "bfloat16", [], ""),
+    ("float32", "qwen2", AMPERE, "bfloat16", [], "On A100 (compute capability 8.0), model.dtype bfloat16 takes less"),
+    ("float16", "gemma2", HOPPER, "bfloat16", ["kind gemma2 overflow to NaN", "set model.dtype to bfloat16"], ""),
+    (None, "bert", HOPPER, "bfloat16", [], ""),
+]
+
+
+@pytest.mark.parametrize(("dtype", "model_type", "card", "advised", "unfit", "less"), DTYPES)
+def test_the_dtype_to_take(
+    dtype: str | None, model_type: str | None, card: Card, advised: str, unfit: list[str], less: str
+) -> None:
+    """Before Ampere float32 for the families that overflow, and float16 for the others; no remedy names bfloat16."""
+    assert advised_dtype(model_type, card)[0] == advised
+    found = unfit_dtype(dtype, model_type, card)
+    assert (found is None) is (not unfit)
+    assert all(each in "; ".join(found or ()) for each in unfit), found
+    said = less_memory(dtype, model_type, card)
+    assert less in said
+    assert bool(said) is bool(less)
+    assert card is not TURING or not re.search(r"model\.dtype (to )?bfloat16", f"{said}{found}")
+
+
+def test_words_that_do_not_know_the_card_name_no_half_precision() -> None:
+    """A rule, an entry of the handbook or a last remedy is read on any card."""
+    words = [word for rule in RULES for word in (rule.remedy, rule.if_ended)]
+    words += [entry.do for entry in words_of.ENTRIES.values()]
+    assert not [word for word in words if re.search(r"b?float16", word)]
+
+
+def test_the_weakest_gpu_decides(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One config has one dtype for all its GPUs; torch is asked if nvidia-smi does not know, and it matters."""
+    asked: list[str] = []
+
+    def ask(environment: dict[str, str], _: object) -> ProbeReading:
+        asked.append(environment["CUDA_VISIBLE_DEVICES"])
+        return ProbeReading(ProbeReport(Phase.DONE, gpus=(ProbedGpu("V100", (7, 0), 1),)), 0)
+
+    monkeypatch.setattr(gpu, "ask_torch", ask)
+    older = replace(B, uuid="GPU-c", name="T4", capability=(7, 5))
+    assert weakest([A, older, replace(B, capability=None)], "bfloat16") == Card("T4", (7, 5))
+    assert weakest([CPU], "bfloat16") is None
+    assert weakest([Device("cuda", name="the Ray cluster")], "bfloat16") is None
+    machine(re.sub(", [89].0\n", "\n", LISTING), unknown="compute_cap")
+    unknown = find_devices(["cuda"], {})
+    assert weakest(unknown, "float32") is None
+    assert not asked
+    assert weakest(unknown, "bfloat16") == Card("V100", (7, 0))
+    assert asked == [f"{A.uuid},{B.uuid}"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "card", "tried"),
+    [
+        ("qwen2", TURING, []),
+        ("bert", TURING, ["float16"]),
+        ("qwen2", AMPERE, ["bfloat16"]),
+        ("bert", AMPERE, ["bfloat16", "float16"]),
+        ("qwen2", None, ["bfloat16", "float16"]),
+    ],
+)
+def test_tune_tries_what_suits_card_and_model(model_type: str, card: Card | None, tried: list[str]) -> None:
+    """The others are named with the reason."""
+    notes: list[str] = []
+    assert other_dtypes("float32", "cuda", card, model_type, notes) == tried
+    assert len(notes) == 2 - len(tried)
+    assert all(f"is not tried on {card}: " in words for words in notes)

@@ -9,7 +9,7 @@ import pytest
 
 from chunkvisor.commands.plan import WIDTH, distribution, draw
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.modelfolder import computed_dtype, read_model_folder
+from chunkvisor.engine.modelfolder import read_model_folder
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_dimension_from_the_folder(tmp_path: Path, files: dict[str, Any], dimens
         ({}, {"model_type": "bert"}, "float32"),
         ({"dtype": "float32"}, {"dtype": "bfloat16"}, "float32"),
         ({"dtype": "float32"}, {"quantization_config": {"bits": 4}}, None),
-        ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {}, None),
+        ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {"dtype": "float32"}, None),
     ],
 )
 def test_computed_dtype(tmp_path: Path, model: dict[str, Any], config: dict[str, Any], dtype: str | None) -> None:
     """What a worker computes in follows from the config and the model's files, or is not known."""
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert computed_dtype(ModelConfig(name="m", **model), str(tmp_path)) == dtype
+    assert read_model_folder(tmp_path).computes_in(ModelConfig(name="m", **model)) == dtype
 
 
 LENGTHS = np.array([5] * 90 + [200] * 9 + [500], dtype=np.int32)

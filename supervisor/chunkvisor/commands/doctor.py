@@ -16,9 +16,8 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import Config, encode_spec, model_spec
 from chunkvisor.devices import gpu as gpus
-from chunkvisor.devices.dtypes import Card, less_memory, unfit_dtype
-from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer
-from chunkvisor.devices.stations import Health, Opinion, judge_gpu, looks_at
+from chunkvisor.devices.gpu import Card, Device, ProbeReading, SmiAnswer, less_memory, unfit_dtype
+from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
@@ -126,7 +125,7 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
         case.visible = gpus.find_devices(["cuda"])
     # As before each worker, and before torch is asked, whose memory is not free at once.
     watched = [device for device in (case.devices if case.config is not None else case.visible) if device.watched]
-    case.opinions = {each: judge_gpu(looks_at(each)().result(), total_bytes=each.memory_bytes) for each in watched}
+    case.opinions = {each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes) for each in watched}
     machine, (left_bytes, limit_bytes) = psutil.virtual_memory(), container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
@@ -186,8 +185,8 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
     case.expected = read_expected(model.expect) if model.expect is not None else None
     case.findings = modelfolder.check_model_files(config, source.path)
-    case.dtype = modelfolder.computed_dtype(model, source.path)
     case.model = modelfolder.read_model_folder(Path(source.path)) if source.path else case.model
+    case.dtype = case.model.computes_in(model)
     if case.busy_pid is None and not case.findings.faults:
         case.samples = [_encode(case, loaded, source, device, scratch, say) for device in case.devices]
 

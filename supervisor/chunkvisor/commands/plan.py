@@ -18,12 +18,12 @@ from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
-from chunkvisor.devices.dtypes import unfit_dtype
-from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_weakest, has_bfloat16
+from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder, refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import read_expected
+from chunkvisor.errors import Halt
 from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
@@ -78,8 +78,10 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
         for output in outputs:
             _add_sizes(config, output, model)
     kind, rate, told = _kind(config), rate_before(config), {each.name: each.told for each in outputs}
-    dtype = modelfolder.computed_dtype(config.model, str(folder)) if folder is not None else None
-    card = find_weakest(config.device) if folder is not None and config.engine.kind is EngineKind.LOCAL else None
+    card, dtype = None, model.computes_in(config.model)
+    if folder is not None and config.engine.kind is EngineKind.LOCAL:
+        with suppress(Halt):  # it is the plan of a job for another machine
+            card = weakest(find_devices(config.device), dtype)
     if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
         notes.append("; ".join(unfit))
     if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():

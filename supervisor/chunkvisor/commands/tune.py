@@ -15,8 +15,7 @@ from chunkvisor.commands.audit import failure
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import encode_spec, model_spec, resolve_limits
-from chunkvisor.devices.dtypes import Card, advised_dtype, unfit_dtype
-from chunkvisor.devices.gpu import find_devices, has_bfloat16, weakest
+from chunkvisor.devices.gpu import Card, advised_dtype, find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, difference_and_cosine, environment_of, try_texts
@@ -79,7 +78,7 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         texts = _texts(tables, max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
         plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
         kind = read_model_folder(Path(source.path or "")).model_type
-        dtypes = other_dtypes(now[_DTYPE], devices[0].kind, weakest(devices), kind, notes)
+        dtypes = other_dtypes(now[_DTYPE], devices[0].kind, weakest(devices, now[_DTYPE]), kind, notes)
         flash = devices[0].kind == "cuda" and importlib.util.find_spec("flash_attn") is not None
         rounds: list[list[Settings]] = [
             [plain],
@@ -139,7 +138,7 @@ def other_dtypes(
         return []
     dtypes = ["bfloat16", "float16"]
     unfit = [dtype for dtype in dtypes if card is not None and unfit_dtype(dtype, model_type, card) is not None]
-    notes += [f"{each} is not tried on {card}: {advised_dtype(model_type, card).why}" for each in unfit if card]
+    notes += [f"{each} is not tried on {card}: {advised_dtype(model_type, card)[1]}" for each in unfit if card]
     return [dtype for dtype in dtypes if dtype not in unfit]
 
 

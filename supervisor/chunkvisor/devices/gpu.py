@@ -1,6 +1,6 @@
-"""Finds the GPUs by nvidia-smi; for the doctor, by torch as well.
+"""The GPUs of this machine, as nvidia-smi and torch report them, and the dtypes that suit them.
 
-Both are asked in child processes with a time limit, since a hung driver would hang the parent with it. A hung
+Both are asked in child processes with a time limit, because a hung driver would hang the parent with it. A hung
 nvidia-smi is itself a symptom, and is left behind.
 """
 
@@ -13,31 +13,27 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chunkvisor.child import run_child
-from chunkvisor.devices.dtypes import Card
+from chunkvisor.config.choices import Dtype
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.attempt import read_tail
+from chunkvisor.units import counted
 from chunkvisor_worker.contract.messages import ProbeReport
 from chunkvisor_worker.contract.wire import read_message
 
-# nvidia-smi's exit code for a GPU that has fallen off the bus (nvidia-smi's manual, RETURN VALUE).
-SMI_LOST = 15
-# Its exit code for a field that it does not know.
-_SMI_BAD_ARGUMENT = 2
-_SMI_TIMEOUT_S = 20.0
-_REAP_S = 1.0
+# nvidia-smi's exit codes for a GPU that has fallen off the bus, and for a field that it does not know (its manual,
+# RETURN VALUE).
+SMI_LOST, _SMI_BAD_ARGUMENT = 15, 2
+_SMI_TIMEOUT_S, _REAP_S = 20.0, 1.0
 SMI_FORMAT = "--format=csv,noheader,nounits"
 # The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
 _TORCH_TIMEOUT_S = 180.0
 _DEV = Path("/dev")
-_MOST_GPUS = 64
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
 
 _Done = TypeVar("_Done")
 
@@ -47,12 +43,10 @@ class Device:
     """Where a worker computes."""
 
     kind: str  # "cpu" or "cuda"
-    uuid: str = ""  # what CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi cannot tell
+    uuid: str = ""  # what CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi lists no GPU
     name: str = ""
     memory_bytes: int = 0
-    bus_id: str = ""  # PCI address, as nvidia-smi writes it
-    # Compute capability, (major, minor), such as (7, 5); None = not known.
-    capability: tuple[int, ...] | None = field(default=None, compare=False)
+    capability: tuple[int, ...] | None = None  # compute capability, (major, minor); None = not known
 
     @property
     def model(self) -> str:
@@ -61,14 +55,9 @@ class Device:
         return f"{self.name or self.kind}{size}"
 
     @property
-    def guessed(self) -> bool:
-        """Whether nvidia-smi did not list it, so that its memory and health cannot be looked at."""
-        return self.kind == "cuda" and self.uuid.isdecimal()
-
-    @property
     def watched(self) -> bool:
         """Whether nvidia-smi can be asked about it: a GPU that is known by its UUID."""
-        return self.kind == "cuda" and self.uuid.startswith("GPU-")
+        return self.uuid.startswith("GPU-")
 
     def __str__(self) -> str:
         if self.kind != "cuda":
@@ -84,7 +73,7 @@ CPU = Device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class SmiAnswer:
-    """What nvidia-smi said."""
+    """What nvidia-smi printed."""
 
     returncode: int | None  # None = it does not exist, or gave no answer in time
     text: str
@@ -120,8 +109,8 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
 
 def query_gpus(fields: str, newer: str = "", uuid: str = "") -> SmiAnswer:
     """Ask for fields of every GPU, or of one, a line of CSV each; without `newer` if the driver does not know that."""
-    where = ("-i", uuid) if uuid else ()
-    answer = ask_smi((f"--query-gpu={fields}{newer and f',{newer}'}", SMI_FORMAT, *where))
+    which = ("-i", uuid) if uuid else ()
+    answer = ask_smi((f"--query-gpu={fields}{newer and f',{newer}'}", SMI_FORMAT, *which))
     # A driver refuses the whole question for one field that came after it.
     return query_gpus(fields, uuid=uuid) if newer and answer.returncode == _SMI_BAD_ARGUMENT else answer
 
@@ -133,12 +122,12 @@ def lines_of(text: str) -> Iterator[list[str]]:
 
 
 def bytes_of(mebibytes: str) -> int | None:
-    """Read a size as nvidia-smi prints it; None if it does not tell."""
+    """Read a size as nvidia-smi prints it; None if it is not known."""
     return int(mebibytes) << 20 if mebibytes.isdecimal() else None
 
 
 def memory_used(text: str, uuids: Sequence[str]) -> dict[str, int]:
-    """Parse `index,uuid,memory.used`: bytes by the device's place in `uuids`, in which an index may stand."""
+    """Parse `index,uuid,memory.used`: bytes by the device's place in `uuids`, which may hold an index as well."""
     places, found = {uuid: number for number, uuid in enumerate(uuids)}, dict[str, int]()
     for index, uuid, used in (values for values in lines_of(text) if len(values) == 3):
         device, used_bytes = places.get(uuid, places.get(index)), bytes_of(used)
@@ -154,7 +143,7 @@ def in_background(work: Callable[..., _Done], *arguments: Any) -> "Future[_Done]
     def run() -> None:
         try:
             done.set_result(work(*arguments))
-        except BaseException as error:  # noqa: BLE001 - it belongs to the one who asks for the result
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller who asks for the result
             done.set_exception(error)
 
     threading.Thread(target=run, name="nvidia-smi", daemon=True).start()
@@ -176,13 +165,13 @@ class ProbeReading:
 def ask_torch(environment: Mapping[str, str], on_wait: Callable[[], None] = lambda: None) -> ProbeReading:
     """Report what torch can compute on in that environment; takes the seconds that torch takes to import.
 
-    Raises OSError if there is no temporary folder or child process to be had, and what `on_wait` raises.
+    Raises OSError without a temporary folder or a child process, and what `on_wait` raises.
     """
     with tempfile.TemporaryDirectory(prefix="chunkvisor-probe-") as name:
         out, log = Path(name) / "probe.json", Path(name) / "probe.log"
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
         returncode: int | None = None
-        with contextlib.suppress(TimeoutError):  # the report says how far it came
+        with contextlib.suppress(TimeoutError):  # the report shows how far it came
             returncode = run_child(command, log, on_wait, environment, _TORCH_TIMEOUT_S)
         return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))
 
@@ -190,65 +179,48 @@ def ask_torch(environment: Mapping[str, str], on_wait: Callable[[], None] = lamb
 # --- which devices
 
 
-def find_devices(
-    wanted: Sequence[str],
-    environment: Mapping[str, str] = os.environ,
-    on_lost: Callable[[str], None] = lambda _: None,
-) -> tuple[Device, ...]:
+def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
     """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
 
-    `on_lost(words)` is called for a GPU that has fallen off the bus if `cuda` takes those that are left. GPUs that
-    nvidia-smi does not list are taken by their device files, or as CUDA_VISIBLE_DEVICES names them: the first worker
-    finds out whether CUDA works. Raises Halt (69) if there is no such GPU. It never falls back to the CPU.
+    If nvidia-smi lists no GPU, GPUs are taken by their device files, or as CUDA_VISIBLE_DEVICES names them: the first
+    worker finds out whether CUDA works. Raises Halt (69) without such a GPU. It never falls back to the CPU.
     """
     if "cpu" in wanted:
         return (CPU,)
-    answer, shown = query_gpus("index,uuid,name,memory.total,pci.bus_id", "compute_cap"), environment.get(_VISIBLE)
-    listed = parse_devices(answer.text)
-    if answer.returncode == SMI_LOST and not ("cuda" in wanted and listed):
-        raise _no_gpu("a GPU has fallen off the bus (nvidia-smi ended with 15)", "reboot the machine")
-    if listed and answer.returncode in (0, SMI_LOST):
+    answer, shown = query_gpus("index,uuid,name,memory.total", "compute_cap"), environment.get(_VISIBLE)
+    listed, smi = parse_devices(answer.text) if answer.returncode == 0 else [], ""
+    if listed:
         visible = select_visible(listed, shown)
-        if answer.returncode == SMI_LOST:
-            on_lost(answer.line)
     elif shown is not None:
         visible = [Device("cuda", part.strip()) for part in shown.split(",") if part.strip() not in ("", "-1")]
     else:
         # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
-        files = sum((_DEV / f"nvidia{number}").exists() for number in range(_MOST_GPUS))
+        files = sum(path.name.removeprefix("nvidia").isdecimal() for path in _DEV.glob("nvidia*"))
         visible = [Device("cuda", str(number)) for number in range(files)]
-        if not visible:
-            smi = "nvidia-smi is not there" if answer.returncode is None else f"nvidia-smi says: {answer.line}"
-            raise _no_gpu(
-                f"no NVIDIA driver is loaded or visible here; {smi}",
-                "install or load the driver; in a container, start it with GPU access; if CUDA works all the same, "
-                f"name its GPUs ({_VISIBLE}=0); or use the CPU: set device to cpu",
-            )
+        smi = f"; nvidia-smi {'is not there' if answer.returncode is None else f'says: {answer.line}'}"
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
-    if "cuda" in wanted and visible:
-        return tuple(visible)
-    if "cuda" not in wanted and indices[-1] < len(visible):
-        return tuple(visible[index] for index in indices)
-    asked = "device: cuda asks for any" if "cuda" in wanted else f"cuda:{indices[-1]} asks for number {indices[-1]}"
-    raise _no_gpu(
-        f"it has {len(visible)} visible GPU{'s' * (len(visible) != 1)}, and {asked}",
-        f"check `device` in the config, {_VISIBLE}, and: nvidia-smi -L",
-    )
-
-
-def _no_gpu(why: str, remedy: str) -> Halt:
-    remedy += "; `chunkvisor doctor CONFIG` says what else is in the way"
-    return Halt(ExitCode.MACHINE, "this machine has no GPU for this config", why=why, remedy=remedy)
+    lost = "a GPU has fallen off the bus: reboot the machine; " if answer.returncode == SMI_LOST else ""
+    if lost or max(indices, default=0) >= len(visible):
+        asked = f"cuda:{indices[-1]} asks for number {indices[-1]}" if indices else "device: cuda asks for any"
+        raise Halt(
+            ExitCode.MACHINE,
+            "this machine has no GPU for this config",
+            why=f"{lost}the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
+            remedy=f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, install or load "
+            "one; start a container with GPU access. Or use the CPU: set device to cpu. `chunkvisor doctor CONFIG` "
+            "shows what else is wrong.",
+        )
+    return tuple(visible) if "cuda" in wanted else tuple(visible[index] for index in indices)
 
 
 def parse_devices(text: str) -> list[Device]:
-    """Parse index, uuid, name, memory.total (MiB), pci.bus_id and compute_cap; other lines are left out."""
+    """Parse index, uuid, name, memory.total (MiB) and, if it is there, compute_cap; other lines are left out."""
     devices = []
     for fields in lines_of(text):
-        if len(fields) in (5, 6) and fields[1].startswith(("GPU-", "MIG-")):
-            parts = fields[5].split(".") if len(fields) == 6 else []
+        if len(fields) in (4, 5) and fields[1].startswith(("GPU-", "MIG-")):
+            parts = fields[4].split(".") if len(fields) == 5 else []
             capability = tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None
-            devices.append(Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, fields[4], capability))
+            devices.append(Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, capability))
     return devices
 
 
@@ -256,8 +228,7 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
     """Choose the devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 
     As CUDA reads it: indices, or prefixes of a UUID that fit one device; the first entry that names no device hides all
-    after it, and one that is named twice hides all (CUDA C++ Programming Guide, environment variables). A MIG id is
-    taken over as it is.
+    after it, and one that is named twice hides all (CUDA C++ Programming Guide, environment variables).
     """
     if visible is None:
         return list(devices)
@@ -274,18 +245,85 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
-def find_weakest(wanted: Sequence[str]) -> Card | None:
-    """Find the GPU with the lowest compute capability; None if there is no GPU here, or its capability is not known."""
-    try:
-        return weakest(find_devices(wanted))
-    except Halt:
-        return None
+# --- dtypes: every warning and every remedy about them asks here
+#
+# Cards before Ampere (compute capability 8.0) do not have bfloat16: torch emulates it, and sdpa computes attention by
+# the math kernel, which holds the scores of all pairs of tokens: 7 GiB for one text of 8,192 tokens and 12 heads.
+# float16 is as small, but its range is smaller too, and models that were trained in bfloat16 leave it: their vectors
+# become NaN (infinity#328, Qwen3-Embedding#164, unsloth#4014).
+
+_AMPERE = (8, 0)
+_OVERFLOWING = ("qwen", "gemma", "mistral")
+SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
 
 
-def weakest(devices: Sequence[Device]) -> Card | None:
-    """Choose the GPU with the lowest compute capability; None if that of no GPU is known."""
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU, as far as dtypes are concerned."""
+
+    name: str
+    capability: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the GPU'} (compute capability {'.'.join(map(str, self.capability))})"
+
+    def lacks(self, dtype: str | None) -> bool:
+        """Whether the card does not have the dtype, so that torch emulates it."""
+        return dtype == Dtype.BFLOAT16 and self.capability < _AMPERE
+
+
+def weakest(devices: Sequence[Device], dtype: str | None, on_wait: Callable[[], None] = lambda: None) -> Card | None:
+    """Choose the GPU with the lowest compute capability; None if that of no GPU is known.
+
+    If nvidia-smi does not report it, and the model computes in bfloat16, torch is asked, which takes seconds. Raises
+    what `on_wait` raises.
+    """
     cards = [Card(device.name, device.capability) for device in devices if device.capability is not None]
+    if not cards and dtype == Dtype.BFLOAT16 and any(device.uuid for device in devices):
+        visible = ",".join(device.uuid for device in devices)
+        environment = {**os.environ, _VISIBLE: visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        with contextlib.suppress(OSError):  # a warning is not worth the end of a run
+            report = ask_torch(environment, on_wait).report
+            cards = [Card(gpu.name, gpu.capability) for gpu in report.gpus] if report is not None else []
     return min(cards, key=lambda card: card.capability, default=None)
+
+
+def advised_dtype(model_type: str | None, card: Card) -> tuple[Dtype, str]:
+    """Advise the smallest dtype that gives right vectors, and say why; `model_type` is None if it is not known."""
+    if card.capability >= _AMPERE:
+        return Dtype.BFLOAT16, "it has the range of float32 in half the memory"
+    if model_type is None:
+        return Dtype.FLOAT32, "the card does not have bfloat16, and float16 may overflow to NaN in this model"
+    if _overflows(model_type):
+        why = f"the card does not have bfloat16, and models of the kind {model_type} overflow to NaN in float16"
+        return Dtype.FLOAT32, why
+    return Dtype.FLOAT16, "the card does not have bfloat16"
+
+
+def _overflows(model_type: str) -> bool:
+    return any(family in model_type.lower() for family in _OVERFLOWING)
+
+
+def unfit_dtype(dtype: str | None, model_type: str | None, card: Card) -> tuple[str, str] | None:
+    """Say why a model should not compute in this dtype, and what to do; None if it may, or it is not known."""
+    better, why = advised_dtype(model_type, card)
+    mend = f"set model.dtype to {better}: {why}"
+    if card.lacks(dtype):
+        emulated = "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
+        return f"the model computes in bfloat16, which {card} does not have: {emulated}", mend
+    if dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
+        return f"the model computes in float16, in which models of the kind {model_type} overflow to NaN", mend
+    return None
+
+
+def less_memory(dtype: str | None, model_type: str | None, card: Card) -> str:
+    """Name a dtype that takes less memory, as a sentence; empty if there is none, or it is not known."""
+    better, why = advised_dtype(model_type, card)
+    if dtype == better or not (dtype == Dtype.FLOAT32 or card.lacks(dtype)):
+        return ""
+    return (
+        f"On {card}, model.dtype {better} takes less memory (in another workdir, since it gives other vectors): {why}."
+    )
 
 
 def has_bfloat16() -> bool:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -25,11 +25,15 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
 
 NAME_REMEDY = (
-    "write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
-    "from the current one), or as its hub id, owner/name"
+    "Write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
+    "from the current one), or as its hub id, owner/name."
 )
 # Files that say what a folder's model is.
 _TELLING = frozenset({"config.json", "modules.json"})
+_OFFLINE = (
+    "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy the model to "
+    "this machine, and write its folder as model.name."
+)
 # What huggingface_hub.utils.validate_repo_id accepts; to import that takes a third of a second.
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))(?!.*\.git$)(\b[\w\-.]{1,96}\b/)?\b[\w\-.]{1,96}\b", re.ASCII)
 
@@ -48,7 +52,7 @@ class LocalModel:
         Calls `on_wait` before each file. Raises Halt (78) if the folder holds no model, OSError.
         """
         files = model_files(folder)
-        _require_model(folder, {path.name for path in files})
+        _require_model(folder, (path.name for path in files))
         stamps = {}
         for path in files:
             on_wait()
@@ -78,19 +82,13 @@ class LocalModel:
                 f"the model folder {self.folder} was changed while the run was under way",
                 why=f"{changed[0]} is not what it was when the run began; vectors of two models would be mixed in one "
                 "file",
-                remedy="put the folder back as it was, and run the same command again: what was committed before the "
-                "change stays; or choose another workdir for the changed model",
+                remedy="Put the folder back as it was, and run the same command again: what was committed before the "
+                "change stays. Or choose another workdir for the changed model.",
             )
 
     def settled_since(self, time_ns: int) -> bool:
-        """Whether everything in the folder has been in place, as it is, since before that time. Raises OSError.
-
-        By the change times, which no call can set back (inode(7)); those of links and folders show a switch.
-        """
-        found = [self.folder.lstat(), self.folder.stat()]
-        for path in model_files(self.folder):
-            found += [path.lstat(), path.stat(), path.parent.lstat()]
-        return all(state.st_ctime_ns < time_ns for state in found)
+        """Whether no file has been touched since that time, by change times, which no call can set back (inode(7))."""
+        return all(stamp.ctime_ns < time_ns for stamp in self.stamps.values())
 
 
 def model_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> list[Path]:
@@ -109,9 +107,9 @@ def model_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -
     return found
 
 
-def _require_model(folder: Path | str, names: Set[str]) -> None:
+def _require_model(folder: Path | str, names: Iterable[str]) -> None:
     """Raise Halt (78) if no file by these names says what the folder's model is."""
-    if names.isdisjoint(_TELLING):
+    if _TELLING.isdisjoint(names):
         raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
 
 
@@ -159,7 +157,7 @@ def resolve_hub(
     model is not to be had.
     """
     pinned = None if anew else pinned_source(cache, model)
-    if pinned is not None and _is_here(pinned):
+    if pinned is not None and Path(str(pinned.path)).is_dir():
         return pinned
     revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
     failed_s: float | None = None
@@ -172,15 +170,11 @@ def resolve_hub(
         failed_s = failed_s or time.monotonic()
         waited_s = time.monotonic() - failed_s
         if waited_s >= timeout_s or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
-            offline = (
-                "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy "
-                "the model to this machine, and write its folder as model.name."
-            )
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
                 f"the model {model.name} cannot be downloaded",
                 why=f"{found.reason.rstrip('.')}; and next to the config there is no model folder of that name",
-                remedy=offline if found.outcome is Outcome.HUB else found.remedy,
+                remedy=_OFFLINE if found.outcome is Outcome.HUB else found.remedy,
                 log=AttemptFiles(scratch).log,
                 see=found.see,
             )
@@ -230,10 +224,6 @@ def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
         write_record(cache, replace(record, pins=(*others, Pin(*asked, source.path, source.revision))))
 
 
-def _is_here(source: ModelSource) -> bool:
-    return bool(source.path) and Path(str(source.path)).is_dir()
-
-
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     """Say where the model's files are, if that is known without asking the hub or reading them.
 
@@ -242,12 +232,10 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     name = model.name
     if model.is_folder:
         try:
-            names = set(os.listdir(name))  # noqa: PTH208 - the names alone are wanted
+            _require_model(name, os.listdir(name))  # noqa: PTH208 - the names alone are wanted
         except OSError as error:
             raise config_error(f"the model folder {name} cannot be read: {error.strerror}") from None
-        _require_model(name, names)
         return ModelSource(name, model.revision)
     if _HUB_ID.fullmatch(name) is None:
         raise config_error(f"there is no model folder {name} here, and no hub id looks like that", remedy=NAME_REMEDY)
-    pinned = pinned_source(cache, model)
-    return pinned if pinned is not None and _is_here(pinned) else None
+    return pinned if (pinned := pinned_source(cache, model)) is not None and Path(str(pinned.path)).is_dir() else None

@@ -21,7 +21,7 @@ from chunkvisor import words
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.choices import Start as StartKind
 from chunkvisor.config.model import Config
-from chunkvisor.devices.stations import Opinion, Station, Stations, company_of, in_company
+from chunkvisor.devices.stations import Opinion, Station, Stations
 from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
@@ -199,7 +199,7 @@ class Loop:
         ended = _judged(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
         slot.verdict = ended.verdict
         if slot.had_device:
-            slot.station.worker_ended()
+            slot.station.alone = False  # what is on it may have changed since the last look
         self._tell(self._scheduler.ended, ended)
 
     def _end_all(self) -> None:
@@ -288,7 +288,7 @@ class Loop:
 
     def look(self, device: int) -> None:
         """Look at the device; the scheduler hears what that shows."""
-        self._stations.ask(device)
+        self._stations[device].ask()
 
     def keep(self, worker: int, work: Work) -> None:
         """Store the vectors of these texts, which the worker has left."""
@@ -374,8 +374,6 @@ class Loop:
     def halt(self, ending: Ending) -> None:
         """End the run."""
         halt = self._in_words(ending, dropped=False)
-        if ending.device is not None:
-            halt = self._stations.with_others(halt)
         if halt.log is None and ending.worker in self._ended:
             halt.log = last_log(self._ended[ending.worker].files)
         raise halt
@@ -426,15 +424,14 @@ def _judged(slot: Slot, returncode: int, output: OutputRun, siblings: frozenset[
     if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
         verdict = replace(verdict, reason=with_room(verdict.reason, output.ledger.layout.workdir, temporary))
-    company = company_of(verdict.figures, slot.station.view, siblings)
     canary = read_batch_log(slot.files.batches).canary
     # A canary of another dimension than the vectors before shows a model that is not the one that made them.
     passed = canary is not None and (facts is None or facts.dimension == canary.dimension)
     some_good = 0 < len(verdict.bad_rows) < len(slot.work.texts)
     return AttemptEnded(
         slot.number,
-        in_company(verdict, company, siblings),
-        company,
+        verdict,
+        slot.station.company(verdict.figures, siblings),
         # A first try from a template proves little: the next one, in a new interpreter, tells more.
         began_s=slot.started_s if slot.work.fresh or not slot.worker.warm else None,
         done=frozenset(slot.spec.start + row for row in left.done),

@@ -20,7 +20,7 @@ from chunkvisor.engine.modelfolder import refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.ray.engine import RayEngine
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.events.event import Alarmed, Doing, Resolving, RunStarted, Warned
+from chunkvisor.events.event import Doing, Resolving, RunStarted, Warned
 from chunkvisor.heart.run import Run, WaitTeller, stopped
 from chunkvisor.judge import pause_s
 from chunkvisor.store.disk import refusal
@@ -65,9 +65,8 @@ class Means:
         else:
             if "cpu" not in config.device:
                 run.emit(Doing("asking nvidia-smi for the GPUs"))
-            lost = "a GPU has fallen off the bus, and the run uses the others; nvidia-smi says: "
-            self.devices = find_devices(config.device, on_lost=lambda why: run.emit(Alarmed(lost + why)))
-        if guessed := sum(device.guessed for device in self.devices):
+            self.devices = find_devices(config.device)
+        if guessed := sum(device.uuid.isdecimal() for device in self.devices):
             words = f"nvidia-smi does not list the GPUs: the run goes on with {counted(guessed, 'GPU')}, whose memory"
             run.emit(Warned(f"{words} and health it cannot look at. `chunkvisor doctor` says more"))
         run.emit(

@@ -9,9 +9,8 @@ from pathlib import Path
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import combine, read_done_manifest, read_finished
 from chunkvisor.config.model import encode_spec, model_spec
-from chunkvisor.devices.dtypes import less_memory, unfit_dtype
-from chunkvisor.devices.gpu import weakest
-from chunkvisor.engine.modelfolder import check_model_files, computed_dtype, read_model_folder
+from chunkvisor.devices.gpu import less_memory, unfit_dtype, weakest
+from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
@@ -29,13 +28,14 @@ from chunkvisor_worker.contract.exits import Outcome
 
 def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
     """Do what a run does between its first word and its last. Raises Halt if it does not end well; OSError."""
-    config, card = request.loaded.config, weakest(means.devices)
-    other_dtype, starved = "", False
-    if card is not None and source.path is not None:
-        dtype, kind = computed_dtype(config.model, source.path), read_model_folder(Path(source.path)).model_type
-        other_dtype = less_memory(dtype, kind, card)
-        if (unfit := unfit_dtype(dtype, kind, card)) is not None:
-            run.emit(Warned("; ".join(unfit)))
+    config, other_dtype, starved = request.loaded.config, "", False
+    if source.path is not None:
+        folder = read_model_folder(Path(source.path))
+        dtype, kind = folder.computes_in(config.model), folder.model_type
+        if (card := weakest(means.devices, dtype, means.on_wait)) is not None:
+            other_dtype = less_memory(dtype, kind, card)
+            if (unfit := unfit_dtype(dtype, kind, card)) is not None:
+                run.emit(Warned("; ".join(unfit)))
     # What is wrong with it is said before the source is read.
     expected = read_expected(config.model.expect) if config.model.expect is not None else None
     outputs = Opening(request, run, means, source).open()

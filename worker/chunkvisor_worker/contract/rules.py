@@ -226,8 +226,8 @@ _GPU_MEMORY = (
         NO_ROOM,
         "The GPU had no room for the weights or the libraries before the first batch: other processes hold its "
         "memory, or the model is larger than the GPU.",
-        "See `nvidia-smi` for the processes on the GPU and end them; if there are none, use a smaller model or a "
-        "larger GPU; `chunkvisor doctor CONFIG` says which model.dtype suits the card.",
+        "See `nvidia-smi` for the processes on the GPU and end them, or lower workers.per_device; if there are none, "
+        "use a smaller model or a larger GPU; `chunkvisor doctor CONFIG` says which model.dtype suits the card.",
         *(*_OOM, _NVML_ALLOCATOR),
         phases=BEFORE_WORK,
     ),
