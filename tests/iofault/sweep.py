@@ -10,10 +10,7 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
-from unittest import mock
 
 import yaml
 
@@ -58,7 +55,6 @@ class Sweep:
         scenario.make(self._place)
         warm_up(folder / "warm-up")
         be_quick()
-        _compile_once(self._place / "scripted.py")
         gc.freeze()  # a collection in a fork would copy every page
         # Limits that are passed within moments: a disk that is full for good is waited for.
         config_path = self._place / "config.yaml"
@@ -133,16 +129,3 @@ class Sweep:
             chunkvisor_main()
 
         return run_command(work, self._folder / "output", self._shim.role, _LONGEST_S)
-
-
-def _compile_once(source: Path) -> None:
-    """Have forks of this process, which read it to import it, find it compiled."""
-    loader = SourceFileLoader(source.stem, str(source))
-    compiled, compile_any = source.read_bytes(), SourceFileLoader.source_to_code
-    code = compile_any(loader, compiled, str(source))
-
-    def source_to_code(self: SourceFileLoader, data: bytes, path: str) -> CodeType:
-        is_known = path == str(source) and data == compiled
-        return code if is_known else compile_any(self, data, path)
-
-    mock.patch.object(SourceFileLoader, "source_to_code", source_to_code).start()

@@ -60,8 +60,6 @@ class Scenario:
     """By number of the command that was under way, what is typed; the last holds for those after it."""
     other_disk: str = ""
     """A folder of the disk that is a file system of its own."""
-    stages_again: bool = False
-    """Whether a source is read again because it is in the rebuilt folder."""
     keeps_a_final: bool = False
     """Whether, once there was a final file, there always is an old or a new one."""
 
@@ -102,8 +100,6 @@ class Scenario:
                 node = node.setdefault(parent, {})
             node[last] = value
         (folder / "config.yaml").write_text(yaml.safe_dump(values))
-        script = _PYTHON.format(texts=list(self.texts), values={"chunk_size": self.size})
-        (folder / "call.py").write_text(script)
 
     def record(self, folder: Path) -> Recording:
         """Run the commands in a new folder. Raises AssertionError where one ends otherwise than it should."""
@@ -118,8 +114,7 @@ class Scenario:
             if command.mended:
                 (folder / "mended").touch()
             words = with_source(command.words, source)
-            words = (sys.executable, *words[1:]) if words[0] == "python" else (*_CALL, *words[1:])
-            ended = recorder.run(words, folder)
+            ended = recorder.run((*_CALL, *words[1:]), folder)
             assert ended.returncode == command.code, f"{words}: {ended}"
             finals.append(finals_in(folder / "disk"))
         return replace(recorder.recording(), finals=finals)
@@ -138,12 +133,6 @@ def with_source(words: Sequence[str], source: Path) -> tuple[str, ...]:
 
 def _later(source: Path) -> Path:
     return source.with_name("later.jsonl")
-
-
-_PYTHON = """
-import chunkvisor
-chunkvisor.encode({texts!r}, model="test", encoder="plugin:make", device="cpu", workdir="disk/work", **{values!r})
-"""
 
 
 def _options(**values: object) -> tuple[str, ...]:
@@ -221,10 +210,4 @@ SCENARIOS = {
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), config={"chunk.keep": True}
     ),
     "one file": Scenario(FEW[:4], (Command(ENCODE),), again=((Try(ENCODE),),), other_disk="out"),
-    "python": Scenario(
-        FEW[:4],
-        (Command(("python", "call.py")),),
-        again=((Try(("python", "call.py")),),),
-        stages_again=True,
-    ),
 }

@@ -14,18 +14,6 @@ from scripted_workplace import ScriptedWorkplace
 
 
 @local_engine_only
-def test_killed_after_an_event(tmp_path: Path) -> None:
-    """A run killed right after an event of its journal leaves a folder in which the next run completes."""
-    template = eventful(tmp_path / "template").folder
-    journal = "chunkvisor.events.journal:Journal.write"
-    told = sweep("each", "after", template, tmp_path / "each", journal, share="8:a", most=4)
-    assert len(told) > 2
-    for line in told:
-        assert line["returncode"] == 0, line
-        assert_whole(Path(line["folder"]))
-
-
-@local_engine_only
 @pytest.mark.parametrize(
     ("targets", "share"),
     [
