@@ -70,7 +70,7 @@ def test_folder_of_the_persons_is_left_alone(tmp_path: Path, name: str) -> None:
     for arguments in ([], ["--from-scratch", "--yes"]):
         ended = place.run_here(*arguments)
         assert ended.returncode == 78, ended.stderr
-        assert f"{place.folder / name.split('/')[0]} is there already" in ended.stderr
+        assert f"{place.folder / name.split('/')[0]} already exists" in ended.stderr
     assert place.here("clean", str(place.folder)).returncode == 78
     assert contents(place.folder) == before
 
@@ -92,7 +92,7 @@ def test_workdir_may_be_a_folder_with_other_files(tmp_path: Path) -> None:
 def another_version(place: ScriptedWorkplace) -> tuple[str, ...]:
     """A format that is not ours."""
     (place.hidden / "format.json").write_text('{"workdir_format": 99}')
-    return "begun by another version of chunkvisor", "its finished files are whole and stay"
+    return "made by another version of chunkvisor", "its finished files are whole and stay"
 
 
 def open_to_others(place: ScriptedWorkplace) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def a_link_to_state(place: ScriptedWorkplace) -> tuple[str, ...]:
     """Final files are renamed out of the state, which needs one file system."""
     place.hidden.rename(place.folder / "elsewhere")
     place.hidden.symlink_to(place.folder / "elsewhere")
-    return f"{place.hidden} is there already", "it is not a folder"
+    return f"{place.hidden} already exists", "it is not a folder"
 
 
 ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

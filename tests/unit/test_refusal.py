@@ -17,8 +17,8 @@ CODES = {
     errno.ENOSPC: (ExitCode.DISK, "full or failing"),
     errno.EIO: (ExitCode.DISK, "full or failing"),
     errno.EROFS: (ExitCode.DISK, "mounted read-only"),
-    errno.EACCES: (ExitCode.CONFIG, "may not use"),
-    errno.ENOTDIR: (ExitCode.CONFIG, "is not what belongs there"),
+    errno.EACCES: (ExitCode.CONFIG, "permission denied"),
+    errno.ENOTDIR: (ExitCode.CONFIG, "cannot be used"),
     errno.ENOENT: (ExitCode.DISK, "was removed while"),
 }
 

@@ -26,7 +26,7 @@ from chunkvisor.events.event import AttemptFailed, ChunkCommitted, Event, LateCr
 from chunkvisor.events.journal import read_events
 from chunkvisor.show.status import read_status
 from chunkvisor.store.attempt import read_tail
-from chunkvisor.store.layout import Layout, mark
+from chunkvisor.store.layout import Layout, claim
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -122,7 +122,7 @@ class _Drill:
         layout, known = self._layout(name), self._layout("undisturbed").model
         if known.exists() and not layout.model.exists():  # the digest of a large model is computed once
             layout.workdir.mkdir(mode=0o700)
-            mark(layout)
+            claim(layout, ())
             shutil.copy2(known, layout.model)
         command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(self._loaded.path), "--max-rows", str(ROWS)]
         for override in self._overrides(name, stalls=stalls, standby=standby):

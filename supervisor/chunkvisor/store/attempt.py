@@ -98,7 +98,7 @@ def _with_vectors(
     facts, dimension, rows = result.facts, found.shape.dimension, found.shape.rows
     problem, other_dimension, bad = "", False, list[int]()
     if found.digest != result.digest:
-        problem = "are not the ones that the result speaks of (another digest)"
+        problem = "differ from the ones recorded in result.json (another digest)"
     elif rows != result.stop - result.start:
         problem = f"are {rows} for {result.stop - result.start} texts"
     elif dimension != facts.dimension:

@@ -41,7 +41,7 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
             f"output {output} does not fit on the disk of {place}",
             why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need {human_bytes(need)} ({need:,} bytes), "
             f"and {human_bytes(free)} are free",
-            remedy=f"free some space, or choose a workdir on a larger disk; then run again{KEPT}",
+            remedy=f"Free some space, or choose a workdir on a larger disk; then run again{KEPT}",
         )
 
 
@@ -75,35 +75,36 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     """Return the Halt for an error in the folder `place`; None if it can only be a bug of ours."""
     path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
-        what, remedy = "the parent itself has met a limit of this machine", "raise ulimit -n and -u, or free memory"
-        return Halt(ExitCode.MACHINE, what, why=str(error), remedy=f"{remedy}; {_AGAIN}")
+        what = "chunkvisor met a limit of this machine: open files, processes or memory"
+        remedy = f"Raise ulimit -n and -u, or free memory; {_AGAIN}"
+        return Halt(ExitCode.MACHINE, what, why=str(error), remedy=remedy)
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
     if path is None:
-        gone = config_error("the current folder has been removed", remedy="change to a folder that is there")
+        gone = config_error("the current folder has been removed", remedy="Change to another folder.")
         return gone if error.errno == errno.ENOENT else None
     if error.errno in FORBIDDEN_ERRNOS:
         me = user_name(os.geteuid())
         there = next(each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK))
         found = there.stat()
         return config_error(
-            f"{me} may not use {path}: {error.strerror}",
+            f"permission denied: {me} cannot use {path}",
             why=f"{there} belongs to {user_name(found.st_uid)} ({stat.filemode(found.st_mode)})",
-            remedy=f"have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place",
+            remedy=f"Have its owner give {me} the right to (chmod, chown), run as its owner, or choose another place.",
         )
     if error.errno in _IN_THE_WAY:
-        what = f"{path} is not what belongs there: {error.strerror}"
-        return config_error(what, remedy="move it away or choose a shorter name, then run the same command again")
+        remedy = "Move it away or choose a shorter name, then run the same command again."
+        return config_error(f"{path} cannot be used: {error.strerror}", remedy=remedy)
     if error.errno == errno.ENOENT and place in path.parents:
         what = f"{path} was removed while the run needed it"
-        return Halt(ExitCode.DISK, what, remedy="run the same command again: it makes what is missing")
+        return Halt(ExitCode.DISK, what, remedy="Run the same command again: it makes what is missing.")
     return None
 
 
 def not_ours(path: Path, otherwise: str, why: str = "", *, ours: str = "this workdir") -> Halt:
     """Return the Halt (78) for what has a name that a run needs, if no run of `ours` has made it."""
-    what = f"{path} is there already, and no run of {ours} has made it"
-    return config_error(what, why=why, remedy=f"move it away, or {otherwise}")
+    what = f"{path} already exists, and no run of {ours} has made it"
+    return config_error(what, why=why, remedy=f"Move it away, or {otherwise}.")
 
 
 def memory_halt() -> Halt:
@@ -112,7 +113,7 @@ def memory_halt() -> Halt:
         ExitCode.MACHINE,
         "there is not enough memory for the command itself",
         why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` allows no more",
-        remedy=f"free memory, or raise the limit (ulimit -v unlimited); {_AGAIN}",
+        remedy=f"Free memory, or raise the limit (ulimit -v unlimited); {_AGAIN}",
     )
 
 
@@ -120,11 +121,11 @@ def disk_halt(error: OSError, place: Path) -> Halt:
     """Return the end of a run that could not write or read a file in `place`, or the one that the error names."""
     path = _path_of(error)
     folder = path.parent if path is not None and path.is_absolute() and place not in path.parents else place
-    what, remedy = f"the disk of {folder} is full or failing", "free some space there, or choose another folder"
+    what, remedy = f"the disk of {folder} is full or failing", "Free some space there, or choose another folder"
     if error.errno == errno.EROFS:
-        what, remedy = f"the disk of {folder} is mounted read-only", "mount it for writing, or choose another folder"
+        what, remedy = f"the disk of {folder} is mounted read-only", "Mount it for writing, or choose another folder"
     elif error.errno not in _FULL_ERRNOS:
-        remedy = "look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
+        remedy = "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
     why, see = with_room(str(error), folder), str(Outcome.DISK_FULL)
     return Halt(ExitCode.DISK, what, why=why, remedy=f"{remedy}; {_AGAIN}", see=see)
 
@@ -157,5 +158,5 @@ def check_target(path: Path, named_by: str, is_ours: Callable[[bytes], bool]) ->
                 return
     except OSError as error:
         raise refusal(error, path.parent) or error from None
-    what = f"{named_by}: {path} is there already, and chunkvisor has not made it"
-    raise config_error(what, remedy="move it away, or name another file")
+    what = f"{named_by}: {path} already exists, and chunkvisor has not made it"
+    raise config_error(what, remedy="Move it away, or name another file.")

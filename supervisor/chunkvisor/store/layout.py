@@ -209,13 +209,13 @@ def is_workdir(layout: Layout) -> bool:
         raise not_ours(layout.hidden, "choose another workdir", "it is not a folder", ours="chunkvisor")
     owner, mode = user_name(found.st_uid), stat.filemode(found.st_mode)
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        why, remedy = f"it belongs to {owner}", f"run as {owner}"
+        why, remedy = f"it belongs to {owner}", f"Run as {owner}"
         if found.st_uid == os.geteuid():
-            why, remedy = f"it is open to others ({mode})", f"if it was not changed: chmod 700 {layout.hidden}"
+            why, remedy = f"it is open to others ({mode})", f"If it was not changed: chmod 700 {layout.hidden}"
         raise config_error(
             f"the state in {layout.hidden} cannot be trusted: {why}",
             why="what is read from it decides which files are written and which processes are ended",
-            remedy=f"{remedy}; or choose another workdir",
+            remedy=f"{remedy}; or choose another workdir.",
         )
     try:
         written = json.loads(read_bounded(layout.mark) or b"")["workdir_format"]
@@ -223,9 +223,9 @@ def is_workdir(layout: Layout) -> bool:
         return True  # lost or damaged: that its folder is there says enough
     if written != FORMAT:
         raise config_error(
-            f"{layout.workdir} was begun by another version of chunkvisor, whose state this version cannot read",
+            f"{layout.workdir} was made by another version of chunkvisor, whose state this version cannot read",
             why="its finished files are whole and stay",
-            remedy="choose another folder as the workdir, or install that version again",
+            remedy="Choose another folder as the workdir, or install that version again.",
         )
     return True
 
@@ -247,7 +247,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
         str(layout.workdir).encode()
     except UnicodeEncodeError:
         what = f"the path of the workdir {layout.workdir} is not text in the encoding of this locale"
-        raise config_error(what, remedy="choose another workdir, or set LC_ALL=C.UTF-8") from None
+        raise config_error(what, remedy="Choose another workdir, or set LC_ALL=C.UTF-8.") from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
         names = ("final", "shards", "manifest", "quarantined", "truncated", "ranges", "rows_table")
@@ -258,15 +258,10 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
             why = f"a run in {layout.workdir} needs this name for itself"
             raise not_ours(path, "choose another workdir, best an empty folder", why, ours="chunkvisor")
     if not layout.mark.exists():
-        mark(layout)
-
-
-def mark(layout: Layout) -> None:
-    """Make the hidden folder and write the mark. Raises OSError."""
-    layout.hidden.mkdir(mode=0o700, exist_ok=True)
-    sync_folder(layout.workdir)
-    about = "the state of a workdir of chunkvisor, which alone writes here"
-    write_atomic(layout.mark, json.dumps({"about": about, "workdir_format": FORMAT}).encode() + b"\n")
+        layout.hidden.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(layout.workdir)
+        about = "the state of a workdir of chunkvisor, which alone writes here"
+        write_atomic(layout.mark, json.dumps({"about": about, "workdir_format": FORMAT}).encode() + b"\n")
 
 
 def anything_kept(layout: Layout) -> bool:
@@ -363,21 +358,21 @@ def _take(fd: int, operation: int) -> bool:
             ExitCode.MACHINE,
             f"no file can be locked on the disk of {Path(f'/proc/self/fd/{fd}').readlink().parent}",
             why=f"flock says: {error.strerror}",
-            remedy="mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir",
+            remedy="Mount it with locks (on Lustre the option flock, on NFS not nolock), or move the workdir.",
         ) from None
     return True
 
 
 def _taken(path: Path) -> Halt:
-    holder, name = read_holder(path), "another run"
+    holder, name, workdir = read_holder(path), "another run", path.parent.parent
     # One that is over was noted before: whoever has taken the lock since has not said so yet.
     if holder and holder.alive() is not False:
-        name = f"the run with pid {holder.pid} on {holder.host}, started {human_moment(holder.since)},"
+        name += f" (pid {holder.pid} on {holder.host}, started {human_moment(holder.since)})"
     return Halt(
         ExitCode.TRY_AGAIN,
-        f"{name} already works in {path.parent.parent}",
+        f"{name} is using {workdir}",
         why="one run at a time may write there",
-        remedy=f"wait for it, stop it, or look at it with: chunkvisor status {path.parent.parent}",
+        remedy=f"Wait for it, stop it, or look at it with: chunkvisor status {workdir}",
     )
 
 
@@ -389,6 +384,6 @@ def workdir_gone(layout: Layout) -> Halt | None:
         ExitCode.DISK,
         f"{layout.workdir} was moved or removed while the run worked in it",
         why=f"{layout.lock} is no longer there",
-        remedy="move it back, or write its new place as workdir; then run the same command again. If it was removed, "
-        "the same command begins anew",
+        remedy="Move it back, or write its new place as workdir; then run the same command again. If it was removed, "
+        "the same command starts over.",
     )
