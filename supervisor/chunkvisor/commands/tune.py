@@ -1,4 +1,4 @@
-"""Try settings on a sample of the config's texts; compare rates and vectors."""
+"""Try settings on a sample of the first output's texts; compare rates and vectors."""
 
 import importlib.util
 import os
@@ -71,11 +71,11 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         budget = config.effective_encode(next(iter(config.outputs))).batch_tokens or "auto"
         now: Settings = {_DTYPE: str(config.model.dtype), _ATTENTION: attention, _BATCH: budget}
         now[_WORKERS] = config.workers.per_device
-        first, rate = measure(now, _texts(tables, _FIRST_TEXTS))
+        first, rate = measure(now, _texts(tables[0], _FIRST_TEXTS))
         if first.vectors is None:
             raise failure(first, "no text could be encoded with the config unchanged")
         now[_DTYPE] = first.dtype or "float32"
-        texts = _texts(tables, max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
+        texts = _texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
         plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
         kind = read_model_folder(Path(source.path or "")).model_type
         dtypes = other_dtypes(now[_DTYPE], devices[0].kind, weakest(devices, now[_DTYPE]), kind, notes)
@@ -175,13 +175,9 @@ def _measure(
     return replace(trials[0], vectors=vectors), len(texts) / max(seconds, 1e-6)
 
 
-def _texts(tables: Sequence[StagedTable], count: int) -> list[str]:
-    """Read about `count` texts, evenly spread over all outputs; at least one of each."""
-    total, texts = sum(table.distinct for table in tables), list[str]()
-    for table in tables:
-        share = max(1, round(count * table.distinct / total))
-        texts += table.texts_of(np.unique(np.linspace(0, table.distinct - 1, share).astype(np.int64)))
-    return texts
+def _texts(table: StagedTable, count: int) -> list[str]:
+    """Read at most `count` texts, evenly spread."""
+    return table.texts_of(np.unique(np.linspace(0, table.distinct - 1, count).astype(np.int64)))
 
 
 def draw(tuned: dict[str, Any]) -> list[str]:
