@@ -1,6 +1,7 @@
 """Workers on this machine: each a new interpreter, or forked from a template process that has loaded the model once."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -16,14 +17,7 @@ from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Worker
-from chunkvisor.engine.process import (
-    FreshWorker,
-    LocalWorker,
-    end,
-    readable,
-    spawn,
-    worker_environment,
-)
+from chunkvisor.engine.process import end, oom_kills, readable, spawn, worker_command, worker_environment
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor.judge import STATUS_LOST, describe_exit
@@ -32,6 +26,8 @@ from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import (
     MESSAGE_LIMIT_BYTES,
     Fault,
+    GateOrder,
+    Limits,
     Spec,
     TemplateNews,
     TemplateOrder,
@@ -73,6 +69,138 @@ class WorkerSettings:
     startup_s: float
 
 
+class _LocalWorker:
+    """A worker of this machine, see `engine.Worker`.
+
+    A socket is its standard input: it opens the gate, hears the worker call, and ends it by closing.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._ours, self.theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._quiet = True  # it may call
+        self._pidfd = -1
+        self._kills_before = oom_kills()
+
+    def runs(self, pid: int) -> None:
+        self.pid, self._pidfd = pid, os.pidfd_open(pid)
+        self.theirs.close()
+
+    def watched(self) -> list[int]:
+        # A pidfd becomes readable when the process ends (pidfd_open(2)). So does the socket, which is left out after a
+        # call: only its end could come.
+        return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
+
+    def has_called(self) -> bool:
+        if not self._quiet:
+            return False
+        try:
+            said = self._ours.recv(16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            said = b""
+        self._quiet = False
+        return bool(said)
+
+    def go(self, limits: Limits) -> None:
+        self._quiet = True
+        self._send(limits)
+
+    def leave(self) -> None:
+        self._send(None)
+
+    def _send(self, limits: Limits | None) -> None:
+        with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
+            self._ours.sendall(to_json(GateOrder(limits)))
+
+    def oom_kills(self) -> int:
+        return oom_kills() - self._kills_before
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def close(self) -> None:
+        """Let go of it: it has ended, or was not started."""
+        self._quiet = False
+        self._ours.close()
+        self.theirs.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+
+
+class _FreshWorker(_LocalWorker):
+    """A worker that is a new interpreter."""
+
+    warm = False
+
+    def __init__(self, files: AttemptFiles, environment: Mapping[str, str]) -> None:
+        """Start it. Raises OSError if no process can be started."""
+        super().__init__()
+        try:
+            self._process = spawn(worker_command(files), self.theirs, files.log, environment)
+        except OSError:
+            self.close()
+            raise
+        self.runs(self._process.pid)
+
+    def poll(self) -> int | None:
+        if self._process.returncode is not None:
+            return self._process.returncode
+        # The group is killed before the leader is reaped: until then the kernel cannot give its number to another
+        # group (a zombie keeps its pid).
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        self.signal(signal.SIGKILL)
+        self.close()
+        return self._process.wait()
+
+
+class _WarmWorker(_LocalWorker):
+    """A worker that was forked from the template, whose child it is; that keeps the zombie until its group is dead."""
+
+    warm = True
+
+    def __init__(self, engine: "LocalEngine") -> None:
+        super().__init__()
+        self._engine = engine
+        self._ended_s: float | None = None
+        self._returncode: int | None = None
+
+    def watched(self) -> list[int]:
+        # After its end only the template's report is waited for.
+        return super().watched() if self._ended_s is None else self._engine.watched()
+
+    def poll(self) -> int | None:
+        if self._returncode is not None:
+            return self._returncode
+        if self._ended_s is None:
+            if not readable(self._pidfd):
+                return None
+            self._ended_s = time.monotonic()
+        engine = self._engine
+        engine.hear()
+        status = engine.statuses.get(self.pid)
+        if status is None and not engine.failure:
+            if time.monotonic() - self._ended_s <= ANSWER_S:
+                return None
+            engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
+        super().signal(signal.SIGKILL)
+        engine.reap(self.pid)
+        if status == WorkerExit.TAINTED_TEMPLATE:
+            engine.fail("a worker found that it had begun to use the GPU")
+        self._returncode = STATUS_LOST if status is None else status
+        self.close()
+        return self._returncode
+
+    def signal(self, number: signal.Signals) -> None:
+        # Once the template is gone, the number of an ended worker may be given away.
+        if not self._engine.failure or not readable(self._pidfd):
+            super().signal(number)
+
+
 class LocalEngine:
     """The engine of this machine, see `engine.Engine`; each node of a cluster has one as well.
 
@@ -88,7 +216,6 @@ class LocalEngine:
         self._socket: socket.socket | None = None  # to the template; None before it begins, and after it has failed
         self._loaded_s: float | None = None
         self.failure = ""  # why the template is dead, or was given up and killed; empty = it is neither
-        self._given_up = False
         self._began_s = 0.0
         self._base: dict[str, str] = {}  # the template's environment
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
@@ -151,6 +278,8 @@ class LocalEngine:
                 self.fail(f"it ended with {describe_exit(code)}" if code is not None else "it has closed its socket")
             elif news.loaded_s is not None:
                 self._loaded_s = news.loaded_s
+                assert self._template is not None
+                self._emit(TemplateReady(self._template.pid, loaded_s=news.loaded_s))
             elif news.unfit is not None:
                 self.fail(news.unfit)
             elif news.ended is not None:
@@ -160,7 +289,7 @@ class LocalEngine:
         if self.loading and time.monotonic() - self._began_s > self._settings.startup_s:
             self.fail(f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)")
 
-    def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> "_WarmWorker":
+    def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> _WarmWorker:
         """Start a worker from the template; if there is none, and it was the template's fault, that has failed by then.
 
         Raises OSError.
@@ -196,31 +325,20 @@ class LocalEngine:
             with contextlib.suppress(OSError):  # a zombie more in a template that is about to be given up
                 self._socket.send(to_json(TemplateOrder(reap=pid)))
 
-    def fail(self, why: str, grace_s: float = 0.0) -> None:
-        """Give the template up: kill it, if it does not end in time; its workers live on without it."""
+    def fail(self, why: str) -> None:
+        """Go on without the template: kill it; its workers live on without it. With `warm`, `attend` raises Halt."""
         if self._socket is not None:
             self.failure = why
+            self._end_template(0.0)
+            if self._settings.start is not Start.WARM:
+                self._emit(WarmGivenUp(reason=why))
+
+    def _end_template(self, grace_s: float) -> None:
+        if self._socket is not None:
             self._socket.close()
             self._socket = None
             if self._template is not None:
                 end(self._template, grace_s)
-
-    def _give_up(self) -> None:
-        """Go on without a template. Raises Halt if the config wants one."""
-        self._given_up = True
-        if self._settings.start is not Start.WARM:
-            self._emit(WarmGivenUp(reason=self.failure))
-            return
-        fault = read_message(Fault, self._files.fault)
-        rule = diagnose(fault).rule if fault is not None else None
-        raise Halt(
-            ExitCode(rule.exit_code or ExitCode.CONFIG) if rule is not None else ExitCode.CONFIG,
-            "no worker can be started warm",
-            why=f"of the template process: {self.failure}",
-            remedy=f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
-            "then run the same command again.",
-            log=self._files.log,
-        )
 
     # --- see Engine
 
@@ -231,12 +349,18 @@ class LocalEngine:
 
     def attend(self) -> None:
         """See Engine."""
-        loading = self.loading
         self.hear()
-        if loading and self._template is not None and self._loaded_s is not None:
-            self._emit(TemplateReady(self._template.pid, loaded_s=self._loaded_s))
-        if self.failure and not self._given_up:  # which a worker may have noticed before
-            self._give_up()
+        if self.failure and self._settings.start is Start.WARM:
+            fault = read_message(Fault, self._files.fault)
+            rule = diagnose(fault).rule if fault is not None else None
+            raise Halt(
+                ExitCode(rule.exit_code or ExitCode.CONFIG) if rule is not None else ExitCode.CONFIG,
+                "no worker can be started warm",
+                why=f"of the template process: {self.failure}",
+                remedy=f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
+                "then run the same command again.",
+                log=self._files.log,
+            )
 
     def watched(self) -> list[int]:
         """See Engine."""
@@ -268,7 +392,7 @@ class LocalEngine:
                 if self.warm:
                     raise
                 self.attend()  # it has failed
-        return FreshWorker(files, environment)
+        return _FreshWorker(files, environment)
 
     def _environment(self, device: Device, threads: int, *, blocking_launches: bool = False) -> dict[str, str]:
         base, run_id, env = self._settings.base, self._settings.run_id, self._settings.env
@@ -276,48 +400,4 @@ class LocalEngine:
 
     def close(self) -> None:
         """See Engine."""
-        # While it loads it does not listen.
-        self.fail("the run is over", _GRACE_S if self.warm else 0.0)
-
-
-class _WarmWorker(LocalWorker):
-    """A worker that was forked from the template, whose child it is; that keeps the zombie until its group is dead."""
-
-    warm = True
-
-    def __init__(self, engine: LocalEngine) -> None:
-        super().__init__()
-        self._engine = engine
-        self._ended_s: float | None = None
-        self._returncode: int | None = None
-
-    def watched(self) -> list[int]:
-        # After its end only the template's report is waited for.
-        return super().watched() if self._ended_s is None else self._engine.watched()
-
-    def poll(self) -> int | None:
-        if self._returncode is not None:
-            return self._returncode
-        if self._ended_s is None:
-            if not readable(self._pidfd):
-                return None
-            self._ended_s = time.monotonic()
-        engine = self._engine
-        engine.hear()
-        status = engine.statuses.get(self.pid)
-        if status is None and not engine.failure:
-            if time.monotonic() - self._ended_s <= ANSWER_S:
-                return None
-            engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
-        super().signal(signal.SIGKILL)
-        engine.reap(self.pid)
-        if status == WorkerExit.TAINTED_TEMPLATE:
-            engine.fail("a worker found that it had begun to use the GPU")
-        self._returncode = STATUS_LOST if status is None else status
-        self.close()
-        return self._returncode
-
-    def signal(self, number: signal.Signals) -> None:
-        # Once the template is gone, the number of an ended worker may be given away.
-        if not self._engine.failure or not readable(self._pidfd):
-            super().signal(number)
+        self._end_template(_GRACE_S if self.warm else 0.0)  # while it loads it does not listen

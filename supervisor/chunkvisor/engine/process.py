@@ -1,4 +1,4 @@
-"""Worker processes whose standard input is a socket of ours: their environment, start, end, log and memory."""
+"""What all processes of workers have in common: their environment, start, end and log."""
 
 import contextlib
 import os
@@ -15,8 +15,6 @@ import psutil
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor_worker.contract.exits import PARENT_PID, RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import GateOrder, Limits
-from chunkvisor_worker.contract.wire import to_json
 
 _LOG_LIMIT_BYTES = 16 << 20
 # The longest wait for killed processes: in uninterruptible sleep they survive the kill.
@@ -66,7 +64,7 @@ def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
     It is laid down, not left to the libraries, so that a forked worker adds up in the same order as a fresh one.
     """
     first = (wanted or "").partition(",")[0].strip()  # one number for each level of nesting (OpenMP 5.2, 21.2.3)
-    if first.isascii() and first.isdigit() and int(first):
+    if first.isdecimal() and int(first):
         return int(first)
     return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_NEXT_TO_GPU))
 
@@ -164,112 +162,9 @@ def oom_kills() -> int:
     return 0
 
 
-# --- workers
-
-
-class LocalWorker:
-    """A worker of this machine, see `engine.Worker`.
-
-    A socket is its standard input: it opens the gate, hears the worker call, and ends it by closing.
-    """
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self._ours, self.theirs = socket.socketpair()
-        self._ours.setblocking(False)
-        self._quiet = True
-        self._pidfd = -1
-        self._kills_before = oom_kills()
-
-    def runs(self, pid: int) -> None:
-        """Note that it was started."""
-        self.pid, self._pidfd = pid, os.pidfd_open(pid)
-        self.theirs.close()
-
-    def watched(self) -> list[int]:
-        """See Worker; a pidfd becomes readable when the process ends (pidfd_open(2)).
-
-        So does the socket, which is left out after a call: only its end could come.
-        """
-        return [self._pidfd, self._ours.fileno()] if self._quiet else [self._pidfd]
-
-    def has_called(self) -> bool:
-        """See Worker."""
-        if not self._quiet:
-            return False
-        try:
-            said = self._ours.recv(16)
-        except BlockingIOError:
-            return False
-        except OSError:
-            said = b""
-        self._quiet = False
-        return bool(said)
-
-    def go(self, limits: Limits) -> None:
-        """See Worker; it may call once more then."""
-        self._quiet = True
-        self._send(limits)
-
-    def leave(self) -> None:
-        """See Worker."""
-        self._send(None)
-
-    def _send(self, limits: Limits | None) -> None:
-        with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
-            self._ours.sendall(to_json(GateOrder(limits)))
-
-    def oom_kills(self) -> int:
-        """See Worker."""
-        return oom_kills() - self._kills_before
-
-    def signal(self, number: signal.Signals) -> None:
-        """See Worker."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-
-    def close(self) -> None:
-        """Let go of it: it has ended, or was not started."""
-        self._quiet = False
-        self._ours.close()
-        self.theirs.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-
-
 def worker_command(files: AttemptFiles) -> list[str]:
     """Give the command line of a worker; anyone can type it.
 
     `-P` keeps the current folder off sys.path: a stray numpy.py there must not be imported.
     """
     return [sys.executable, "-P", "-m", "chunkvisor_worker", str(files.folder)]
-
-
-class FreshWorker(LocalWorker):
-    """A worker that is a new interpreter."""
-
-    warm = False
-
-    def __init__(self, files: AttemptFiles, environment: Mapping[str, str]) -> None:
-        """Start it. Raises OSError if no process can be started."""
-        super().__init__()
-        try:
-            self._process = spawn(worker_command(files), self.theirs, files.log, environment)
-        except OSError:
-            self.close()
-            raise
-        self.runs(self._process.pid)
-
-    def poll(self) -> int | None:
-        """See Worker.
-
-        The group is killed before the leader is reaped: until then the kernel cannot give its number to another
-        group (a zombie keeps its pid).
-        """
-        if self._process.returncode is not None:
-            return self._process.returncode
-        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return None
-        self.signal(signal.SIGKILL)
-        self.close()
-        return self._process.wait()

@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -83,9 +83,9 @@ def wrong_vectors(problem: str, model: str) -> Halt:
     return config_error(
         f"the model {model} does not give the vectors that model.expect says",
         why=problem,
-        remedy="load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
+        remedy="Load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
         "encode.prompt and encode.normalize with its page, and the versions of transformers and "
-        "sentence-transformers; or correct the file",
+        "sentence-transformers. Or correct the file.",
     )
 
 
@@ -93,18 +93,15 @@ def read_expected(path: Path) -> Expected:
     """Read such a file. Raises Halt (78) that names the line that is wrong."""
     try:
         with open(path, "rb") as file:
-            lines = file.read(_MOST_BYTES + 1).splitlines() or [b""]
-            too_long = len(lines) > _MOST_TEXTS or file.tell() > _MOST_BYTES
+            lines = file.read(_MOST_BYTES).splitlines() or [b""]
     except OSError as error:
         raise config_error(
             f"model.expect: {path} cannot be read: {error.strerror}",
-            remedy="correct the path; `chunkvisor audit WORKDIR --write-expect FILE` writes such a file",
+            remedy="Correct the path; `chunkvisor audit CONFIG --write-expect FILE` writes such a file.",
         ) from None
-    if too_long:
-        raise config_error(
-            f"model.expect: {path} has more than {_MOST_TEXTS} lines, or than {_MOST_BYTES >> 20} MiB",
-            remedy="keep a few of its lines: they are encoded anew by each run",
-        )
+    if len(lines) > _MOST_TEXTS:
+        what = f"model.expect: {path} has more than {_MOST_TEXTS} lines"
+        raise config_error(what, remedy="Keep a few of its lines: each run encodes them again.")
     texts, vectors = list[str](), list[npt.NDArray[np.float32]]()
     for number, line in enumerate(lines, 1):
         try:
@@ -118,7 +115,7 @@ def read_expected(path: Path) -> Expected:
             raise config_error(
                 f"model.expect: line {number} of {path} is not what is expected",
                 why="it must have a text and a vector of finite numbers, not all of them 0, as many as the lines above",
-                remedy='each line is like {"text": "some words", "vector": [0.25, -0.5]}; correct it',
+                remedy='Correct it: each line is like {"text": "some words", "vector": [0.25, -0.5]}.',
             ) from None
         texts.append(text)
         vectors.append(vector)
@@ -203,12 +200,10 @@ def try_texts(
     )
     verdict, result = judge(evidence), evidence.result
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
-    trial = Trial(verdict, vectors, last_line(evidence.log_tail)[:300])
+    log_line, loaded = last_line(evidence.log_tail)[:300], result.facts.loaded if result is not None else None
     if result is None:
-        return trial
-    facts = result.facts
-    notes = facts.loaded.notes if facts.loaded else ()
-    return replace(trial, phase_s=result.phase_s, dtype=facts.dtype, notes=notes)
+        return Trial(verdict, vectors, log_line)
+    return Trial(verdict, vectors, log_line, result.phase_s, result.facts.dtype, loaded.notes if loaded else ())
 
 
 def environment_of(
