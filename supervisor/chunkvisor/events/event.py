@@ -5,7 +5,6 @@ class here, with `words` if people should read of it: attributes stand in braces
 `stage` says what the run is at from then on.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias, dataclass_transform
 
 from chunkvisor.errors import lines_of_end
 from chunkvisor.units import counted, human_time, listed
-from chunkvisor_worker.contract.wire import from_json
+from chunkvisor_worker.contract.wire import from_plain
 
 
 class Weight(IntEnum):
@@ -83,10 +82,9 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
-def event_of(name: str, details: Mapping[str, Any] | bytes) -> Event | None:
-    """Make the event of its details, or of a line of JSON that has them; None if it is unknown or damaged."""
-    line = details if isinstance(details, bytes) else json.dumps(details)
-    return from_json(KINDS[name], line) if name in KINDS else None
+def event_of(name: str, details: Mapping[str, Any]) -> Event | None:
+    """Make the event of its details, as JSON has them; None if it is unknown or damaged."""
+    return from_plain(KINDS[name], details) if name in KINDS else None
 
 
 class Invoked(Event):

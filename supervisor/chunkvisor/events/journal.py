@@ -10,13 +10,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from chunkvisor.events.event import Event, event_of
 from chunkvisor.events.state import RunState
-from chunkvisor_worker.contract.wire import from_json
 
 _LATEST_S = 1e11
 """No time of ours: some thousand years from now."""
@@ -30,13 +28,6 @@ class Logged(NamedTuple):
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    t: float
-    event: str
-    run: str = ""
-
-
 class Journal:
     """Appends events to a file, and knows what they add up to."""
 
@@ -44,7 +35,8 @@ class Journal:
         self._run_id = run_id
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         tail = Tail(path)
-        tail.read()
+        for _ in tail.read():
+            pass
         self.state = tail.state
         # A line that a killed run left half-written must not swallow the first of ours.
         if os.fstat(self._fd).st_size > tail.offset:
@@ -74,9 +66,8 @@ class Tail:
         self._path = path
         self.state, self.offset = RunState(), 0
 
-    def read(self) -> list[Logged]:
-        """Return the events of the whole lines that have come; the state takes them in."""
-        found = []
+    def read(self) -> Iterator[Logged]:
+        """Yield the events of the whole lines that have come, after the state has taken each in."""
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             if os.fstat(file.fileno()).st_size < self.offset:
                 self.offset = 0  # it is another journal
@@ -87,8 +78,7 @@ class Tail:
                 self.offset += len(line)
                 if (logged := _decoded(line)) is not None:
                     self.state.apply(logged.event, logged.t)
-                    found.append(logged)
-        return found
+                    yield logged
 
 
 def read_events(path: Path) -> Iterator[Logged]:
@@ -107,7 +97,10 @@ def read_with_trials(workdir: Path, journal: Path) -> Iterator[Logged]:
 
 def _decoded(line: bytes) -> Logged | None:
     """Return the event of a line; None if it cannot be read, or is of an unknown kind."""
-    head = from_json(_Head, line)
-    if head is None or not 0 < head.t < _LATEST_S or (event := event_of(head.event, line)) is None:
+    try:
+        values = json.loads(line)
+        t, run, event = values["t"], values.get("run", ""), event_of(values["event"], values)
+        known = event is not None and isinstance(run, str) and 0 < float(t) < _LATEST_S
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         return None
-    return Logged(head.t, head.run, event)
+    return Logged(float(t), run, event) if known and event is not None else None

@@ -5,6 +5,7 @@ It writes nothing, and takes no lock for longer than a look.
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -133,7 +134,9 @@ class Follower:
     def look(self) -> Snapshot:
         """Read what has come; `news` has it then, or the last few lines at the first look."""
         self.holder = read_holder(self.layout.lock)
-        self.news = [each for each in self._tail.read() if each.event.line]
+        # The journal of a long run has a million events: at the first look only the last few are kept.
+        come = deque(self._tail.read(), maxlen=None if self._looked else 20 * _NEWS)
+        self.news = [each for each in come if each.event.line]
         if not self._looked:
             self.news, self._looked = self.news[-_NEWS:], True
         alive = self.holder.alive() if self.holder is not None else False

@@ -28,10 +28,16 @@ def to_json(message: Any) -> bytes:
 
 def from_json(kind: type[Message], data: bytes | str | None) -> Message | None:
     """The message, or None if `data` is not exactly one of that kind; unknown keys are ignored."""
-    if data is None:
-        return None
     try:
-        built: Message = _build(kind, json.loads(data))
+        return from_plain(kind, json.loads(data or b""))
+    except (ValueError, RecursionError):
+        return None
+
+
+def from_plain(kind: type[Message], values: object) -> Message | None:
+    """The message of what JSON has become in Python, or None as above."""
+    try:
+        built: Message = _build(kind, values)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
     return built
@@ -48,8 +54,9 @@ def read_message(kind: type[Message], path: Path) -> Message | None:
 
 
 @functools.cache
-def _hints_of(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _fields_of(kind: type) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(kind)
+    return tuple((item.name, hints[item.name]) for item in fields(kind))
 
 
 def _build(kind: Any, value: Any) -> Any:
@@ -67,9 +74,13 @@ def _build(kind: Any, value: Any) -> Any:
         item_kind = typing.get_args(kind)[1]
         return value if item_kind is Any else {key: _build(item_kind, item) for key, item in value.items()}
     if is_dataclass(kind) and isinstance(value, dict):
-        hints = _hints_of(typing.cast("type", kind))
-        given = {item.name: value[item.name] for item in fields(kind) if item.name in value}
-        return kind(**{name: _build(hints[name], item) for name, item in given.items()})  # type: ignore[operator]  # a class
+        known = _fields_of(typing.cast("type", kind))
+        # A journal has a million fields, nearly all of the type that they should have.
+        given = {name: value[name] for name, _ in known if name in value}
+        for name, hint in known:
+            if name in given and type(given[name]) is not hint:
+                given[name] = _build(hint, given[name])
+        return kind(**given)  # type: ignore[operator]  # a class
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
