@@ -64,7 +64,7 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         0,
         [
             "1 file checked: it is intact",
-            "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same `chunkvisor run` again to go on",
+            "out is not complete: about 3 of 6 rows, 1 of 2 chunks; run the same command again to continue",
         ],
     )
     told = json.loads(place.here("verify", str(place.config_path), "--json").stdout)
