@@ -219,12 +219,9 @@ def _encode(
 
 _ACCESS = "in a container, start it with GPU access (docker run --gpus all)"
 _INSTALL = "Install a torch for this machine: https://pytorch.org/get-started/locally"
-_UNREAD = "no part of torch reads it, so it has no effect"
-_VARIABLES = {
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": (WARNING, "every allocation asks the driver, which is very slow"),
-    "CUDA_LAUNCH_BLOCKING": (WARNING, "the GPU waits after every kernel, which is slow"),
-    "NVIDIA_TF32_OVERRIDE": (NOTE, "it changes the last digits of the vectors"),
-    **dict.fromkeys(("PYTORCH_NO_NVML", "C10_DISABLE_NVML", "CUDA_DISABLE_NVML"), (NOTE, _UNREAD)),
+_SLOW = {
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation asks the driver, which is very slow",
+    "CUDA_LAUNCH_BLOCKING": "the GPU waits after every kernel, which is slow",
 }
 
 
@@ -309,9 +306,9 @@ def _torch(case: Case) -> Iterator[Finding]:
 
 
 def _environment(case: Case) -> Iterator[Finding]:
-    for name, (state, why) in _VARIABLES.items():
+    for name, why in _SLOW.items():
         if case.workers.get(name, "").lower() not in ("", "0", "false", "off", "no"):
-            yield Finding("environment", state, f"{name} is set: {why}", "Unset it.")
+            yield Finding("environment", WARNING, f"{name} is set: {why}", "Unset it.")
 
 
 def _memory_and_disk(case: Case) -> Iterator[Finding]:

@@ -96,6 +96,8 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         missing, problem = 0, None
         numbers = Numbers(form.dtype, manifest["dimension"])
         try:
+            if part.path.exists() and not part.path.is_file():  # to read a pipe would wait
+                raise BadVectorsError("is not a file")
             for rows in FORMATS[form.format].read(part.path, part.rows, numbers, digest):
                 not_finite, empty = bad_rows(rows)
                 missing, zero_rows = missing + len(not_finite), zero_rows + len(empty)
