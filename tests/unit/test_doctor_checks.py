@@ -128,7 +128,7 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("torch-gpu", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
     ("environment", WARNING, "very slow", lambda: well(workers={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})),
     # the machine
-    ("memory", FAULT, "need about 2.0 GiB", lambda: well(memory=(GIB // 2, GIB))),
+    ("memory", FAULT, "about 2.0 GiB is needed for 2 workers", lambda: well(memory=(GIB // 2, GIB))),
     ("memory", WARNING, "8.0 GiB", lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB))),
     ("source", FAULT, "out: no such column", lambda: well(sources={"out": config_error("no such column")})),
     ("source", WARNING, r'"{title}\n{body}"', lambda: well(sources={"out": template_note(r"{title}\n{body}")})),

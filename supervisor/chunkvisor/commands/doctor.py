@@ -316,7 +316,7 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     workers *= max(1, len(case.devices))
     need, (free, total) = (1 << 30) + (case.model.weights_bytes or 0), case.memory  # the libraries take about a GiB
     text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
-    text += f"{counted(workers, 'worker')} at once need about {human_bytes(workers * need)}"
+    text += f"about {human_bytes(workers * need)} is needed for {counted(workers, 'worker')}"
     state, mend = OK, "Set workers.standby lower, free some memory, or raise the container's limit."
     if free < workers * need and case.place != "plugin":
         state = FAULT if free < need else WARNING
