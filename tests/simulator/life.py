@@ -198,9 +198,6 @@ class _Run:
     def holding(self, device: int) -> bool:
         return False
 
-    def has_room(self, device: int) -> bool:
-        return True
-
     # --- the loop
 
     def play(self) -> ExitCode:

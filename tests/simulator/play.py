@@ -182,9 +182,6 @@ class Play:
     def holding(self, _device: int) -> bool:
         return False
 
-    def has_room(self, _device: int) -> bool:
-        return True
-
     def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:
         mark = " fresh" if self._templates and work.fresh else ""
         if canary is not None:

@@ -4,7 +4,7 @@ Which chunk is worked on, and what an ended worker means, is decided elsewhere.
 """
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from chunkvisor.devices.stations import Station, Stations
@@ -60,9 +60,6 @@ class Engine(Protocol):
 
     def holding(self, station: Station) -> bool:
         """Whether nothing is to be started there yet: a template is getting ready, say."""
-
-    def has_room(self, station: Station, workers: Sequence[Worker]) -> bool:
-        """Whether the device's machine has memory for one worker more; `workers` are all that run."""
 
     def start(
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool

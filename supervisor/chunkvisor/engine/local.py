@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Station, Stations
@@ -39,7 +37,6 @@ from chunkvisor_worker.contract.wire import from_json, read_message, to_json, wr
 # A template that has not answered by then is stuck; it takes milliseconds.
 ANSWER_S = 5.0
 _GRACE_S = 2.0
-_LOOK_S = 1.0
 
 # For the template process, over the workers' environment.
 _OF_TEMPLATE = {
@@ -221,7 +218,6 @@ class LocalEngine:
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
         self._forked = 0
         self._not_forked = ""
-        self._room, self._room_s = False, float("-inf")
 
     # --- the template
 
@@ -369,16 +365,6 @@ class LocalEngine:
     def holding(self, _station: Station) -> bool:
         """See Engine."""
         return self.loading
-
-    def has_room(self, _station: Station, workers: Sequence[Worker]) -> bool:
-        """See Engine: whether another process like the largest of them fits; looked at once a second."""
-        now_s, largest = time.monotonic(), 0
-        if now_s - self._room_s > _LOOK_S:
-            for worker in workers:
-                with contextlib.suppress(psutil.Error, OSError):  # OSError: no descriptor is left to read it with
-                    largest = max(largest, psutil.Process(worker.pid).memory_info().rss)
-            self._room, self._room_s = psutil.virtual_memory().available > 1.5 * largest, now_s
-        return self._room
 
     def start(
         self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool

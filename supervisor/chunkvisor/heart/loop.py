@@ -223,10 +223,6 @@ class Loop:
         """Say whether nothing is to be started there yet."""
         return self._engine.holding(self._stations[device])
 
-    def has_room(self, device: int) -> bool:
-        """Say whether its machine has memory for one worker more."""
-        return self._engine.has_room(self._stations[device], [slot.worker for slot in self._slots.values()])
-
     # --- what the scheduler wants done. Raises Halt; OSError
 
     def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:

@@ -153,14 +153,11 @@ class Scheduler:
         working = [each for each in alive if now_s >= max(each.paused_until_s, self.paused_until_s)]
         for device in working:
             self._open_gates(device, now_s)
-        per_device = self._workers.per_device
         # Each time that memory of the machine ran out, one worker less is prepared ahead.
-        places = per_device + max(0, self._workers.standby - self._memory.host_ooms)
+        places = self._workers.per_device + max(0, self._workers.standby - self._memory.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
                 if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(device.number):
-                    continue
-                if place >= per_device and not self._hands.has_room(device.number):
                     continue
                 if (work := self._backlog.take(now_s, device.number, alone=len(working) == 1)) is not None:
                     self._start(work, device)

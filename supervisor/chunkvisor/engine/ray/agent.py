@@ -138,7 +138,7 @@ class Agent:
         self._stations = [Station(number, device, Site(self._node)) for number, device in enumerate(devices)]
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
-        return NodeUp(self._name, devices, threads, path)
+        return NodeUp(Site(self._node, self._name, threads, path), devices)
 
     async def order(self, order: bytes, files: dict[str, bytes]) -> None:
         """Obey a NodeOrder; `files` are what a worker that is to be started finds in its folder."""
@@ -226,8 +226,7 @@ class Agent:
             self._report(aside=self._aside(halt))
         for number, each in list(self._running.items()):
             self._attend(number, each)
-        room = self._engine.has_room(self._stations[0], [each.worker for each in self._running.values()])
-        state = NodeState(room, self._engine.loading, self._engine.warm)
+        state = NodeState(self._engine.loading, self._engine.warm)
         if state != self._state:
             self._state = state
             self._report(state=state)

@@ -8,14 +8,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
-from chunkvisor.devices.stations import Site, Station, Stations
+from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn, trim_log
 from chunkvisor.engine.ray.wire import (
@@ -221,11 +221,6 @@ class RayEngine:
         node = self._nodes.get(station.site.node)
         return node is None or node.state is None or node.state.holding
 
-    def has_room(self, station: Station, _workers: Sequence[Worker]) -> bool:
-        """See Engine."""
-        node = self._nodes.get(station.site.node)
-        return node is not None and node.state is not None and node.state.room
-
     def start(
         self, station: Station, files: AttemptFiles, _spec: Spec, *, fresh: bool, blocking_launches: bool
     ) -> Worker:
@@ -252,9 +247,8 @@ class RayEngine:
             self._cluster = report.cluster
             self._why = report.cluster.why or self._why
         elif report.up is not None:
-            number, up = report.node, report.up
-            self._nodes[number] = _Node(up.devices)
-            stations.add(up.devices, Site(number, up.name, up.threads, up.model_path))
+            self._nodes[report.node] = _Node(report.up.devices)
+            stations.add(report.up.devices, report.up.site)
         elif report.gone is not None:
             stations.lose(report.node, report.gone)
             self._forget(report.node)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.devices.gpu import Device
+from chunkvisor.devices.stations import Site
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
 
@@ -57,10 +58,8 @@ class NodeOrder:
 class NodeUp:
     """A node can work."""
 
-    name: str  # for people
+    site: Site
     devices: tuple[Device, ...]
-    threads: int
-    model_path: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,6 @@ class NodeAside:
 class NodeState:
     """What changes while a node works."""
 
-    room: bool  # memory for one more worker
     holding: bool  # a template is getting ready: nothing is to be started
     warm: bool  # whether a worker can be forked
 
