@@ -3,12 +3,10 @@
 `make test` tries a few, the same each time; `make soak` hundreds, others each time.
 """
 
-import contextlib
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +25,7 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts, Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
 from chunkvisor_worker.job import run_and_exit
-from damaged import LAST, TEXTS, made_once, unfinished
+from damaged import made_once
 from harness import expected, local_engine_only, wait_for
 from hostile import another
 from scripted_workplace import ScriptedWorkplace
@@ -159,38 +157,3 @@ def test_worker_over_folder_of_any_content(place: ScriptedWorkplace, tmp_path: P
     assert code in set(WorkerExit), (code, files.log.read_text())
     if code == WorkerExit.DONE:
         right_rows(files.vectors, list(range(6)))
-
-
-COMMANDS: list[Callable[[ScriptedWorkplace], tuple[str, ...]]] = [
-    lambda place: ("status", str(place.workdir)),
-    lambda place: ("status", str(place.workdir), "--json"),
-    lambda place: ("verify", str(place.workdir)),
-    lambda place: ("report", str(place.workdir)),
-    lambda place: ("retry", str(place.workdir)),
-    lambda place: ("clean", str(place.workdir)),
-    lambda place: ("plan", str(place.config_path)),
-]
-
-
-@soaked(20)
-@given(st.data())
-def test_commands_over_any_state(tmp_path: Path, data: st.DataObject) -> None:
-    """Every command over a workdir of which one file is anything at all ends with an exit code that is documented."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(tmp_path / "place")
-    place = unfinished(tmp_path / "place")
-    place.lift(LAST)
-    files = sorted(path for path in place.workdir.rglob("*") if path.is_file())
-    kind = data.draw(st.sampled_from(sorted({path.name for path in files})))
-    path = data.draw(st.sampled_from([each for each in files if each.name == kind]))
-    path.write_bytes(data.draw(another(path.read_bytes())))
-    for command in [data.draw(st.sampled_from(COMMANDS)) for _ in range(3)]:
-        words = command(place)
-        ended = place.here(*words)
-        assert ended.returncode in (0, 3, 69, 74, 75, 78), (words, ended)
-        assert "Traceback" not in ended.stderr, (words, ended)
-    ended = place.run_here()
-    assert "Traceback" not in ended.stderr, ended
-    assert ended.returncode in (0, 69, 74, 75, 78), ended
-    if ended.returncode == 0:
-        np.testing.assert_array_equal(place.vectors(), expected(TEXTS))

@@ -90,28 +90,6 @@ def test_what_changes_nothing(folder: Path) -> None:
     model.check()
 
 
-def test_put_back_is_not_settled(folder: Path, tmp_path: Path) -> None:
-    """A file that was changed and put back has been touched since."""
-    model = read(folder)
-    mark = tmp_path / "spec.json"
-    mark.touch()
-    assert model.settled_since(mark.stat().st_mtime_ns + 1)
-
-    def later() -> bool:
-        mark.touch()
-        return mark.stat().st_mtime_ns > (folder / POOLING).stat().st_ctime_ns
-
-    wait_for(later)
-    started_ns = mark.stat().st_mtime_ns
-    assert read(folder).settled_since(started_ns)
-    content = (folder / POOLING).read_text()
-    for each in ("{}", content):
-        (folder / POOLING).write_text(each)
-    found = read(folder)
-    assert found.revision == model.revision
-    assert not found.settled_since(started_ns)
-
-
 TEXTS = [f"Commit number {number}" for number in range(20)]
 """Two chunks of ten."""
 

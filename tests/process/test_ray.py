@@ -91,18 +91,6 @@ def test_vectors_and_faults_come_home(place: Workplace, cluster: LocalCluster) -
 
 
 @pytest.mark.soak(only=True)
-def test_warm_vectors_come_home(place: Workplace, cluster: LocalCluster) -> None:
-    """A template on each node serves all its workers."""
-    configure(place, cluster, "good:make", workers={"start": "warm", "standby": 1})
-
-    ended = place.run()
-
-    assert ended.returncode == 0, ended.stderr
-    assert {event["start"] for event in of(place, "attempt_started")} == {"warm"}
-    assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-
-
-@pytest.mark.soak(only=True)
 def test_a_node_dies_and_another_joins(
     place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
