@@ -28,16 +28,10 @@ class Desk(Workplace):
         """Where its state is kept."""
         return self.out.with_name("out.npy.chunkvisor")
 
-    def encode(self, *arguments: str, encoder: str = "good:make", source: str = "rows.jsonl") -> Ended:
-        """The command, from this folder; the encoder comes from tests/encoders."""
-        path = os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        before = Path.cwd()
-        os.chdir(self.folder)
-        try:
-            model = ("--model", "m", "--encoder", encoder, "--device", "cpu", "--set", "workers.standby=0")
-            return self.call("encode", source, *model, "-o", "vectors/out.npy", *arguments, env={"PYTHONPATH": path})
-        finally:
-            os.chdir(before)
+    def encode(self, *arguments: str, encoder: str = "good:make") -> Ended:
+        """The command; the encoder comes from tests/encoders."""
+        model = ("--model", "m", "--encoder", encoder, "--device", "cpu", "--set", "workers.standby=0")
+        return self.call("encode", "rows.jsonl", *model, "-o", "vectors/out.npy", *arguments)
 
     def result(self) -> np.ndarray:
         """The file made."""
@@ -49,8 +43,10 @@ class Desk(Workplace):
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    """A place with a source of five texts."""
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A place with a source of five texts; it is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]))
     place = Desk(tmp_path)
     place.write_source(TEXTS)
     return place

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.config.choices import is_secret
 from chunkvisor.show.record import KEPT, open_invocation
 from chunkvisor.store.layout import InvocationFiles, Layout
 from scripted_workplace import ScriptedWorkplace
@@ -44,19 +43,6 @@ def test_open_invocation(tmp_path: Path) -> None:
     names = {path.name for path in layout.runs.iterdir()}
     assert len(names) == KEPT + 2  # the renamed one and the link
     assert "001_the_good_one" in names
-
-
-@pytest.mark.parametrize(
-    ("name", "secret"),
-    [
-        ("HF_TOKEN", True),
-        ("key_value_cache", True),
-        ("batch_tokens", False),
-    ],
-)
-def test_is_secret(name: str, secret: bool) -> None:
-    """A name with the word for a secret in it counts as one; rather one too many."""
-    assert is_secret(name) is secret
 
 
 def test_what_a_run_leaves(tmp_path: Path) -> None:
