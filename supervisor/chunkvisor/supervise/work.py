@@ -9,7 +9,7 @@ from pathlib import Path
 from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import combine, read_done_manifest, read_finished
 from chunkvisor.config.model import encode_spec, model_spec
-from chunkvisor.devices.gpu import less_memory, unfit_dtype, weakest
+from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts, wrong_vectors
@@ -23,19 +23,17 @@ from chunkvisor.supervise.means import Means, Request
 from chunkvisor.supervise.opening import Opening
 from chunkvisor.units import counted
 from chunkvisor.words import gave_up, with_bad_rows
-from chunkvisor_worker.contract.exits import Outcome
 
 
 def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
     """Do what a run does between its first word and its last. Raises Halt if it does not end well; OSError."""
-    config, other_dtype, starved = request.loaded.config, "", False
+    config = request.loaded.config
     if source.path is not None:
         folder = read_model_folder(Path(source.path))
         dtype, kind = folder.computes_in(config.model), folder.model_type
-        if (card := weakest(means.devices, dtype, means.on_wait)) is not None:
-            other_dtype = less_memory(dtype, kind, card)
-            if (unfit := unfit_dtype(dtype, kind, card)) is not None:
-                run.emit(Warned("; ".join(unfit)))
+        card = weakest(means.devices, dtype, means.on_wait)
+        if card is not None and (unfit := unfit_dtype(dtype, kind, card)) is not None:
+            run.emit(Warned("; ".join(unfit)))
     # What is wrong with it is said before the source is read.
     expected = read_expected(config.model.expect) if config.model.expect is not None else None
     outputs = Opening(request, run, means, source).open()
@@ -45,19 +43,11 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
         _tell_plan(run, outputs)
         if expected is not None and any(output.left for output in outputs):
             _expect(expected, request, run, means, source)
-    try:
-        _encode(request, run, means, source, outputs)
-        _combine(request, run, means)
-        found = {name: read_done_manifest(run.layout.output(name)) for name in config.outputs}
-        if quarantined := {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}:
-            rows = [row for manifest in quarantined.values() for row in manifest["quarantined"]]
-            starved = any(row["outcome"] == Outcome.GPU_OOM for row in rows)
-            raise with_bad_rows(run.layout, quarantined)
-    except Halt as halt:
-        starved |= halt.outcome in (Outcome.GPU_OOM, Outcome.GPU_BUSY) and halt.code != ExitCode.TRY_AGAIN
-        if starved and other_dtype:  # the other words do not know the card
-            halt.remedy = f"{halt.remedy.rstrip('.')}. {other_dtype}"
-        raise
+    _encode(request, run, means, source, outputs)
+    _combine(request, run, means)
+    found = {name: read_done_manifest(run.layout.output(name)) for name in config.outputs}
+    if quarantined := {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}:
+        raise with_bad_rows(run.layout, quarantined)
 
 
 def _tell_plan(run: Run, outputs: Sequence[OutputRun]) -> None:

@@ -24,6 +24,7 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
 from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
 
+STARTING, PREPARING, WORKING = "starting", "preparing", "working"
 _LINE_BYTES = 64 << 20
 _CLOSE_S = 8.0
 # Between two questions to the cluster for its nodes.
@@ -41,11 +42,8 @@ class Bridge:
         self._terms, self._reader, self._writer = terms, reader, writer
         self._wanted = "CPU" if "cpu" in terms.device else "GPU"
         self._alive: dict[str, dict[str, Any]] = {}
-        self._kept: set[str] = set()  # nodes that have an agent, or are to have one
         self._deaths = Counter[str]()
-        # How far each node is, by Ray's number: the agent's start, its preparation, then orders that wait for it.
-        self._starting: set[str] = set()
-        self._preparing: set[str] = set()
+        self._stages: dict[str, str] = {}  # how far each node is: its agent is STARTING, PREPARING or WORKING
         self._orders: dict[str, asyncio.Queue[NodeOrder]] = {}
         self._agents: dict[str, Any] = {}
         self._folders: dict[int, Path] = {}
@@ -89,10 +87,9 @@ class Bridge:
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
             self._alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
-            for number in self._alive.keys() - self._kept:
+            for number in self._alive.keys() - self._stages.keys():
                 if self._has_device(number) and self._deaths[number] < _DEATHS:
-                    self._kept.add(number)
-                    self._starting.add(number)
+                    self._stages[number] = STARTING
                     self._start(self._keep_agent(number))
             self._tell_cluster()
             await asyncio.sleep(_LOOK_S)
@@ -103,7 +100,8 @@ class Bridge:
     def _tell_cluster(self) -> None:
         without = sum(not self._has_device(number) for number in self._alive)
         why = f"{without} nodes are there, without a device that the config asks for" if without else ""
-        cluster = Cluster(len(self._starting), len(self._preparing), why)
+        stages = Counter(self._stages.values())
+        cluster = Cluster(stages[STARTING], stages[PREPARING], why)
         if cluster != self._told:
             self._told = cluster
             self._say(NodeReport(cluster=cluster))
@@ -119,11 +117,9 @@ class Bridge:
                 traceback.print_exc()
             self._say(NodeReport(number, gone=first_line(error)))
         finally:
-            self._starting.discard(number)
-            self._preparing.discard(number)
             self._orders.pop(number, None)
             self._agents.pop(number, None)
-            self._kept.discard(number)
+            self._stages.pop(number)
 
     # --- a node
 
@@ -136,11 +132,10 @@ class Bridge:
         obeys: asyncio.Task[None] | None = None
         try:
             await agent.here.remote()
-            self._starting.discard(number)
-            self._preparing.add(number)
+            self._stages[number] = PREPARING
             self._tell_cluster()
             reports = [await agent.hello.remote()]
-            self._preparing.discard(number)
+            self._stages[number] = WORKING
             self._agents[number], self._orders[number] = agent, asyncio.Queue()
             obeys = asyncio.create_task(self._obey(agent, self._orders[number]))
             self._tell_cluster()
@@ -206,9 +201,7 @@ def connect(address: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """Put an error into a line for people."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return words if len(words) <= _WORDS else f"{words[:_WORDS]}…"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:_WORDS]
 
 
 async def serve_parent() -> None:
