@@ -120,7 +120,7 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
         ("model.name", ("", "a\0")),
         ("model.dtype", ("fp16", "int8")),
         ("model.encoder", ("module", "a:b:c", "a.:b", "1a:b", ":", None)),
-        ("model.kwargs", ([], {"a": float("nan")}, {1: 2}, {"a": object()}, {"token": "x"}, {"dtype": 1})),
+        ("model.kwargs", ([], {1: 2}, {"a": object()}, {"token": "x"}, {"dtype": 1})),
         ("device", ("gpu", "cuda:-1", "cuda:01", [], ["cuda", "cpu"], "cuda:0\n", None)),
         ("workers.standby", (9, -1, True)),
         ("recovery.stall_timeout", (0, -1, "soon", "5x", float("inf"), "60d", True, None, "")),
@@ -235,22 +235,19 @@ def test_starter(folder: Path) -> None:
     [
         ("chunk: {sise: 2}", "5: chunk.sise: unknown key; did you mean chunk.size?"),
         ("chunk: {zzz: 1}", "5: chunk.zzz: unknown key; valid here: size, keep"),
-        (
-            "encode:\n  batch_size: 0",
-            '6: encode.batch_size: 0 is not a whole number from 1 to 1,000,000,000, or "auto"',
-        ),
+        ("encode:\n  batch_size: 0", "6: encode.batch_size: 0 should be greater than or equal to 1, or 'auto'"),
         ("batch_size: 2", "5: batch_size: unknown key; did you mean encode.batch_size?"),
-        ("chunk: 5", "5: chunk: 5 is not a mapping"),
-        ("chunk: {size: 1e99}", "5: chunk.size: 1e+99 is not a whole number from 1 to 1,000,000,000"),
+        ("chunk: 5", "5: chunk: 5 should be a mapping"),
+        ("chunk: {size: 1e99}", "5: chunk.size: 1e+99 should be a valid integer, or 'auto'"),
         ("device: cpu\ndevice: cuda", "6: device: this key stands twice, in lines 5 and 6; keep one"),
-        ("encode: {prompt: no}", "5: encode.prompt: false is not text; text needs quotes here"),
+        ("encode: {prompt: no}", "5: encode.prompt: false should be text; text needs quotes here"),
         (
             "encode:\n  prompt: a\n  prompt_name: b",
             "5: encode: prompt and prompt_name are both given; keep one of them",
         ),
-        ("env: {A-: x}", "5: env.A-: this is not a name for an environment variable"),
-        ('env: {TOKEN: "secret\\0"}', "5: env.TOKEN: the value is not text that an environment variable can hold"),
-        ("workers:\n\n  start: cold", "7: workers.start: \"cold\" is not 'fresh', 'warm' or 'auto'"),
+        ("env: {A-: x}", "5: env.A-: this should be a name for an environment variable"),
+        ('env: {TOKEN: "secret\\0"}', "5: env.TOKEN: the value has a character that no path or variable can hold"),
+        ("workers:\n\n  start: cold", "7: workers.start: \"cold\" should be 'fresh', 'warm' or 'auto'"),
         ("encode: {long: windows}", "5: encode.long: this key is gone: cut long texts into pieces"),
         ("upload: s3://bucket/embeddings", "5: upload: this key is gone: copy the finished files with `aws s3 cp`"),
         ("identity: strict", "5: identity: this key is gone: a run notes other versions of the libraries"),
@@ -290,9 +287,8 @@ def test_all_problems_at_once(folder: Path) -> None:
         "config.yaml:1: model.name: this key is required",
         "config.yaml:1: model.nam: unknown key; did you mean model.name?",
         "config.yaml:3: outputs.a: which text is to be encoded? One of column, template and sql is needed",
-        "config.yaml:4: outputs.b.source: 3 is not a file, a pattern, an address, or a list of them, as text; "
-        "text needs quotes here",
-        'config.yaml:5: device: "gpu" is not "cuda", "cuda:N" or "cpu", or a list of GPUs',
+        "config.yaml:4: outputs.b.source: 3 should be text, or a list of texts",
+        'config.yaml:5: device: "gpu" should be "cuda", "cuda:N" or "cpu", or a list of GPUs',
     ]
 
 
@@ -380,14 +376,11 @@ def test_override(folder: Path, override: str, read: Any) -> None:
     ("override", "problem"),
     [
         ("chunk.sise=2", "--set chunk.sise=2: chunk.sise: unknown key; did you mean chunk.size?"),
-        ("chunk.size=0", '--set chunk.size=0: chunk.size: 0 is not a whole number from 1 to 1,000,000,000, or "auto"'),
+        ("chunk.size=0", "--set chunk.size=0: chunk.size: 0 should be greater than or equal to 1, or 'auto'"),
         ("chunk.size", "--set chunk.size: write it as --set KEY=VALUE, such as --set chunk.size=200"),
         ("workdir.x=3", "--set workdir.x=3: workdir is a single value or a list and has no keys"),
         ("outputs.b.column=c", "--set outputs.b.column=c: there is no output b; valid here: a"),
-        (
-            "env.TOKEN=[secret]",
-            "--set env.TOKEN=…: env.TOKEN: the value is not text that an environment variable can hold",
-        ),
+        ("env.TOKEN=[secret]", "--set env.TOKEN=…: env.TOKEN: the value should be text"),
     ],
 )
 def test_wrong_override(folder: Path, override: str, problem: str) -> None:

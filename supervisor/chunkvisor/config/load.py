@@ -46,12 +46,12 @@ GONE: dict[tuple[str, ...], str] = {
 _WORDS = {
     "bool_type": "true or false",
     "string_type": "text",
-    "string_too_short": "text that is not empty",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
     "dict_type": "a mapping",
+    "tuple_type": "text, or a list of texts",
 }
-"""Types of error of pydantic -> what would be right."""
+"""Types of error of pydantic -> what the value should be."""
 
 
 class Given(StrEnum):
@@ -169,7 +169,7 @@ def _validated(name: str, document: Document, overrides: Sequence[str], folder: 
     try:
         config = Config.model_validate(document.value, context={"folder": str(folder)})
     except ValidationError as error:
-        problems.extend(_problem(dict(item), places) for item in error.errors(include_url=False))
+        problems += _problems(error, document.value, places)
     if not problems:
         return config
     lines = []
@@ -207,37 +207,50 @@ def _override(document: Document, places: dict[Key, int | str], place: str, text
     return ""
 
 
-def _problem(item: dict[str, Any], places: Mapping[Key, int | str]) -> tuple[int | str, str]:
-    """Put one error of pydantic into words: the place of the key, and the sentence."""
-    key: Key = item["loc"]
-    context, kind, value = item.get("ctx", {}), item["type"], item["input"]
-    # pydantic's mark for the key of a mapping being wrong, not its value; a person may have written it, too.
-    is_name = len(key) > 2 and key[-1] == "[key]" and kind != "extra_forbidden"
-    if is_name or context.get("of_section"):
-        key = key[:-1]
-    place = next((places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in places), 0)
-    shown = "this" if is_name else "the value" if key[:1] and key[0] in _SECRET_KEYS else _shown(value)
-    is_query = key[-1:] == ("source",) and isinstance(value, dict)
-    if kind == "extra_forbidden":
-        sentence = _unknown(tuple(map(str, key)))
-    elif kind == "missing":
-        sentence = "this key is required"
-    elif kind == "refused":
-        sentence = str(context["sentence"])
-    elif instead := GONE.get(("source", "database") if is_query else (*map(str, key), str(value))):
-        sentence = f"{shown} is gone: {instead}"
-    else:
-        what = what_is_right(item)
-        quotes = "; text needs quotes here" if "text" in what and isinstance(value, bool | int | float) else ""
-        sentence = f"{shown} is not {what}{quotes}"
-    dotted = ".".join(part if part.isprintable() else json.dumps(part) for part in map(str, key))
-    return place, f"{_shortened(dotted)}: {sentence}" if dotted else sentence
+def _problems(error: ValidationError, values: object, places: Mapping[Key, int | str]) -> list[tuple[int | str, str]]:
+    """Put the errors of pydantic into words: the place of each key, and the sentence."""
+    found: dict[Key, list[str]] = {}
+    for item in error.errors(include_url=False):
+        key, kind, value, context = item["loc"], item["type"], item["input"], item.get("ctx", {})
+        # pydantic's mark for the key of a mapping being wrong, not its value; a person may have written it, too.
+        is_name = len(key) > 2 and key[-1] == "[key]" and kind != "extra_forbidden"
+        if is_name or context.get("of_section"):
+            key = key[:-1]
+        elif kind not in ("extra_forbidden", "missing"):
+            key = key[: _depth(values, key)]
+        shown = "this" if is_name else "the value" if key[:1] and key[0] in _SECRET_KEYS else _shown(value)
+        is_query = key[-1:] == ("source",) and isinstance(value, dict)
+        sentences = found.setdefault(key, [])
+        if kind == "extra_forbidden":
+            sentences.append(_unknown(tuple(map(str, key))))
+        elif kind == "missing":
+            sentences.append("this key is required")
+        elif kind == "refused":
+            said = str(context["sentence"])
+            sentences.append(f"{shown} {said}" if said.startswith(("should", "has")) else said)
+        elif instead := GONE.get(("source", "database") if is_query else (*map(str, key), str(value))):
+            sentences.append(f"{shown} is gone: {instead}")
+        else:
+            what = _WORDS.get(kind) or item["msg"].removeprefix("Input should be ")
+            what += "; text needs quotes here" * (kind == "string_type" and isinstance(value, bool | int | float))
+            # Of a value that may be of several kinds, there is an error for each.
+            sentences[:] = [f"{sentences[0]}, or {what}" if sentences else f"{shown} should be {what}"]
+    problems = []
+    for key, sentences in found.items():
+        dotted = ".".join(part if part.isprintable() else json.dumps(part) for part in map(str, key))
+        place = next((places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in places), 0)
+        problems += [(place, f"{_shortened(dotted)}: {each}" if dotted else each) for each in sentences]
+    return problems
 
 
-def what_is_right(item: Mapping[str, Any]) -> str:
-    """Say what would be right for a value of which pydantic has this error; of enums and literals it lists them."""
-    context = item.get("ctx", {})
-    return str(context.get("what") or context.get("expected") or _WORDS.get(item["type"]) or item["msg"])
+def _depth(values: Any, key: Key) -> int:
+    """Count the parts of a key that lead through the values: pydantic adds a mark for each kind that it has tried."""
+    for depth, part in enumerate(key):
+        is_in_list = isinstance(values, list) and isinstance(part, int)
+        if not is_in_list and not (isinstance(values, dict) and part in values):
+            return depth
+        values = values[part]
+    return len(key)
 
 
 def _unknown(key: tuple[str, ...]) -> str:

@@ -83,7 +83,7 @@ class ModelConfig(Section):
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
     dtype: Dtype = Dtype.AUTO
     """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
-    max_length: values.PositiveOrNull = None
+    max_length: values.Positive | None = None
     """Tokens after which a text is cut; null = the model's own limit."""
     pooling: Literal["mean", "cls", "lasttoken", "max"] | None = None
     """How the vectors of a text's tokens become one; only for a model without modules.json, whose files do not say."""
@@ -115,10 +115,7 @@ class ModelConfig(Section):
     def _local_folder(cls, name: str, info: ValidationInfo) -> str:
         if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
             return name
-        try:
-            folder = values.joined(name, info)
-        except ValueError:
-            raise refused("a name cannot hold this character") from None
+        folder = values.joined(name, info)
         return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
 
 
@@ -127,7 +124,7 @@ class EncodeConfig(Section):
 
     batch_size: values.PositiveOrAuto = "auto"
     """Texts in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in encoder)."""
-    batch_tokens: values.PositiveAutoOrNull = "auto"
+    batch_tokens: values.PositiveOrAuto | None = "auto"
     """Padded tokens in a batch, at most; auto = 2,048 on a CPU; on a GPU 32,768, or what fits the memory that is
     measured free. null = texts alone decide (then batch_size auto is 32)."""
     normalize: values.Flag = False
@@ -141,7 +138,7 @@ class EncodeConfig(Section):
     the part of the model that are for it."""
     kwargs: values.PlainValues = Field(default={})
     """More arguments for the model's own encode, such as {task: retrieval.passage}."""
-    truncate_dim: values.PositiveOrNull = None
+    truncate_dim: values.Positive | None = None
     """Keep only this many leading dimensions; null = all."""
 
     @field_validator("kwargs")
@@ -229,7 +226,7 @@ class MetricsConfig(Section):
 class OutputChunkConfig(Section):
     """`outputs.*.chunk`: overrides `chunk.size` for one output."""
 
-    size: values.PositiveAutoOrNull = None
+    size: values.PositiveOrAuto | None = None
     """Distinct texts in a chunk of this output; null = chunk.size."""
 
 
@@ -252,7 +249,7 @@ class OutputConfig(Section):
     """SQL condition over the columns; only rows for which it holds are in the output, numbered from 0."""
     columns: values.Columns = ()
     """Columns that are carried along: in parquet next to the vector, with npy in NAME.rows.parquet."""
-    shards: values.Shards = None
+    shards: values.Shards | None = None
     """Number of files over which the rows are spread, in a folder of the output's name; null = one file."""
     format: FinalFormat = FinalFormat.NPY
     """Of the final file: npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""

@@ -1,14 +1,11 @@
-"""The kinds of value that config keys hold, each with the words that say what would be right.
+"""The kinds of value that config keys hold.
 
-A wrong value raises pydantic's own error, or one of type `expected` (context: `what` would be right) or `refused` (a
-`sentence`); `load` makes messages of them.
+A wrong value raises pydantic's own error, or one of type `refused` with a sentence; `load` makes messages of them.
 """
 
 import glob
-import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,12 +17,10 @@ from pydantic import (
     JsonValue,
     SecretStr,
     StrictBool,
-    StrictInt,
     StrictStr,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
-    WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -37,7 +32,7 @@ MOST_SHARDS = 10_000
 
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
 _OWN_COLUMNS = ("row", "source_row", "vector")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 _SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
 _GPU = "chunkvisor sets it for every worker; choose the GPU with the key device"
@@ -55,18 +50,15 @@ def refused(sentence: str, *, of_section: bool = False) -> PydanticCustomError:
     return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "of_section": of_section})
 
 
-def expected(what: str) -> WrapValidator:
-    """Give one sentence for all that can be wrong with a value, where pydantic would have one for each alternative."""
+def _matching(pattern: str, what: str) -> AfterValidator:
+    """Refuse text that is not `what`: that a pattern does not match says nothing to a reader."""
 
-    def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            if any(item["type"] == "refused" for item in error.errors()):
-                raise
-            raise PydanticCustomError("expected", "should be {what}", {"what": what}) from None
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise refused(f"should be {what}")
+        return text
 
-    return WrapValidator(validate)
+    return AfterValidator(check)
 
 
 def _number(value: Any) -> Any:
@@ -76,14 +68,17 @@ def _number(value: Any) -> Any:
             value = float(value)
         except ValueError:
             return value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return int(value) if isinstance(value, float) and value.is_integer() and value <= _MOST else value
 
 
 def seconds(value: Any) -> Any:
     """Read seconds from a number or from text like "10m"."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(.+?) ?([smhd])", value)):
-        count = _number(match[1])
-        return value if isinstance(count, str) else count * _UNITS_S[match[2]]
+    if isinstance(value, str):
+        match = re.fullmatch(r"(.+?) ?([smhd]?)", value)
+        count = _number(match[1]) if match else value
+        if match is None or isinstance(count, str):
+            raise refused('should be a number of seconds, or a time like "90s", "10m" or "2h"')
+        return count * _UNITS_S[match[2]]
     return _number(value)
 
 
@@ -100,10 +95,13 @@ _ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) e
 
 
 def _system_text(text: str) -> str:
-    """Pass text that system calls take; raises ValueError for a NUL or a lone surrogate."""
-    if b"\0" in os.fsencode(text):
-        raise ValueError(text)
-    return text
+    """Pass text that system calls take, without a NUL or a lone surrogate."""
+    try:
+        if b"\0" not in os.fsencode(text):
+            return text
+    except UnicodeEncodeError:
+        pass
+    raise refused("has a character that no path or variable can hold")
 
 
 def joined(text: str, info: ValidationInfo) -> str:
@@ -118,9 +116,7 @@ def joined(text: str, info: ValidationInfo) -> str:
     return str(Path(folder, own))
 
 
-def _path(text: Any) -> str:
-    if not isinstance(text, str) or not text:
-        raise ValueError(text)
+def _path(text: str) -> str:
     if address := _ADDRESS.match(text):
         raise refused(f"{address[1]}:// is the address of something elsewhere; name a path on this machine")
     if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
@@ -164,9 +160,15 @@ def _carried(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _some(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values:
+        raise refused("should not be empty")
+    return values
+
+
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
-        raise ValueError(names)
+        raise refused("should have each output once")
     return names
 
 
@@ -180,101 +182,45 @@ def _env_value(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    json.dumps(values, allow_nan=False)  # raises ValueError: NaN equals nothing, not even itself at a resume
-    return values
-
-
 _AS_WRITTEN = BeforeValidator(_number)
-_Count = Annotated[StrictInt, Field(ge=1, le=_MOST), _AS_WRITTEN]
-_COUNT = f"a whole number from 1 to {_MOST:,}"
 Name = Annotated[StrictStr, Field(min_length=1)]
 Flag = StrictBool
-Positive = Annotated[_Count, expected(_COUNT)]
-PositiveOrNull = Annotated[_Count | None, expected(f"{_COUNT}, or null")]
-PositiveOrAuto = Annotated[_Count | Literal["auto"], expected(f'{_COUNT}, or "auto"')]
-PositiveAutoOrNull = Annotated[_Count | Literal["auto"] | None, expected(f'{_COUNT}, or "auto" or null')]
-NotNegative = Annotated[StrictInt, Field(ge=0, le=_MOST), _AS_WRITTEN, expected("a whole number, 0 or more")]
-UpToEight = Annotated[StrictInt, Field(ge=0, le=8), _AS_WRITTEN, expected("a whole number from 0 to 8")]
-OneToSixteen = Annotated[StrictInt, Field(ge=1, le=16), _AS_WRITTEN, expected("a whole number from 1 to 16")]
-Shards = Annotated[
-    Annotated[StrictInt, Field(ge=1, le=MOST_SHARDS), _AS_WRITTEN] | None,
-    expected("a whole number from 1 to 10,000, or null"),
-]
-Seconds = Annotated[
-    float,
-    Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False),
-    BeforeValidator(seconds),
-    expected('a positive number of seconds, or a time like "90s", "10m" or "2h"'),
-]
-Memory = Annotated[
-    ByteSize, Field(ge=64 << 20, le=1 << 50), expected('a size of at least 64 MiB, in bytes or like "1GiB"')
-]
-PlainValues = Annotated[
-    dict[StrictStr, JsonValue],
-    AfterValidator(_finite),
-    OR_NULL,
-    expected("a mapping with plain values only (text, finite numbers, true, false, null, lists, mappings)"),
-]
+Positive = Annotated[int, Field(strict=True, ge=1, le=_MOST), _AS_WRITTEN]
+PositiveOrAuto = Positive | Literal["auto"]
+NotNegative = Annotated[int, Field(strict=True, ge=0, le=_MOST), _AS_WRITTEN]
+UpToEight = Annotated[int, Field(strict=True, ge=0, le=8), _AS_WRITTEN]
+OneToSixteen = Annotated[int, Field(strict=True, ge=1, le=16), _AS_WRITTEN]
+Shards = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARDS), _AS_WRITTEN]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)]
+Memory = Annotated[ByteSize, Field(ge=64 << 20, le=1 << 50)]
+PlainValues = Annotated[dict[StrictStr, JsonValue], OR_NULL]
 Encoder = Annotated[
     StrictStr,
-    Field(pattern=rf"^({SENTENCE_TRANSFORMERS}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*)$"),
-    expected(f'"{SENTENCE_TRANSFORMERS}" or "package.module:factory"'),
+    _matching(
+        rf"{SENTENCE_TRANSFORMERS}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*",
+        f'"{SENTENCE_TRANSFORMERS}" or "package.module:factory"',
+    ),
 ]
-_Device = Annotated[StrictStr, Field(pattern=r"^(cpu|cuda(:(0|[1-9][0-9]{0,3}))?)$")]
-Devices = Annotated[
-    tuple[_Device, ...],
-    Field(min_length=1),
-    AfterValidator(_one_kind),
-    _ONE_OR_MORE,
-    expected('"cuda", "cuda:N" or "cpu", or a list of GPUs'),
+_Device = Annotated[
+    StrictStr, _matching(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", '"cuda", "cuda:N" or "cpu", or a list of GPUs')
 ]
+Devices = Annotated[tuple[_Device, ...], AfterValidator(_one_kind), AfterValidator(_some), _ONE_OR_MORE]
 # Secret, as most addresses hold a token or a password.
-_Secret = Annotated[SecretStr, Field(min_length=1)]
-Addresses = Annotated[
-    tuple[_Secret, ...],
-    Field(max_length=20),
-    _ONE_OR_MORE,
-    expected("an address such as mailto://… or json://…, or a list of up to 20"),
-]
-Columns = Annotated[
-    tuple[Name, ...],
-    AfterValidator(_carried),
-    _ONE_OR_MORE,
-    expected("the name of a column, or a list of them, as text"),
-]
+Addresses = Annotated[tuple[Annotated[SecretStr, Field(min_length=1)], ...], Field(max_length=20), _ONE_OR_MORE]
+Columns = Annotated[tuple[Name, ...], AfterValidator(_carried), _ONE_OR_MORE]
 EnvName = Annotated[
-    StrictStr,
-    Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"),
-    AfterValidator(_env_name),
-    expected("a name for an environment variable"),
+    StrictStr, AfterValidator(_env_name), _matching("[A-Za-z_][A-Za-z0-9_]*", "a name for an environment variable")
 ]
-EnvValue = Annotated[
-    StrictStr,
-    AfterValidator(_system_text),
-    BeforeValidator(_env_value),
-    expected("text that an environment variable can hold"),
+EnvValue = Annotated[StrictStr, AfterValidator(_system_text), BeforeValidator(_env_value)]
+OutputName = Annotated[StrictStr, _matching("[A-Za-z0-9_-]{1,100}", "letters, digits, _ and - (100 at most)")]
+OutputNames = Annotated[tuple[StrictStr, ...], Field(min_length=2), AfterValidator(_distinct)]
+FilePath = Annotated[
+    Path, BeforeValidator(joined), BeforeValidator(TypeAdapter(Annotated[Name, AfterValidator(_path)]).validate_python)
 ]
-OutputName = Annotated[
-    StrictStr, Field(pattern=r"^[A-Za-z0-9_-]{1,100}$"), expected("a name of letters, digits, _ and - (at most 100)")
-]
-OutputNames = Annotated[
-    tuple[StrictStr, ...],
-    Field(min_length=2),
-    AfterValidator(_distinct),
-    expected("a list of two outputs or more, each of them once"),
-]
-_Path = Annotated[Path, BeforeValidator(joined), BeforeValidator(_path)]
-Folder = Annotated[_Path, expected("the path of a folder")]
-Folders = Annotated[tuple[_Path, ...], Field(max_length=100), _ONE_OR_MORE, expected("a folder, or a list of them")]
-FilePath = Annotated[_Path, expected("the path of a file")]
 PromFile = Annotated[FilePath, AfterValidator(_prom)]
-Sources = Annotated[
-    tuple[Annotated[Name, AfterValidator(_source)], ...],
-    Field(min_length=1),
-    _ONE_OR_MORE,
-    expected("a file, a pattern, an address, or a list of them, as text"),
-]
+Folder = FilePath
+Folders = Annotated[tuple[FilePath, ...], Field(max_length=100), _ONE_OR_MORE]
+Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], AfterValidator(_some), _ONE_OR_MORE]
 
 
 def seconds_of(value: object) -> float:
