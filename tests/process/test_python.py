@@ -149,9 +149,9 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         ({"batch_size": 0}, r"^encode.batch_size: 0 should be .*\ndo:  correct this, then call it again$"),
-        ({"chunk_size": 0}, "^chunk.size: 0 is not"),
+        ({"chunk_size": 0}, "^chunk.size: 0 should be"),
         ({"set": ("chunk.sise=3",)}, "^set chunk.sise=3: chunk.sise: unknown key"),
-        ({"encoder": "good"}, '^model.encoder: "good" is not'),
+        ({"encoder": "good"}, '^model.encoder: "good" should be'),
         ({"prompt": "a", "prompt_name": "b"}, "prompt and prompt_name"),
         ({"set": ("outputs.embeddings.where=text<>''",)}, r"^outputs\.embeddings\.where is for chunkvisor\.run alone"),
     ],
