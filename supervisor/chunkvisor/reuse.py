@@ -194,10 +194,10 @@ def plan_reuse(
     partial_folder = unfinished(folder)
     remove_folder(partial_folder)
     make_folder(partial_folder, durable=False)  # its name comes with the last rename
-    files, places, facts = ReuseFiles(partial_folder), list[Place](), None
+    files, places, facts, done = ReuseFiles(partial_folder), list[Place](), None, 0
     where = np.empty(0, WHERE)
     with open(files.copied, "wb") as copied, open(files.tokens, "wb") as tokens:
-        done = 0
+        copied.write(npy_header(0, 1))  # as long as the right one
         for donor in donors:
             if len(where) == 0:
                 where = np.full(table.distinct, np.array((ENCODED, 0), WHERE))
@@ -209,32 +209,30 @@ def plan_reuse(
             texts, numbers = texts[new][order], numbers[new][order]
             if not len(texts):
                 continue
-            if donor.place.copied and donor.facts is not None:
+            if donor.facts is not None:  # else it is promised
+                at = copied.tell()
                 try:
-                    dimension = (facts or donor.facts).dimension
-                    header = npy_header(0, dimension)
-                    copied.seek(len(header) + 4 * dimension * done)
-                    _copy(donor.blocks(), numbers, dimension, copied, on_block)
+                    _copy(donor.blocks(), numbers, (facts or donor.facts).dimension, copied, on_block)
                 except (BadVectorsError, FileNotFoundError) as error:
                     emit(Warned(f"{name}: no vectors are reused from {donor.place.words}: {error}"))
+                    copied.seek(at)
                     continue
                 tokens.write(donor.tokens(numbers).astype("<i4").tobytes())
                 facts, numbers = facts or donor.facts, np.arange(done, done + len(texts))
                 done += len(texts)
             where["place"][texts], where["row"][texts] = len(places), numbers
             places.append(replace(donor.place, texts=len(texts)))
-        if facts is not None:
-            header = npy_header(done, facts.dimension)
-            copied.truncate(len(header) + 4 * facts.dimension * done)
-            copied.seek(0)
-            copied.write(header)
+        copied.truncate()
+        copied.seek(0)
+        copied.write(npy_header(done, facts.dimension if facts is not None else 1))
     encoded = np.flatnonzero(where["place"] == ENCODED)
     where["row"][encoded] = np.arange(len(encoded))
-    files.where.write_bytes(where.tobytes())
-    files.encoded.write_bytes(encoded.astype("<i8").tobytes())
-    if not places:
-        for path in (files.where, files.encoded, files.copied, files.tokens):
-            path.unlink()
+    if places:
+        files.where.write_bytes(where.tobytes())
+        files.encoded.write_bytes(encoded.astype("<i8").tobytes())
+    else:
+        files.copied.unlink()
+        files.tokens.unlink()
     write_plan(partial_folder, table.distinct, len(encoded), places)
     remove_folder(folder)
     partial_folder.rename(folder)
@@ -286,8 +284,12 @@ def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Calla
     """
     files, readers, without = reuse.files, dict[int, ArrayRows](), dict[int, BadText]()
     for number, place in enumerate(reuse.places):
-        if place.copied and ledger.facts is not None:
-            readers[number] = ArrayRows(ledger.facts.dimension, [0], [files.copied])
+        if place.copied:
+            with open(files.copied, "rb") as file:
+                dimension = read_shape(file).dimension
+            readers[number] = ArrayRows(dimension, [0], [files.copied])
+            if ledger.facts is None:  # they were lost
+                ledger.fix_facts(Facts(dimension, versions=place.versions))
             continue
         source = Layout(layout.workdir).output(place.output)
         manifest = read_finished(source)
