@@ -387,6 +387,7 @@ def _reformed(
     """Make the other form of its rows. Raises BadVectorsError if they are not what was written."""
     rows, dimension, ranges = int(manifest["rows"]), int(manifest["dimension"]), ranges_of(manifest)
     read = partial(final_rows, layout, manifest)
+    clear_partial(layout)  # of a run that was killed while it did the same
     digests, ranges = write_form(layout, form, rows, dimension, read, ranges, on_block)
     said = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
     said |= describe_files(layout, form, rows, digests, ranges)
