@@ -20,7 +20,7 @@ from local_cluster import local_cluster
 import forking
 from chunkvisor import child
 from chunkvisor.devices.gpu import ask_smi
-from chunkvisor.engine import local, process
+from chunkvisor.engine import local
 from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
@@ -141,8 +141,7 @@ def quick_workers() -> Iterator[None]:
     """Children of runs in this process are forked: see forking.py."""
     with contextlib.ExitStack() as stack:
         if forking.wanted():
-            stack.enter_context(mock.patch.object(process, "spawn", workers))
-            stack.enter_context(mock.patch.object(local, "spawn", forking.spawn_template))
+            stack.enter_context(mock.patch.object(local, "spawn", workers))
             stack.enter_context(mock.patch.object(child, "subprocess", forking.FORKING))
         yield
     for zygote in zygotes():

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from chunkvisor import child
-from chunkvisor.engine import process
+from chunkvisor.engine import local, process
 from chunkvisor.engine.process import spawn
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec, TemplateSpec
@@ -84,7 +84,7 @@ def fork_children_of_this_process() -> None:
     if made.kind == "gpu":
         process.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
     else:
-        process.spawn = QuickWorkers(made)  # type: ignore[assignment]  # likewise
+        local.spawn = QuickWorkers(made)  # type: ignore[assignment,attr-defined]  # likewise
 
 
 def kind_for(environment: Mapping[str, str], attempt: Path | None = None) -> str:
@@ -212,7 +212,7 @@ class ForkedWorker:
 
 
 class QuickWorkers:
-    """Stands in for the `spawn` of fresh workers."""
+    """Stands in for the `spawn` of workers and templates."""
 
     def __init__(self, made: Zygote | None = None) -> None:
         """By that zygote, or by one that is made for the first worker, and another for the first with a model."""
@@ -223,6 +223,8 @@ class QuickWorkers:
     ) -> ForkedWorker | subprocess.Popen[bytes]:
         """As `spawn`, by the zygote where that makes no difference."""
         module, arguments = program_of(command)
+        if module == f"{_WORKER}.template":
+            return spawn_template(command, stdin, log, environment)
         # Their parent is the thread that has the zygote: a worker dies with the thread that started it.
         if module and wanted() and threading.current_thread() is threading.main_thread():
             made = self._zygote(log.parent, environment)
