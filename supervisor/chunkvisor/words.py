@@ -209,7 +209,7 @@ def end_in_words(
     return Halt(code, what, why=because, remedy=remedy, see=see)
 
 
-def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | None, most: int | None) -> Halt:
+def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | None) -> Halt:
     """End a run by a text that fails alone, from `place`; it is the `count`th, of `most` (None = one is too many)."""
     if most is None:
         what = f"halted at {output}: a row cannot be encoded: {place}"
@@ -221,7 +221,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, log: Path | N
             "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. If it "
             "is the texts, correct them, or raise recovery.max_bad_rows."
         )
-    return Halt(ExitCode.CONFIG, what, why=verdict.reason, remedy=remedy, log=log, see=verdict.see)
+    return Halt(ExitCode.CONFIG, what, why=verdict.reason, remedy=remedy, see=verdict.see)
 
 
 def all_bad(output: str, last: BadText | None) -> Halt:

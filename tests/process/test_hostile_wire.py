@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.heart.policy import History, decide
-from chunkvisor.judge import EndedBy, judge
+from chunkvisor.judge import EndedBy, Evidence, judge
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
@@ -123,16 +123,8 @@ def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: 
         path.write_bytes(data.draw(another(path.read_bytes())))
     known = data.draw(st.sampled_from([None, Facts(8), Facts(3), Facts(8, "bfloat16")]))
     returncode = data.draw(st.sampled_from([None, 0, 1, 20, 24, 26, 99, -6, -9, -11]))
-    evidence = gather(
-        files,
-        spec,
-        known,
-        lambda row: not CHUNK[row],
-        returncode=returncode,
-        ended_by=data.draw(st.sampled_from(EndedBy)),
-        limits=Limits(2),
-    )
-    verdict = judge(evidence)
+    end = Evidence(returncode, data.draw(st.sampled_from(EndedBy)), limits=Limits(2))
+    verdict = judge(gather(files, spec, known, lambda row: not CHUNK[row], end))
     decide(verdict, History(), RecoveryConfig(wait_timeout=1))
     if verdict.outcome is Outcome.COMMITTED:
         inspect(files.vectors)

@@ -17,7 +17,7 @@ from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.engine.process import oom_kills, worker_command, worker_environment
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.judge import ONE_ROW, EndedBy, Pulse, Verdict, judge
+from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -187,17 +187,9 @@ def try_texts(
             returncode = run_child(command, files.log, look, conditions.environment, stdin=stdin, stack=True)
         except TimeoutError as error:
             ended_why = str(error)
-    evidence = gather(
-        files,
-        spec,
-        None,
-        lambda index: not texts[index].strip(),
-        returncode=returncode,
-        ended_by=EndedBy.HANG if ended_why else EndedBy.ITSELF,
-        ended_why=ended_why,
-        oom_kills=oom_kills() - kills_before,
-        limits=limits,
-    )
+    ended_by, kills = EndedBy.HANG if ended_why else EndedBy.ITSELF, oom_kills() - kills_before
+    end = Evidence(returncode, ended_by, ended_why, oom_kills=kills, limits=limits)
+    evidence = gather(files, spec, None, lambda index: not texts[index].strip(), end)
     verdict, result = judge(evidence), evidence.result
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
     log_line, loaded = last_line(evidence.log_tail)[:300], result.facts.loaded if result is not None else None

@@ -9,31 +9,32 @@ import errno
 import heapq
 import math
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from chunkvisor import words
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.choices import Start as StartKind
-from chunkvisor.config.model import Config
+from chunkvisor.config.model import Config, RecoveryConfig
 from chunkvisor.devices.stations import Opinion, Station, Stations
-from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.engine import Engine, Worker
+from chunkvisor.engine.process import trim_log
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
 from chunkvisor.heart import policy
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import Lesson
 from chunkvisor.heart.run import Run, WaitTeller
-from chunkvisor.heart.scheduler import AttemptEnded, Ending, GateState, Scheduler
-from chunkvisor.heart.slot import Slot
+from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler
 from chunkvisor.heart.store import Keeper
 from chunkvisor.heart.work import Work
-from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Verdict, judge
+from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import Salvage, drop_bulk, gather, last_log, look, write_attempt
 from chunkvisor.store.disk import of_start, with_room
 from chunkvisor.store.layout import Layout, workdir_gone
@@ -41,11 +42,136 @@ from chunkvisor.store.records import LessonFile
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Limits
-from chunkvisor_worker.contract.wire import read_batch_log, write_message
+from chunkvisor_worker.contract.messages import Limits, Phase, Spec
+from chunkvisor_worker.contract.wire import read_batch_log, read_beat, write_message
 
 _P = ParamSpec("_P")
 _PAUSE_S = 0.25  # the loop looks around so often, even if no worker calls
+
+GRACE_S = 5.0  # between one signal and the next, stronger one
+_LOOK_S = 0.25  # between two looks at the beat of a worker that does not call for it
+
+
+@dataclass(slots=True)
+class Slot:
+    """A running worker, and until all that follows from its end is done, one that has ended."""
+
+    number: int  # its name with the scheduler
+    work: Work
+    station: Station
+    files: AttemptFiles
+    spec: Spec
+    worker: Worker
+    limits: Limits
+    started_s: float = field(default_factory=time.monotonic)
+    ended_by: EndedBy = EndedBy.ITSELF
+    ended_why: str = ""
+    leaving: bool = False  # it was asked to end after the batch under way
+    go_s: float | None = None  # when it got its device
+    freed_s: float | None = None  # when it needed the device no longer
+    has_result: bool = False  # it has left one, right or wrong
+    pulse: Pulse = field(init=False)
+    _idle_s: float = 0.0  # how long the device had nothing to do before this worker's `go`
+    _ready_s: float | None = None
+    _looked_s: float = 0.0
+    _signals: list[signal.Signals] = field(default_factory=list)
+    _next_signal_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.started_s, self.started_s)
+
+    @property
+    def names(self) -> tuple[str, int, int]:
+        """Output, chunk and attempt, for the journal."""
+        return self.spec.output, self.spec.chunk, self.spec.attempt
+
+    @property
+    def has_device(self) -> bool:
+        """Whether it had its `go`, and has not given its device back."""
+        return self.go_s is not None and self.freed_s is None
+
+    @property
+    def _at_gate(self) -> bool:
+        return self._ready_s is not None and self.go_s is None and self.ended_by is EndedBy.ITSELF
+
+    def heard(self, now_s: float) -> bool | None:
+        """Say whether it has given its device back, or (False) waits for it; None = it neither does nor did."""
+        # At the gate there is no beat to come.
+        if self.worker.has_called() or not (self._at_gate or now_s - self._looked_s < _LOOK_S):
+            self._look(now_s)
+        if self._at_gate:
+            return False
+        return True if self.freed_s is not None else None
+
+    def _look(self, now_s: float) -> None:
+        self._looked_s = now_s
+        self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
+        if self._ready_s is None and self.pulse.phase is Phase.READY:
+            self._ready_s = now_s
+        if self.pulse.beat is not None and self.pulse.beat.freed and self.ended_by is EndedBy.ITSELF:
+            self._free(now_s)
+        trim_log(self.files.log)
+
+    def _free(self, now_s: float) -> None:
+        """Note that the device has nothing to do from now on, if it has had something."""
+        if self.has_device:
+            self.freed_s = self.station.freed_s = now_s
+
+    def go(self, limits: Limits) -> None:
+        """Let it use the device, with the batch limits of the moment."""
+        self.go_s, self.limits = time.monotonic(), limits
+        # Idle time is the device's, between one worker and the next: the figure that warm workers are there for.
+        self._idle_s = self.go_s - (self.station.freed_s or self.go_s)
+        self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
+        self.worker.go(limits)
+
+    def attend(self, now_s: float, recovery: RecoveryConfig) -> None:
+        """End it if it has made no progress for too long; take the next step of an end that has begun."""
+        if self.ended_by is EndedBy.ITSELF and not self._at_gate and (why := self.pulse.overdue(now_s, recovery)):
+            self.end(EndedBy.HANG, why, now_s)
+        self._next_signal(now_s)
+
+    def end(self, by: EndedBy, why: str, now_s: float) -> None:
+        """Begin to end it, politely first; or take the next step of an end that has begun."""
+        if self.ended_by is EndedBy.ITSELF:
+            self.ended_by, self.ended_why, self._next_signal_s = by, why, now_s
+            # SIGABRT: faulthandler writes the Python stack of a hung worker to its log.
+            first = signal.SIGABRT if by is EndedBy.HANG else signal.SIGTERM
+            # One that was asked to leave, and has not, has had its politeness.
+            self._signals = [signal.SIGKILL] if self.leaving else [first, signal.SIGKILL]
+        self._next_signal(now_s)
+
+    def _next_signal(self, now_s: float) -> None:
+        if self._signals and now_s >= self._next_signal_s:
+            number = self._signals.pop(0)
+            if number is signal.SIGABRT:
+                # The stack in the log begins with "Fatal Python error: Aborted", as if the worker had crashed.
+                with contextlib.suppress(OSError), open(self.files.log, "a", encoding="utf-8") as log:
+                    log.write(f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack.\n")
+            self.worker.signal(number)
+            self._next_signal_s = now_s + GRACE_S
+
+    def stuck(self, now_s: float) -> bool:
+        """Whether even SIGKILL has not ended it for long: it hangs in the kernel (D state)."""
+        return self.ended_by is not EndedBy.ITSELF and not self._signals and now_s > self._next_signal_s + 12 * GRACE_S
+
+    def figures(self, now_s: float) -> dict[str, Any]:
+        """Say what the worker, which has ended, did with its time, for the journal; seconds and counts."""
+        self._free(now_s)
+        self._look(now_s)
+        beat, busy_s = self.pulse.beat, (self.freed_s or 0.0) - (self.go_s or 0.0)
+        # The device computes from the first batch on: until then a context is made, and weights are copied.
+        opening_s = beat.opening_s if beat and self.go_s is not None else 0.0
+        return {
+            "device": self.station.number,
+            "startup_s": round((self._ready_s or now_s) - self.started_s, 4),
+            "opening_s": opening_s,
+            "idle_s": round(self._idle_s + opening_s, 4),
+            "busy_s": round(busy_s - opening_s, 4),
+            "texts": beat.rows_done if beat else 0,
+            "tokens": beat.tokens_done if beat else 0,
+            "padded_tokens": beat.padded_tokens if beat else 0,
+        }
 
 
 class Loop:
@@ -82,7 +208,7 @@ class Loop:
             if self._pending():
                 self._engine.open(self._stations, self._pending, self._workers.per_device + self._workers.standby)
             self._turn()
-            while not self._scheduler.finished or self._store.joins(begin=not self._signals.draining):
+            while not self._scheduler.finished or self._store.joining:
                 self._sleep()
                 self._turn()
         finally:
@@ -147,12 +273,12 @@ class Loop:
         """Give devices that were given back meanwhile to the next worker."""
         now_s = time.monotonic()
         for slot in self._slots.values():
-            if (gate := slot.heard(now_s)) is not None:
-                self._tell(self._scheduler.called, slot.number, freed=gate is GateState.PASSED)
+            if (freed := slot.heard(now_s)) is not None:
+                self._tell(self._scheduler.called, slot.number, freed=freed)
 
     def _pids(self) -> dict[int, frozenset[int]]:
         """Name the workers that have each device, or have just given it back."""
-        pairs = [(slot.station.number, slot.worker.pid) for slot in self._slots.values() if slot.had_device]
+        pairs = [(slot.station.number, slot.worker.pid) for slot in self._slots.values() if slot.go_s is not None]
         return {number: frozenset(pid for at, pid in pairs if at == number) for number, _ in pairs}
 
     # --- workers
@@ -162,8 +288,8 @@ class Loop:
         if returncode is not None:
             self._conclude(slot, returncode, now_s)
             return
-        if (gate := slot.heard(now_s)) is not None:
-            self._tell(self._scheduler.called, slot.number, freed=gate is GateState.PASSED)
+        if (freed := slot.heard(now_s)) is not None:
+            self._tell(self._scheduler.called, slot.number, freed=freed)
         slot.attend(now_s, self._recovery)
         if slot.stuck(now_s):
             raise Halt(
@@ -180,7 +306,7 @@ class Loop:
         self._ended[slot.number] = slot
         self._emit(event.WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
         # The end of a warm worker that never had the device is its template's doing, not a text's.
-        unused = slot.worker.warm and not slot.had_device and slot.ended_by is EndedBy.ITSELF
+        unused = slot.worker.warm and slot.go_s is None and slot.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
             remove_folder(slot.files.folder)
             self._tell(self._scheduler.ended, AttemptEnded(slot.number, None))
@@ -194,11 +320,10 @@ class Loop:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(self._scheduler.called, slot.number, freed=True)
         self._answer_calls()  # all of its vectors are read now
-        others = (each for each in self._slots.values() if each.gate is GateState.OPEN and each.station is slot.station)
+        others = (each for each in self._slots.values() if each.has_device and each.station is slot.station)
         siblings = frozenset(each.worker.pid for each in others)
         ended = _judged(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
-        slot.verdict = ended.verdict
-        if slot.had_device:
+        if slot.go_s is not None:
             slot.station.alone = False  # what is on it may have changed since the last look
         self._tell(self._scheduler.ended, ended)
 
@@ -250,12 +375,20 @@ class Loop:
                 canary_row=_shortest(canary, work, output) if canary is not None and good is None else None,
             )
             spec = write_attempt(files, draft, output.texts_of(work.texts))
-            process = self._engine.start(station, files, spec, fresh=work.fresh, blocking_launches=work.blocking)
+            # CUDA_LAUNCH_BLOCKING=1, so that the traceback names the kernel that failed.
+            blocking = work.tries[-1:] == (Outcome.DEVICE_FAULT,)
+            process = self._engine.start(station, files, spec, fresh=work.fresh, blocking_launches=blocking)
         except OSError as error:
             workdir = output.ledger.layout.workdir
             if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(workdir))):
                 raise gone from error
-            self._scheduler.ended(AttemptEnded(worker, _not_started(error, workdir)))
+            outcome, remedy = of_start(error)
+            reason = f"no worker could be started: {error}"
+            if outcome is Outcome.DISK_FULL:
+                reason = with_room(reason, workdir)
+            # A batch of one row, so that the policy does not take it for a matter of batches.
+            verdict = Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
+            self._scheduler.ended(AttemptEnded(worker, verdict))
             return
         slot = Slot(worker, work, station, files, spec, process, limits)
         self._slots[worker] = slot
@@ -290,10 +423,7 @@ class Loop:
         """Store the vectors of these texts, which the worker has left."""
         self._answer_calls()
         slot = self._ended[worker]
-        failed = slot.verdict
-        if failed is not None and failed.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
-            failed = None  # it has left a result
-        self._stored(work, self._store.keep(work, slot.spec, slot.files, failed))
+        self._stored(work, self._store.keep(work, slot.spec, slot.files, salvaged=not slot.has_result))
 
     def quarantine(self, work: Work, verdict: Verdict) -> None:
         """Note that the text gets no vector."""
@@ -311,13 +441,17 @@ class Loop:
         self, worker: int, work: Work, verdict: Verdict, step: policy.Step | None, under_way: tuple[int, ...]
     ) -> None:
         """Tell that an attempt has failed, and what follows; no step: nothing has to, as all its texts are done."""
-        slot, files = self._ended.get(worker), self._files_of(worker, work)
+        ledger, slot = self._outputs[work.output].ledger, self._ended.get(worker)
+        if slot is not None:
+            (output, chunk, attempt), files = slot.names, slot.files
+        else:  # it could not be started: the folder of the chunk has the logs of those before
+            output, chunk, attempt = ledger.layout.name, work.chunk, 0
+            files = AttemptFiles(ledger.layout.attempts_of(chunk))
         if verdict.asked_for:
             remove_folder(files.folder)
-        elif slot is not None:  # else it could not be started
+        elif slot is not None:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
-        output, chunk, attempt = slot.names if slot is not None else (self._outputs[work.output].name, work.chunk, 0)
         kind = event.AttemptInterrupted if verdict.asked_for else event.PartFailed if work.part else event.AttemptFailed
         failed = kind(
             output,
@@ -383,40 +517,24 @@ class Loop:
         if ending.why == "bad rows" and work is not None:
             count = output.rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
             most = None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
-            log, (_, where) = last_log(self._files_of(ending.worker, work)), output.place_of(work.texts[0])
-            return words.too_bad(output.name, where, count, verdict, log, most)
+            _, where = output.place_of(work.texts[0])
+            return words.too_bad(output.name, where, count, verdict, most)
         device = str(self._stations[ending.device]) if ending.device is not None else "this machine"
         at = output.name, work.chunk if work is not None else 0, output.texts
         return words.end_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
-
-    def _files_of(self, worker: int, work: Work) -> AttemptFiles:
-        """Find those of the ended worker; without one, the folder of the chunk's attempts."""
-        if worker in self._ended:
-            return self._ended[worker].files
-        return AttemptFiles(self._outputs[work.output].ledger.layout.attempts_of(work.chunk))
 
 
 def _judged(slot: Slot, returncode: int, output: OutputRun, siblings: frozenset[int], emit: event.Emit) -> AttemptEnded:
     """Say what became of the attempt, and what it has left; `siblings` are our other workers on its device, by pid."""
     facts, is_blank = output.ledger.facts, output.blank_test(slot.spec)
-    evidence = gather(
-        slot.files,
-        slot.spec,
-        facts,
-        is_blank,
-        returncode=returncode,
-        ended_by=slot.ended_by,
-        ended_why=slot.ended_why,
-        oom_kills=slot.worker.oom_kills(),
-        limits=slot.limits,
-    )
-    verdict = judge(evidence)
+    oom_kills = slot.worker.oom_kills()
+    end = Evidence(returncode, slot.ended_by, slot.ended_why, oom_kills=oom_kills, limits=slot.limits)
+    verdict = judge(gather(slot.files, slot.spec, facts, is_blank, end))
     if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
         emit(event.LateCrash(output.name, slot.work.chunk, returncode))
-    left = Salvage()
+    slot.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
     # With a result, what is wrong is known; if its form is wrong, no batch of it can be believed.
-    if verdict.outcome not in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
-        left = look(slot.files, slot.spec, facts, is_blank)
+    left = Salvage() if slot.has_result else look(slot.files, slot.spec, facts, is_blank)
     if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
         verdict = replace(verdict, reason=with_room(verdict.reason, output.ledger.layout.workdir, temporary))
@@ -440,15 +558,6 @@ def _shortest(canary: int, work: Work, output: OutputRun) -> int:
     """Find the position of the shortest text, or one of the next; blank ones count as long: they may have no vector."""
     sizes = ((not text.strip(), len(text), at) for at, text in enumerate(output.texts_of(work.texts)))
     return heapq.nsmallest(policy.OWN - canary + 1, sizes)[-1][2]
-
-
-def _not_started(error: OSError, workdir: Path) -> Verdict:
-    outcome, remedy = of_start(error)
-    reason = f"no worker could be started: {error}"
-    if outcome is Outcome.DISK_FULL:
-        reason = with_room(reason, workdir)
-    # A batch of one row, so that the policy does not take it for a matter of batches.
-    return Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
 
 
 def what_follows(step: policy.Step, verdict: Verdict) -> str:

@@ -80,7 +80,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Leave the work to the next run."""
+    """Leave the chunk to the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,6 @@ class Memory:
         self.success_s = -math.inf  # when something was stored last
         self.worked: set[int] = set()  # outputs of which this run has stored vectors
         self.sound: set[Where] = set()  # devices and machines on which a worker has done all it was to do
-        self.given_up: set[tuple[int, int]] = set()  # chunks, since something was stored
         self.host_ooms = 0
 
     # --- what repeats
@@ -365,8 +364,7 @@ class Memory:
         """Note that something is done for good."""
         self.success_s = now_s
         self.worked.add(output)
-        self.given_up.clear()
-        for what in ("fruitless", *_WAITS):
+        for what in ("fruitless", "given up", *_WAITS):
             self.forget(what)
 
     # --- what did not fit

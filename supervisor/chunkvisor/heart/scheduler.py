@@ -334,9 +334,8 @@ class Scheduler:
                 else:
                     self._say(self._hands.quarantine, work, verdict)
             case policy.GiveUp():
-                memory.given_up.add((work.output, work.chunk))
-                if verdict.outcome is Outcome.GPU_OOM:  # so far none of its texts fits
-                    self._backlog.leave(work.output, work.chunk)
+                memory.note("given up")
+                self._backlog.leave(work.output, work.chunk)
             case policy.Stop():
                 self._do_without(device, Ending(step.code, step.why, end.worker, work, verdict), local=step.local)
                 self._backlog.put_back(again)  # for the other devices
@@ -378,7 +377,7 @@ class Scheduler:
             failing_s=memory.lasts_s("start", start, now_s),
             starts=starts,
             canaries=memory.count("canary", device, worker.go_s),
-            given_up=len(memory.given_up - {chunk}),
+            given_up=memory.count("given up"),
             fruitless=max(0, fruitless),
             too_large=memory.count("too large", chunk),
         )
@@ -387,8 +386,7 @@ class Scheduler:
         now_s, device = self._clock(), worker.device
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
-            blocking = verdict.outcome is Outcome.DEVICE_FAULT
-            work = replace(work, tries=(*work.tries, verdict.outcome), blocking=blocking)
+            work = replace(work, tries=(*work.tries, verdict.outcome))
         if step.lesson is not None and (lesson := self._memory.learn(device.kind, step.lesson)) is not None:
             # Later runs should not know what is so only while others hold memory.
             lasting = end.company in (Company.UNTOLD, Company.ALONE)

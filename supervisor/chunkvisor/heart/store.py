@@ -19,7 +19,7 @@ from chunkvisor.events import event
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run
 from chunkvisor.heart.work import Work
-from chunkvisor.judge import Verdict, judge
+from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.attempt import gather, look, take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
@@ -45,29 +45,28 @@ class Keeper:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
         self._join: tuple[int, Future[dict[str, Any]]] | None = None
         self._damaged: Counter[int] = Counter()
-        self._waits_since_s: dict[int, float] = {}
-        self._again_s = 0.0  # when a join that met a full disk is tried again
+        self._full_s: float | None = None  # since when joins meet a full disk
+        self._again_s = 0.0  # when the next is tried then
         self._stopped = False
 
     # --- what workers leave
 
-    def keep(self, work: Work, spec: Spec, files: AttemptFiles, failed: Verdict | None) -> Verdict | None:
+    def keep(self, work: Work, spec: Spec, files: AttemptFiles, *, salvaged: bool) -> Verdict | None:
         """Take over verified vectors of these texts, as a chunk or as a part of one; returns what the disk refused.
 
-        `failed` is the verdict on an attempt that left no result, but finished batches. Raises OSError for what has
-        nothing to do with the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has
-        changed.
+        `salvaged`: the attempt left no result, but finished batches. Raises OSError for what has nothing to do with
+        the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has changed.
         """
         output = self._outputs[work.output]
         # What workers have loaded since the folder changed is not known: none of it may become part of the output.
         output.check_model()
         ledger, (start, stop) = output.ledger, output.bounds(work.chunk)
-        whole = failed is None and len(work.texts) == stop - start
-        result = read_message(Result, files.result) if failed is None else None
+        whole = not salvaged and len(work.texts) == stop - start
+        result = None if salvaged else read_message(Result, files.result)
         try:
-            facts = result.facts if result is not None else read_batch_log(files.batches).facts if failed else None
+            facts = result.facts if result is not None else read_batch_log(files.batches).facts if salvaged else None
             if facts is None:
-                raise OSError(errno.EIO, f"{files.batches if failed else files.result} cannot be read any more")
+                raise OSError(errno.EIO, f"{files.batches if salvaged else files.result} cannot be read any more")
             self._warn(output, facts)
             # Before the vectors: once these are committed, no one asks again how many tokens were cut.
             cut = ledger.layout.cut_texts(ledger.fingerprint)
@@ -88,7 +87,7 @@ class Keeper:
                 files.folder.parent.rmdir()
         if whole:
             self._committed(output, work.chunk, result)
-        elif failed is not None:
+        elif salvaged:
             beat = read_beat(files.beat)  # it knows the tokens of these texts, about
             tokens = (beat.tokens_done, beat.padded_tokens) if beat is not None else (0, 0)
             self._emit(event.BatchesKept(output.name, work.chunk, len(work.texts), *tokens))
@@ -210,27 +209,27 @@ class Keeper:
         if output.model is not None and not output.model.settled_since(files.spec.stat().st_mtime_ns):
             return False
         is_blank = output.blank_test(spec)
-        verdict = judge(gather(files, spec, ledger.facts, is_blank, returncode=None, limits=spec.limits))
+        verdict = judge(gather(files, spec, ledger.facts, is_blank, Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED
         if not complete:
             texts = [spec.start + row for row in look(files, spec, ledger.facts, is_blank).done]
         if texts:
-            self.keep(work.of(texts), spec, files, None if complete else verdict)
+            self.keep(work.of(texts), spec, files, salvaged=not complete)
             self.compose(work.output, work.chunk)
         return complete
 
     # --- joins
 
-    def joins(self, *, begin: bool) -> bool:
-        """Say whether an output is being joined, or (`begin`) can be, be it as soon as there is space."""
-        ready = begin and not self._stopped and any(map(self._is_ready, range(len(self._outputs))))
-        return self._join is not None or ready
+    @property
+    def joining(self) -> bool:
+        """Whether an output is being joined, or will be as soon as there is space."""
+        return self._join is not None or (self._full_s is not None and not self._signals.draining)
 
     def attend(self) -> list[tuple[int, int]]:
         """Take in what was joined, and begin what can be joined now.
 
-        Returns outputs and their chunks that turned out damaged. Raises Halt if a disk stays full or damages one chunk
-        after the other; OSError for what has nothing to do with the disk.
+        Returns outputs and their chunks that turned out damaged. Raises Halt (74) if a disk stays full or damages one
+        chunk after the other; OSError for what has nothing to do with the disk.
         """
         lost: list[tuple[int, int]] = []
         if self._join is not None and self._join[1].done():  # its done-callback has woken the loop
@@ -246,8 +245,7 @@ class Keeper:
             if damaged := [chunk for chunk in chunks if not self.compose(number, chunk)]:
                 lost += [self._lost(number, chunk) for chunk in damaged]
             elif output.left:
-                text = "a chunk could not be put together from its parts: no space left on device"
-                self._wait(number, OSError(errno.ENOSPC, text))
+                self._wait(output, OSError(errno.ENOSPC, "no space left on device to put a chunk together"))
             else:
                 self._emit(event.Assembling(output.name, output.ledger.plan.count))
                 future = self._pool.submit(output.finish, self._still_wanted)
@@ -266,8 +264,7 @@ class Keeper:
 
     def _is_ready(self, number: int) -> bool:
         output = self._outputs[number]
-        under_way = self._join is not None and self._join[0] == number
-        if output.joined or under_way or (output.left and output.ledger.facts is None):
+        if output.joined or (output.left and output.ledger.facts is None):
             return False
         return output.next_pending(0) is None and all(each.joined for each in output.awaited)
 
@@ -275,7 +272,7 @@ class Keeper:
         output = self._outputs[number]
         try:
             self._emit(event.OutputComplete(output.name, **future.result()))
-            output.joined = True
+            output.joined, self._full_s = True, None
         except ChunkDamagedError as error:
             words = f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}"
             self._emit(event.Warned(words))
@@ -286,8 +283,16 @@ class Keeper:
         except OSError as error:
             if error.errno not in DISK_ERRNOS:
                 raise
-            self._wait(number, error)
+            self._wait(output, error)
         return []
+
+    def _wait(self, output: OutputRun, error: OSError) -> None:
+        now_s = time.monotonic()
+        self._full_s = now_s if self._full_s is None else self._full_s
+        if now_s - self._full_s >= self._wait_timeout_s:
+            raise disk_halt(error, output.ledger.layout.workdir)
+        self._emit(event.Warned(f"{output.name}: waiting for disk space: {error}"))
+        self._again_s = now_s + PAUSE_S
 
     def _lost(self, number: int, chunk: int) -> tuple[int, int]:
         # One damaged chunk is bit rot; chunk after chunk is a disk or memory that cannot be trusted.
@@ -295,13 +300,6 @@ class Keeper:
         if self._damaged[number] > MAX_DAMAGED:
             raise damaged_again(self._outputs[number].name, chunk)
         return number, chunk
-
-    def _wait(self, number: int, error: OSError) -> None:
-        output, now_s = self._outputs[number], time.monotonic()
-        self._emit(event.Warned(f"{output.name}: waiting for disk space: {error}"))
-        if now_s - self._waits_since_s.setdefault(number, now_s) >= self._wait_timeout_s:
-            raise disk_halt(error, output.ledger.layout.workdir)
-        self._again_s = now_s + PAUSE_S
 
     def _still_wanted(self) -> None:
         if self._stopped or self._signals.stopping:

@@ -25,7 +25,6 @@ class Work:
     part: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
     one_by_one: bool = False  # each text is a batch by itself, so that the next end tells which one it is
     fresh: bool = False  # it does not start from a template: something has failed before
-    blocking: bool = False  # CUDA_LAUNCH_BLOCKING=1, so that the traceback names the kernel that failed
 
     def of(self, texts: Collection[int], **changes: Any) -> "Work":
         """Take some of the texts, of which nothing is known yet."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chunkvisor.judge import EndedBy, Evidence, Verdict, judge
+from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.disk import free_bytes
 from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, sync_folder
-from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Limits, Phase, Result, Spec
+from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
 LOG_TAIL_BYTES = 64 << 10
@@ -49,14 +49,9 @@ def gather(
     spec: Spec,
     known: Facts | None,
     is_blank: Callable[[int], bool],
-    *,
-    returncode: int | None,
-    ended_by: EndedBy = EndedBy.ITSELF,
-    ended_why: str = "",
-    oom_kills: int = 0,
-    limits: Limits,
+    end: Evidence,
 ) -> Evidence:
-    """Gather all evidence of an ended attempt. Raises nothing: what cannot be read is evidence, too.
+    """Add what the folder tells to what is known of an attempt's end. Raises nothing: unreadable is evidence, too.
 
     `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text of the attempt has
     nothing but white space: the only texts whose vectors may be zero throughout.
@@ -67,17 +62,13 @@ def gather(
         result = None
     if files.folder.exists() and not os.path.lexists(files.beat):  # it died before its first line
         beat = Beat(0, 0, Phase.START)
-    evidence = Evidence(
-        returncode,
-        ended_by,
-        ended_why,
+    evidence = replace(
+        end,
         result=result,
         fault=read_message(Fault, files.fault),
         beat=beat,
         log_tail=read_tail(files.log),
-        oom_kills=oom_kills,
         disk_free_bytes=free_bytes(files.folder),
-        limits=limits,
         on_cpu=spec.device == "cpu",
     )
     return evidence if result is None else _with_vectors(evidence, files.vectors, result, spec, known, is_blank)
