@@ -46,7 +46,7 @@ class FakeSmi:
                 (self._folder / "new").replace(path)
 
     def asked(self) -> list[str]:
-        """Its command lines so far, without those of the sensors."""
+        """Its command lines so far."""
         lines = (self._folder / "asked").read_text().splitlines()
         return [line for line in lines if line.startswith("--query-gpu=memory.used,gpu")]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.show.record import KEPT, open_invocation
+from chunkvisor.show.outside import KEPT, open_invocation
 from chunkvisor.store.layout import InvocationFiles, Layout
 from scripted_workplace import ScriptedWorkplace
 

@@ -80,7 +80,7 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
     assert "out chunk 1, attempt 1: crashed" in page.text
     assert "Segmentation fault" in page.text
     assert "Over time Throughput" in page.text
-    assert page.tags.count("svg") == page.tags.count("figcaption") >= 2, "of memory only if it was read three times"
+    assert page.tags.count("svg") == page.tags.count("figcaption") >= 2
     headings = ["What failed", "Over time", "What happened", "Files", str(place.workdir / "out.json")]
     assert sorted(headings, key=page.text.rindex) == headings, "the failure comes first, the paths last"
 
@@ -128,7 +128,6 @@ def test_a_damaged_folder_has_a_report(place: ScriptedWorkplace, damage: str) ->
             events.write_bytes(
                 bytes(range(256)) * 300 + b"\n" + events.read_bytes() + b'\n{"event": 1}\n[]\n{"event": "go"}'
             )
-            (place.hidden / "runs" / "latest" / "sensors.jsonl").write_bytes(b'{"t": 1e400}\n{"gpus": [1]}\n\xff\xfe{"')
         case "no-state":
             shutil.rmtree(place.hidden / "outputs")
 
@@ -182,7 +181,7 @@ def test_a_journal_cannot_show_files_from_elsewhere(place: ScriptedWorkplace, tm
     assert "private words" not in report(place).text
 
 
-@pytest.mark.parametrize(("owner", "value"), [("record.MOST_BYTES", 100), ("report.render", lambda *_: 1 / 0)])
+@pytest.mark.parametrize(("owner", "value"), [("outside.MOST_BYTES", 100), ("report.render", lambda *_: 1 / 0)])
 def test_a_report_does_not_hold_up_the_end(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, owner: str, value: object
 ) -> None:

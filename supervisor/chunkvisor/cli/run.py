@@ -91,7 +91,7 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
     """
     from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
-    from chunkvisor.show.lines import Afterwards, Observers, shown
+    from chunkvisor.show.lines import Observer, Observers, shown
     from chunkvisor.supervise.means import Request
 
     if out.suffix != ".npy":
@@ -109,12 +109,12 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
     place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
     with shown(given["quiet"], given["log_format"]) as observer:
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
-        again, afterwards = given["from_scratch"], Afterwards()
+        again, afterwards = given["from_scratch"], Observer()
         request = Request(loaded, from_scratch=again, stop_after_s=options["stop_after_s"], typed=typed())
         try:
             code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
         except Halt:
-            if given["log_format"] == "text" and afterwards.worked:
+            if given["log_format"] == "text" and afterwards.state.attempts:
                 _tell_how_to_go_on(observer, place)
             raise
     sys.exit(int(code))
@@ -140,7 +140,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
     75 if running it again will help.
     """
     from chunkvisor.config.load import load
-    from chunkvisor.show.lines import Afterwards, Observers, next_steps, shown
+    from chunkvisor.show.lines import Observer, Observers, next_steps, shown
     from chunkvisor.show.outside import service_manager
     from chunkvisor.supervise.means import Request
     from chunkvisor.supervise.session import run as run_session
@@ -157,7 +157,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         if from_scratch and not given["yes"] and is_terminal(sys.stdin) and not confirmed(question):
             raise click.Abort
         request = Request(loaded, max_rows, from_scratch, update, stop_after_s=given["stop_after_s"], typed=typed())
-        afterwards = Afterwards()
+        afterwards = Observer()
         began_s, code = time.time(), ExitCode.BUG
         try:
             code = run_session(request, Observers(observer, afterwards, guarded=[service_manager()]))
@@ -167,9 +167,9 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         finally:
             if given["log_format"] == "text":
                 complete, trial = code is ExitCode.COMPLETE, max_rows is not None
-                told = afterwards.worked or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
+                told = bool(afterwards.state.attempts) or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
                 for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
                     observer.say(line)
-                if afterwards.worked and code not in (ExitCode.COMPLETE, ExitCode.BUG):
+                if afterwards.state.attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                     _tell_how_to_go_on(observer, workdir)
     sys.exit(int(code))

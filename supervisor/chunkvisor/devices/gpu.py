@@ -126,16 +126,6 @@ def bytes_of(mebibytes: str) -> int | None:
     return int(mebibytes) << 20 if mebibytes.isdecimal() else None
 
 
-def memory_used(text: str, uuids: Sequence[str]) -> dict[str, int]:
-    """Parse `index,uuid,memory.used`: bytes by the device's place in `uuids`, which may hold an index as well."""
-    places, found = {uuid: number for number, uuid in enumerate(uuids)}, dict[str, int]()
-    for index, uuid, used in (values for values in lines_of(text) if len(values) == 3):
-        device, used_bytes = places.get(uuid, places.get(index)), bytes_of(used)
-        if device is not None and used_bytes is not None:
-            found[f"GPU {device}"] = used_bytes
-    return found
-
-
 def in_background(work: Callable[..., _Done], *arguments: Any) -> "Future[_Done]":
     """Do it in a thread that the end of the process does not wait for."""
     done: Future[_Done] = Future()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import Halt
-from chunkvisor.events.event import AttemptStarted, Event, Halted, Note, RunEnded, Weight, plain
+from chunkvisor.events.event import Event, Halted, Note, RunEnded, Weight, plain
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import columns_of, is_terminal, say, write
 from chunkvisor.show.snapshot import look_at, snapshot_of
@@ -164,15 +164,6 @@ class Logger(Observer):
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         if (line := event.line) and (LOGGER.hasHandlers() or not self._told):
             LOGGER.log(_LEVELS[event.weight], "%s", self._in_words(line))
-
-
-class Afterwards(Observer):
-    """Knows, when a run is over, whether a worker was started."""
-
-    worked = False
-
-    def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
-        self.worked = self.worked or isinstance(event, AttemptStarted)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,9 @@ be damaged or hostile: what does not fit is left out, and every word is cleaned 
 
 import contextlib
 import html
-import json
 import pkgutil
 import string
 import time
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
@@ -26,14 +24,14 @@ from chunkvisor.sources.table import peek
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.disk import check_target
 from chunkvisor.store.layout import InvocationFiles, Layout, require_workdir
-from chunkvisor.units import counted, human_bytes, human_moment, human_time, printable
+from chunkvisor.units import counted, human_moment, human_time, printable
 from chunkvisor.version import __version__
 from chunkvisor.words import advice_on_row
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import masked
 
-_MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES, _SENSED = 100, 40, 200, 14, 20
+_MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES = 100, 40, 200, 14
 _STEPS, _SMOOTH, _HEIGHT = 200, 4, 100
 """Of time in a drawing, since more cannot be told apart; and its height, which the page stretches."""
 _RULES = {rule.name: rule for rule in RULES}
@@ -69,30 +67,27 @@ class Story:
     """What the journal says, in the order in which it happened; time is running time, without the pauses of a run."""
 
     def __init__(self, journal: Path) -> None:
-        self.times_s, self.clock_s = list[float](), [0.0]
-        """When each event happened, and how long the runs had been running by then."""
+        self.running_s = 0.0
+        """How long runs have been running by the last event."""
         self.texts: list[tuple[float, int]] = []
         """(when, how many) distinct texts were encoded."""
         self.ended: dict[str, list[float]] = {}
         """When attempts ended, by what became of them."""
-        self.limits: list[tuple[float, float]] = []
-        """(from when on, tokens in a batch, or texts if tokens are not counted)."""
         self.failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = {}
         """By outcome and rule: (how many, time of the last, the last)."""
         self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
         self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
-        state, last_run = RunState(), ""
+        state, last_run, last_s = RunState(), "", 0.0
         for at_s, run, event in read_events(journal):
-            passed_s = max(0.0, at_s - self.times_s[-1]) if run == last_run and self.times_s else 0.0
-            self.times_s.append(max([at_s, *self.times_s[-1:]]))  # even after the clock was set back
-            self.clock_s.append(self.clock_s[-1] + passed_s)
-            last_run, texts = run, state.total("texts_here")
+            if run == last_run:
+                self.running_s += max(0.0, at_s - last_s)  # the clock may have been set back
+            last_run, last_s, texts = run, max(at_s, last_s), state.total("texts_here")
             state.apply(event, at_s)
             if (new := state.total("texts_here") - texts) > 0:
-                self.texts.append((self.clock_s[-1], new))
-            self._apply(event, at_s, self.clock_s[-1])
+                self.texts.append((self.running_s, new))
+            self._apply(event, at_s)
 
-    def _apply(self, event: Event, at_s: float, now_s: float) -> None:
+    def _apply(self, event: Event, at_s: float) -> None:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
@@ -100,25 +95,23 @@ class Story:
                 self.lines.append((at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}"))
             case of.Quarantined() if len(self.quarantined) < _MOST_ROWS:
                 self.quarantined[event.output, event.row] = event
-            case of.Go():
-                self.limits.append((now_s, event.tokens or event.rows))
             case of.AttemptInterrupted():
-                self.ended.setdefault("interrupted", []).append(now_s)
+                self.ended.setdefault("interrupted", []).append(self.running_s)
             case of.FailureEvent():
-                self.ended.setdefault("failed", []).append(now_s)
+                self.ended.setdefault("failed", []).append(self.running_s)
                 kind = event.outcome, event.rule
                 self.failures[kind] = self.failures.get(kind, (0,))[0] + 1, at_s, event
             case of.ChunkCommitted():
-                self.ended.setdefault("committed", []).append(now_s)
+                self.ended.setdefault("committed", []).append(self.running_s)
 
 
 Line = tuple[str, Iterable[tuple[int, float]]]
 """The words for a line of a chart, and its values by step."""
 
 
-def charts_of(story: Story, sensed: Iterable[tuple[float, dict[str, float]]]) -> Iterator[Markup]:
-    """Draw the four charts; one of which nothing is known is left out. `sensed`: (when, bytes by what holds them)."""
-    running_s = story.clock_s[-1]
+def charts_of(story: Story) -> Iterator[Markup]:
+    """Draw throughput and attempts over the running time, if anything has happened."""
+    running_s = story.running_s
     if not running_s:
         return
 
@@ -136,17 +129,6 @@ def charts_of(story: Story, sensed: Iterable[tuple[float, dict[str, float]]]) ->
         counts = {words: Counter(map(step, times)) for words, times in sorted(story.ended.items())}
         sums = [(words, enumerate(accumulate(float(count[each]) for each in steps))) for words, count in counts.items()]
         yield _chart("Attempts", running_s, sums, "{:,.0f}".format)
-    held = dict[str, dict[int, float]]()
-    for at_s, figures in sensed:
-        for name, size_bytes in figures.items():
-            held.setdefault(name, {})[step(story.clock_s[bisect_right(story.times_s, at_s)])] = size_bytes
-    if any(len(points) > 2 for points in held.values()):  # two readings make a straight line, which says nothing
-        lines = [(name, sorted(points.items())) for name, points in sorted(held.items())]
-        yield _chart("Memory", running_s, lines, human_bytes)
-    if len({limit for _, limit in story.limits}) > 1:
-        words = "tokens in a batch, at most (texts if the encoder does not count tokens)"
-        limits = [(step(now_s), limit) for now_s, limit in story.limits]
-        yield _chart("Batch limit", running_s, [(words, limits)], "{:,.0f}".format)
 
 
 def _chart(title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]) -> Markup:
@@ -165,15 +147,6 @@ def _chart(title: str, running_s: float, lines: Sequence[Line], label: Callable[
     marks = [tag("span", label(top * at), class_="mark", style=f"bottom:{100 * at:.0f}%") for at in (0.0, 0.5, 1.0)]
     chart = tag("div", *marks, drawing, *ticks, class_="chart")
     return tag("figure", tag("figcaption", title), tag("p", *named, class_="legend soft"), chart)
-
-
-def _sensed(files: InvocationFiles) -> Iterator[tuple[float, dict[str, float]]]:
-    with contextlib.suppress(OSError), open(files.sensors, "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                found = json.loads(line)
-                held = {str(name): float(size) for name, size in found["held_bytes"].items()}
-                yield float(found["t"]), {name: size for name, size in held.items() if name != "workers"} or held
 
 
 def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
@@ -221,8 +194,7 @@ def render(workdir: Path, now_s: float) -> str:
         heads = ("output", "row", "file and line", "outcome", "reason", "text")
         body += [tag("h2", "Rows without a vector"), table(heads, rows[:_MOST_ROWS])]
         body += [tag("p", f"These are the first {_MOST_ROWS}; the manifests list all.")] * (len(rows) > _MOST_ROWS)
-    sensed = [line for files in invocations[-_SENSED:] for line in _sensed(files)]
-    charts = list(charts_of(story, sensed)) or [tag("p", "Nothing has been encoded yet.")]
+    charts = list(charts_of(story)) or [tag("p", "Nothing has been encoded yet.")]
     told = (tag("li", tag("small", human_moment(at_s)), f" {words}") for at_s, words in sorted(story.lines))
     body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *told)]
     paths = [layout.workdir, *(layout.output(name).manifest for name in status.outputs), layout.events]

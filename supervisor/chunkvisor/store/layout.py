@@ -149,7 +149,6 @@ class InvocationFiles:
 
     log = FileIn("output.log")
     environment = FileIn("environment.json")
-    sensors = FileIn("sensors.jsonl")
     notices = FileIn("notices.jsonl")
 
     @property

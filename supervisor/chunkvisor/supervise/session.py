@@ -13,8 +13,7 @@ from chunkvisor.events.event import Emit, Event, Halted, Invoked, Note, RunEnded
 from chunkvisor.events.journal import Journal
 from chunkvisor.heart.run import Run, Signals
 from chunkvisor.show.lines import Observer, Observers
-from chunkvisor.show.outside import is_textfile, sender_to
-from chunkvisor.show.record import observers_of_run, open_invocation
+from chunkvisor.show.outside import is_textfile, observers_of_run, open_invocation, sender_to
 from chunkvisor.store.disk import check_target, memory_halt, refusal
 from chunkvisor.store.layout import Layout, anything_kept, claim, hold, workdir_gone
 from chunkvisor.supervise.means import Means, Request
