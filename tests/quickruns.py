@@ -18,7 +18,7 @@ import chunkvisor.supervise.session
 _LOADED_LATE = (
     *("chunkvisor.cli.run", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile"),
-    *("chunkvisor.show.lines", "chunkvisor.show.record", "chunkvisor.show.outside"),
+    *("chunkvisor.show.lines", "chunkvisor.show.outside", "chunkvisor.show.outside"),
     "chunkvisor.show.terminal",
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
     *("chunkvisor.show.report", "chunkvisor.devices.stations", "chunkvisor.sources.stage"),
