@@ -91,7 +91,7 @@ def test_room_imports_only_what_stands_below_it() -> None:
 
 def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:
     """What a run imports before its model begins to load has neither numpy nor what works on its outputs."""
-    light = ("cli.run", "config.load", "show.lines", "supervise.session", "show.record")
+    light = ("cli.run", "config.load", "show.lines", "supervise.session", "show.outside")
     program = f"import sys, {', '.join(f'chunkvisor.{name}' for name in light)}; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
