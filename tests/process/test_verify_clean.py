@@ -62,26 +62,14 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
 
 
-def publish(place: ScriptedWorkplace, vectors: np.ndarray) -> None:
-    """Another final file, with a manifest that takes it for the right one."""
+def publish(place: ScriptedWorkplace, value: float) -> None:
+    """Put another final file there, with a row of that value, and a manifest that takes it for the right one."""
+    vectors = expected(TEXTS)
+    vectors[3] = value
     np.save(final(place), vectors)
     content = read_sealed(manifest(place))
     assert content is not None
     write_sealed(manifest(place), {**content, "digest": f"sha256:{digest_file(final(place))}"})
-
-
-def with_nan(place: ScriptedWorkplace) -> None:
-    """A NaN where a number was."""
-    vectors = expected(TEXTS)
-    vectors[3, 5] = np.nan
-    publish(place, vectors)
-
-
-def with_zeros(place: ScriptedWorkplace) -> None:
-    """A vector without a direction."""
-    vectors = expected(TEXTS)
-    vectors[3] = 0
-    publish(place, vectors)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +77,8 @@ def with_zeros(place: ScriptedWorkplace) -> None:
     [
         (lambda place: flip(final(place)), "out.npy: has another digest"),
         (lambda place: cut(final(place)), "out.npy: has 284 bytes where 5 rows x 8 need 288"),
-        (with_nan, "out.npy: has NaN or infinity in 1 row"),
-        (with_zeros, "out.npy: is zero throughout in 1 row"),
+        (lambda place: publish(place, np.nan), "out.npy: has NaN or infinity in 1 row"),
+        (lambda place: publish(place, 0), "out.npy: is zero throughout in 1 row"),
         (lambda place: manifest(place).unlink(), "out.json: is missing"),
         (lambda place: flip(manifest(place)), "out.json: failed its integrity check"),
         (lambda place: flip(chunk(place)), "does not have the digest in its name"),
@@ -184,7 +172,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     for arguments in (("run", str(place.config_path)), ("clean", str(place.workdir))):
         ended = place.here(*arguments)
         assert ended.returncode == 75
-        assert f"the run with pid {process.pid} on " in ended.stderr
+        assert f"another run (pid {process.pid} on " in ended.stderr
     assert process.poll() is None
     kill(process)
     assert place.run_here().returncode == 0
