@@ -102,8 +102,8 @@ class Template:
         """Start a worker, and report it; returns its pidfd, None if there is none."""
         try:
             pid = os.fork()
-        except OSError as error:
-            self._orders.send(to_json(TemplateNews(not_forked=str(error))))
+        except OSError:
+            self._orders.send(to_json(TemplateNews(forked=0)))
             return None
         if pid == 0:
             _be_worker(order, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)

@@ -31,10 +31,7 @@ class Worker(Protocol):
         """Have it end after the batch under way, with what it has encoded in its folder."""
 
     def poll(self) -> int | None:
-        """The return code once it has ended, as subprocess gives it; its group is then ended as well.
-
-        STATUS_LOST of `judge` if it cannot be known any more, NODE_LOST if its machine is lost.
-        """
+        """The return code once it and its group have ended, as subprocess gives it; else STATUS_LOST, NODE_LOST."""
 
     def oom_kills(self) -> int:
         """Processes that its machine killed for lack of memory since it started."""

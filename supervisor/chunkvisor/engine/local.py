@@ -216,8 +216,7 @@ class LocalEngine:
         self._began_s = 0.0
         self._base: dict[str, str] = {}  # the template's environment
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
-        self._forked = 0
-        self._not_forked = ""
+        self._forked: int | None = None  # its answer to an order: the worker's pid, 0 if it could not fork
 
     # --- the template
 
@@ -281,25 +280,21 @@ class LocalEngine:
             elif news.ended is not None:
                 self.statuses[news.ended] = news.returncode
             else:
-                self._forked, self._not_forked = news.forked or 0, news.not_forked or ""
+                self._forked = news.forked
         if self.loading and time.monotonic() - self._began_s > self._settings.startup_s:
             self.fail(f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)")
 
-    def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> _WarmWorker:
-        """Start a worker from the template; if there is none, and it was the template's fault, that has failed by then.
-
-        Raises OSError.
-        """
+    def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> _WarmWorker | None:
+        """Start a worker from the template; None if it could not. Raises OSError."""
         changed = {name: value for name, value in environment.items() if self._base.get(name) != value}
         removed = tuple(name for name in self._base if name not in environment)
         order = to_json(TemplateOrder(str(files.folder), changed, removed))
-        worker, self._forked, self._not_forked = _WarmWorker(self), 0, ""
+        worker, self._forked, deadline_s = _WarmWorker(self), None, time.monotonic() + ANSWER_S
         try:
             assert self._socket is not None
             with open(files.log, "ab") as log:
                 socket.send_fds(self._socket, [order], [worker.theirs.fileno(), log.fileno()])
-            deadline_s = time.monotonic() + ANSWER_S
-            while not self._forked and not self._not_forked and not self.failure:
+            while self._forked is None and not self.failure:
                 self.hear(max(0.0, deadline_s - time.monotonic()))
                 if time.monotonic() > deadline_s:
                     self.fail(f"it has not answered for {ANSWER_S:.0f} s")
@@ -310,9 +305,7 @@ class LocalEngine:
         finally:
             if not worker.pid:
                 worker.close()
-        if not worker.pid:
-            raise BlockingIOError(f"the template could not fork: {self._not_forked or self.failure}")
-        return worker
+        return worker if worker.pid else None
 
     def reap(self, pid: int) -> None:
         """Let the number of an ended worker be given away."""
@@ -372,12 +365,9 @@ class LocalEngine:
         """See Engine."""
         environment = self._environment(station.device, spec.threads, blocking_launches=blocking_launches)
         if not fresh and self.warm:
-            try:
-                return self._fork(files, environment)
-            except BlockingIOError:
-                if self.warm:
-                    raise
-                self.attend()  # it has failed
+            if (worker := self._fork(files, environment)) is not None:
+                return worker
+            self.attend()  # it may have failed
         return _FreshWorker(files, environment)
 
     def _environment(self, device: Device, threads: int, *, blocking_launches: bool = False) -> dict[str, str]:

@@ -268,8 +268,7 @@ class TemplateNews:
 
     loaded_s: float | None = None  # how long it took to load; it forks from now on
     unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
-    forked: int | None = None  # the pid of the worker asked for
-    not_forked: str | None = None  # why there is no worker
+    forked: int | None = None  # the pid of the worker asked for; 0 if no process could be forked
     ended: int | None = None  # the pid of a worker that is a zombie, and stays one until it is to be reaped
     returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
 
