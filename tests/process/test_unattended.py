@@ -8,17 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from chunkvisor.errors import ExitCode
-from harness import ROOT, Ended, Workplace, expected, finish, wait_for
+from harness import ROOT, Ended, finish, wait_for
 
 EXAMPLES = ROOT / "examples" / "unattended"
 UNIT, JOB, LOOP = (EXAMPLES / name for name in ("chunkvisor@.service", "chunkvisor.sbatch", "until-done.sh"))
-TEXTS = [f"text {number}" for number in range(12)]
 
 
 class Service:
@@ -111,8 +109,6 @@ def test_slurm_is_asked_for_a_signal_in_time() -> None:
     ("code", "restarts", "requeued"),
     [
         (ExitCode.COMPLETE, "0", False),
-        (ExitCode.QUARANTINED, "0", False),
-        (ExitCode.MACHINE, "0", False),
         (ExitCode.CONFIG, "0", False),
         (ExitCode.TERMINATED, "0", False),
         (ExitCode.TRY_AGAIN, "0", True),
@@ -170,30 +166,3 @@ def test_loop_hands_sigterm_on(service: Service) -> None:
     assert finish(process).returncode == 75
     assert service.lines("calls") == ["run a b.yaml"]
     assert service.lines("terms") == ["SIGTERM"]
-
-
-def lines_of(page: str, start: str) -> str:
-    """The one line of a page's shell examples that begins like this."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    (line,) = [line for block in blocks for line in block.splitlines() if line.startswith(start)]
-    return line
-
-
-@pytest.mark.parametrize("program", ["nohup"])
-def test_line_in_the_page_works(service: Service, workplace: Workplace, program: str) -> None:
-    """The line of docs/how-to/unattended.md does the job in the background, with a real run."""
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
-    workplace.write_source(TEXTS)
-    workplace.write_config("good:make")
-    workplace.config_path.rename(workplace.folder / "articles.yaml")
-    shutil.copytree(EXAMPLES, workplace.folder / "examples" / "unattended")
-    line = lines_of("docs/how-to/unattended.md", program)
-    env = os.environ | {"CHUNKVISOR": str(service.write_program("real", workplace.command()))}
-    env.pop("TMUX", None)
-
-    # A path short enough for a socket.
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-", dir="/tmp") as env["TMUX_TMPDIR"]:
-        subprocess.run(["bash", "-c", f"{line}\nwait"], cwd=workplace.folder, env=env, check=True, timeout=120)
-        wait_for((workplace.workdir / "out.npy").exists)
-    assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()

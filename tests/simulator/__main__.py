@@ -10,9 +10,7 @@ import time
 import traceback
 from collections import Counter
 
-from .histories import HISTORIES
 from .life import simulate
-from .play import Play
 from .watchdog import Broken
 from .world import SIZES, draw
 
@@ -24,16 +22,7 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seconds", type=float, default=20.0, help="play fresh lives for so long")
     parser.add_argument("--first", type=int, help="the first of the fresh seeds; the others follow")
-    parser.add_argument("--histories", action="store_true", help="print the histories with what is said now")
     options = parser.parse_args()
-    if options.histories:
-        for name, given, history in HISTORIES:
-            print(f"{name} {given}")
-            player = Play(**given)
-            for line in history.strip().splitlines():
-                happens = line.partition("|")[0].strip()
-                print(f"        {happens:<22} | {', '.join(player.line(happens))}".rstrip())
-        return 0
     if options.seed is not None:
         return replay(options.seed, options.size)
     first = options.first if options.first is not None else random.SystemRandom().randrange(10**9)
