@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import EncodeConfig, ModelConfig
-from chunkvisor.config.values import seconds_of
+from chunkvisor.config.model import EncodeConfig, ModelConfig, seconds_of
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from chunkvisor import judge
-from chunkvisor.config import values
+from chunkvisor.config import model as values
 from chunkvisor.config.model import Config
 from chunkvisor.heart import policy, scheduler
 

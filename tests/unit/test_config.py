@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import chunkvisor
 from chunkvisor.config.choices import OnBadRow, Start
-from chunkvisor.config.load import LoadedConfig, from_values, load
+from chunkvisor.config.load import LoadedConfig, from_values, load, parse
 from chunkvisor.config.model import Config
-from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode, Halt
 from soaked import soaked
 
@@ -97,7 +96,7 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
         ("recovery.on_bad_row", "fail", OnBadRow.FAIL),
         ("ingest.memory_limit", "512 MiB", 512 << 20),
         ("ingest.memory_limit", 1 << 28, 1 << 28),
-        ("env", {"OMP_NUM_THREADS": 4}, {"OMP_NUM_THREADS": "4"}),
+        ("env", {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
         ("env", None, {}),
         ("recovery", None, build().recovery),
     ],
@@ -295,8 +294,8 @@ def test_all_problems_at_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("# nothing\n", ": the file holds no keys and values; `chunkvisor init` writes"),
-        ("- a\n", ": the file holds no keys and values"),
+        ("# nothing\n", ": the file has no keys and values; if it is a source"),
+        ("- a\n", ": the file has no keys and values"),
         ("a: b: c", ":1: not valid YAML: mapping values are not allowed here (column 5)"),
         (
             'a: 1\nb: "x\nc: d\n',
@@ -307,9 +306,9 @@ def test_all_problems_at_once(folder: Path) -> None:
         ("a: \0", r":1: the character '\x00' has no place in YAML"),
         (b"a: 1\nb: \xff", ": not UTF-8 text"),
         ("a: !!python/object:os.system {}", ":1: not valid YAML: could not determine a constructor"),
-        ("a: !!int x", ":1: not valid YAML: a value cannot be read as what its tag says"),
-        ("[" * 1000, ":1: nested too deeply"),
-        (" " * (2 << 20), ": larger than"),
+        ("a: !!int x", ":1: not valid YAML: nested too deeply, or a tag that does not fit"),
+        ("[" * 1000, ":1: not valid YAML: nested too deeply"),
+        (" " * (2 << 20), ": cannot be read: it is larger than"),
     ],
 )
 def test_unreadable_text(folder: Path, text: str | bytes, problem: str) -> None:

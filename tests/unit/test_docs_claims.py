@@ -15,9 +15,8 @@ import yaml
 
 from chunkvisor.cli import cli
 from chunkvisor.commands.explain import names
-from chunkvisor.config.load import load
+from chunkvisor.config.load import load, parse
 from chunkvisor.config.model import Config
-from chunkvisor.config.yaml import parse
 from chunkvisor.errors import ExitCode
 from chunkvisor.events.event import KINDS
 from chunkvisor.sources.resolve import IngestRequest

@@ -9,8 +9,7 @@ import yaml
 
 from chunkvisor.commands import tune as tuning_module
 from chunkvisor.commands.tune import draw, tune
-from chunkvisor.config.load import load
-from chunkvisor.config.yaml import with_values
+from chunkvisor.config.load import load, with_values
 from chunkvisor.engine.trial import Trial
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict
@@ -29,7 +28,7 @@ from chunkvisor_worker.contract.messages import Limits, ModelSpec
             "model: {name: m, dtype: 'auto'}\nencode:   # batches\n    normalize: true\n",
             "model: {name: m, dtype: bfloat16}\nencode:   # batches\n    batch_tokens: 4096\n    normalize: true\n",
         ),
-        ('encode: {prompt: "batch_tokens: 1", batch_tokens: auto}\nmodel: {dtype: auto}', None),
+        ("encode: {batch_tokens: auto}\nx: &x {dtype: auto}\nmodel: *x", None),
     ],
     ids=["blocks", "braces", "beyond-us"],
 )

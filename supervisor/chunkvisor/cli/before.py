@@ -127,7 +127,7 @@ def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | N
         what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
         raise Halt(ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config.")
     if write and found["changes"]:
-        from chunkvisor.config.yaml import with_values
+        from chunkvisor.config.load import with_values
         from chunkvisor_worker.contract.files import write_atomic
 
         target = config.resolve()  # a link stays a link

@@ -16,7 +16,7 @@ def command(name: str, example: str) -> Callable[[Callable[..., Any]], click.Com
 
 
 def _in_seconds(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
-    from chunkvisor.config.values import seconds_of
+    from chunkvisor.config.model import seconds_of
 
     try:
         return None if text is None else seconds_of(text)

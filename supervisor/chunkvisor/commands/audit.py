@@ -17,7 +17,7 @@ from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
 from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
-from chunkvisor.config.values import SENTENCE_TRANSFORMERS
+from chunkvisor.config.model import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.trial import Conditions, Trial, allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable

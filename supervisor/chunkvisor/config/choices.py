@@ -7,43 +7,17 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+Dtype = StrEnum("Dtype", ["AUTO", "FLOAT32", "FLOAT16", "BFLOAT16"])
+"""Of the model's weights on the device; AUTO is the checkpoint's own."""
 
-class Dtype(StrEnum):
-    """Name the type of the model's weights on the device; AUTO is the checkpoint's own."""
+EngineKind = StrEnum("EngineKind", ["LOCAL", "RAY"])
 
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
+Start = StrEnum("Start", ["FRESH", "WARM", "AUTO"])
+"""How a worker starts: in a new interpreter, or forked from a template process that has loaded the model."""
 
+OnBadRow = StrEnum("OnBadRow", ["QUARANTINE", "FAIL"])
 
-class EngineKind(StrEnum):
-    """Say where workers run: on this machine, or on the nodes of a Ray cluster."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
-class Start(StrEnum):
-    """Say how a worker starts: in a new interpreter, or forked from a template process that has loaded the model."""
-
-    FRESH = "fresh"
-    WARM = "warm"
-    AUTO = "auto"
-
-
-class OnBadRow(StrEnum):
-    """Say what becomes of a row that the model cannot encode."""
-
-    QUARANTINE = "quarantine"
-    FAIL = "fail"
-
-
-class FinalFormat(StrEnum):
-    """Say how the rows of a final file are written."""
-
-    NPY = "npy"
-    PARQUET = "parquet"
+FinalFormat = StrEnum("FinalFormat", ["NPY", "PARQUET"])
 
 
 class FinalDtype(StrEnum):

@@ -1,23 +1,31 @@
-"""A config file and its --set overrides -> a validated Config, or one message with everything that is wrong."""
+"""A config file and its --set overrides -> a validated Config, or one message with everything that is wrong.
+
+The YAML is read as plain values that remember their lines; `with_values` sets single keys in such a text.
+"""
 
 import copy
 import difflib
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config.choices import AS_PARQUET, COMPRESSIONS, FORMATS, is_secret
+from chunkvisor.config.choices import AS_PARQUET, is_secret
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
-from chunkvisor.config.yaml import Document, Key, YamlError, parse
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import did_you_mean
 
+Key = tuple[str | int, ...]
+"""Where a value stands: keys of mappings and positions in lists, from the top."""
+
+_TAG = "tag:yaml.org,2002:"
 _SIZE_LIMIT_BYTES = 1 << 20
 _ANY = "*"  # stands for the name of an output in a key of the schema
 _SECRET_KEYS = frozenset({"env", "notify"})
@@ -54,6 +62,111 @@ _WORDS = {
 """Types of error of pydantic -> what the value should be."""
 
 
+@dataclass(slots=True)
+class Document:
+    """What a YAML text says, and where."""
+
+    value: Any = None
+    lines: dict[Key, int] = field(default_factory=dict)
+    """Line of each key and list item, from 1."""
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    """(line, sentence) if the text cannot be read, and for each key that stands twice."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML 1.1 less what surprises in a config: dates stay text, and so do 010 (8 in YAML) and 1:30 (90)."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
+        first: [(tag, pattern) for tag, pattern in found if tag.removeprefix(_TAG) in ("bool", "null", "merge")]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    f"{_TAG}float",  # 1e-5 too, which YAML 1.1 takes for text
+    re.compile(r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$"),
+    list("-+0123456789."),
+)
+
+
+def parse(text: str, at: Key = ()) -> Document:
+    """Read the document in the text, whose value is to stand at this key. No value is repeated: it may be a secret."""
+    document = Document()
+    try:
+        loader = _Loader(text)
+        if (node := loader.get_single_node()) is not None:
+            _note(document, node, at, set())
+            document.value = loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark or yaml.Mark("", 0, 0, 0, None, 0)
+        begun = f", {error.context} from line {error.context_mark.line + 1} on" if error.context_mark else ""
+        document.problems.append((mark.line + 1, f"not valid YAML: {error.problem} (column {mark.column + 1}{begun})"))
+    except yaml.reader.ReaderError as error:
+        line = 1 + text.count("\n", 0, error.position)
+        document.problems.append((line, f"the character {chr(int(error.character))!a} has no place in YAML"))
+    except (RecursionError, ValueError, KeyError):  # KeyError and ValueError: a tag such as !!int on other text
+        document.problems.append((1, "not valid YAML: nested too deeply, or a tag that does not fit its value"))
+    return document
+
+
+def _note(document: Document, node: yaml.Node, key: Key, seen: set[yaml.Node]) -> None:
+    """Note the lines of all that is in the node, and make all of its keys text."""
+    if isinstance(node, yaml.ScalarNode):
+        # A number of `env` keeps its digits: 9.10 is not 9.1 to whoever reads the variable.
+        if key[:1] == ("env",) and node.tag in (f"{_TAG}int", f"{_TAG}float"):
+            node.tag = f"{_TAG}str"
+        return
+    if node in seen:  # what an alias repeats has its place where it is anchored
+        return
+    seen.add(node)
+    for position, item in enumerate(node.value):
+        name_node, value_node = item if isinstance(node, yaml.MappingNode) else (item, item)
+        name: str | int = position
+        line = int(name_node.start_mark.line) + 1
+        if isinstance(node, yaml.MappingNode):
+            if name_node.tag == f"{_TAG}merge" or not isinstance(name_node, yaml.ScalarNode):
+                continue
+            name_node.tag = f"{_TAG}str"
+            name = name_node.value
+            if before := document.lines.get((*key, name)):
+                dotted = ".".join(map(str, (*key, name)))
+                sentence = f"{dotted}: this key stands twice, in lines {before} and {line}; keep one"
+                document.problems.append((line, sentence))
+        document.lines[*key, name] = line
+        _note(document, value_node, (*key, name), seen)
+
+
+def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str | None:
+    """Set these keys (section, key) in the text; None if its form does not allow it.
+
+    Comments, order and quotes stay. The result is parsed again: it says what the text said, but for these keys.
+    """
+    wanted = parse(text).value
+    for (section, key), value in values.items():
+        if not isinstance(wanted, dict) or not isinstance(wanted.get(section), dict | None):
+            return None
+        wanted[section] = {**(wanted.get(section) or {}), key: value}
+        root = _Loader(text).get_single_node()
+        assert root is not None
+        found = {name.value: node for name, node in root.value}.get(section)
+        if found is None:
+            text += f"\n{section}:\n  {key}: {value}\n"
+            continue
+        start, end, added = found.start_mark.index, found.start_mark.index, f"{key}: {value}"
+        if isinstance(found, yaml.ScalarNode):  # null: all of its keys are commented out
+            added, end = f"\n  {added}", found.end_mark.index
+        elif at := {name.value: node for name, node in found.value}.get(key):
+            start, end, added = at.start_mark.index, at.end_mark.index, str(value)
+        elif found.flow_style:
+            start, end, added = start + 1, end + 1, added + ", " * bool(found.value)
+        else:
+            added += f"\n{' ' * found.start_mark.column}"
+        text = text[:start] + added + text[end:]
+    result = parse(text)
+    return text if result.value == wanted and not result.problems else None
+
+
 class Given(StrEnum):
     """Say how a config was given: it decides what a person can do if it is refused."""
 
@@ -86,16 +199,24 @@ class LoadedConfig:
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read and validate the file. Raises Halt (exit 78) that lists all problems, each with its line or --set."""
-    if path.suffix.lower() in FORMATS.keys() | COMPRESSIONS and path.is_file():
-        command = f"chunkvisor encode {shlex.quote(str(path))} --column NAME --model MODEL -o OUT.npy"
-        remedy = f"to encode this one file: {command}; or name it in a config, which `chunkvisor init` writes"
-        raise config_error(f"{path} is a source, not a config", remedy=remedy)
     try:
-        document = parse(_read(path))
-    except YamlError as error:
-        raise _wrong_config([f"{path}:{error.line}: {error.sentence}"]) from None
+        with open(path, "rb") as file:
+            data = file.read(_SIZE_LIMIT_BYTES + 1)
+        if len(data) > _SIZE_LIMIT_BYTES:
+            raise ValueError(f"it is larger than {_SIZE_LIMIT_BYTES:,} bytes, and a config is not")
+        document = parse(data.decode("utf-8-sig"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], 1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
+        raise _wrong_config([f"{path}: there is no such file; {hint}"]) from None
+    except UnicodeDecodeError:
+        raise _wrong_config([f"{path}: not UTF-8 text; save the file in this encoding"]) from None
+    except (OSError, ValueError) as error:  # a folder, a name that no file can have
+        raise _wrong_config([f"{path}: cannot be read: {error}"]) from None
     if not isinstance(document.value, dict):
-        raise _wrong_config([f"{path}: the file holds no keys and values; `chunkvisor init` writes a config to edit"])
+        problems = [f"{path}:{line}: {sentence}" for line, sentence in document.problems]
+        hint = "if it is a source, use `chunkvisor encode`; `chunkvisor init` writes a config to edit"
+        raise _wrong_config(problems or [f"{path}: the file has no keys and values; {hint}"])
     folder = path.absolute().parent
     config = _validated(str(path), document, overrides, folder)
     return LoadedConfig(config, path.absolute(), folder, tuple(overrides))
@@ -114,14 +235,14 @@ def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def all_keys(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _all_keys(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield all valid keys; outputs.*.column is ("outputs", "*", "column")."""
     for name, info in model.model_fields.items():
         yield (*prefix, name)
         named = [_ANY] if get_origin(info.annotation) is dict else []
         for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from all_keys(kind, (*prefix, name, *named))
+                yield from _all_keys(kind, (*prefix, name, *named))
 
 
 def without_secret(text: str) -> str:
@@ -130,25 +251,6 @@ def without_secret(text: str) -> str:
     in_mapping = value.lstrip().startswith("{") and is_secret(value)  # such as model.kwargs={token: SECRET}
     secret = dotted.partition(".")[0] in _SECRET_KEYS or is_secret(dotted.rpartition(".")[2]) or in_mapping
     return f"{dotted}=…" if equals and secret else text
-
-
-def _read(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_SIZE_LIMIT_BYTES + 1)
-    except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], 1)
-        hint = f"`chunkvisor init {shlex.quote(str(path))}` writes a config to start from"
-        hint = f"did you mean {path.with_name(near[0])}?" if near else hint
-        raise _wrong_config([f"{path}: there is no such file; {hint}"]) from None
-    except (OSError, ValueError) as error:  # a folder, a name that no file can have
-        raise _wrong_config([f"{path}: cannot be read: {error}"]) from None
-    if len(data) > _SIZE_LIMIT_BYTES:
-        raise _wrong_config([f"{path}: larger than {_SIZE_LIMIT_BYTES:,} bytes; this cannot be a config"])
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise _wrong_config([f"{path}: not UTF-8 text; save the file in this encoding"]) from None
 
 
 def _wrong_config(problems: Sequence[str]) -> Halt:
@@ -180,18 +282,17 @@ def _validated(name: str, document: Document, overrides: Sequence[str], folder: 
 
 
 def _override(document: Document, places: dict[Key, int | str], place: str, text: str) -> str:
-    """Apply one KEY=VALUE to the values; says what is wrong with it."""
+    """Apply one KEY=VALUE to the values; returns what is wrong with it."""
     dotted, equals, value_text = text.partition("=")
-    if not equals or not all(dotted.split(".")):
-        return "write it as --set KEY=VALUE, such as --set chunk.size=200"
     key = tuple(dotted.split("."))
+    if not equals or not all(key):
+        return "write it as --set KEY=VALUE, such as --set chunk.size=200"
     outputs = document.value.get("outputs")
     if key[0] == "outputs" and len(key) > 2 and isinstance(outputs, dict) and key[1] not in outputs:
         return f"there is no output {key[1]}; {did_you_mean(key[1], outputs, 'valid here')}"
-    try:
-        value = parse(value_text, key).value
-    except YamlError as error:
-        return error.sentence
+    given = parse(value_text, key)
+    if given.problems:
+        return given.problems[0][1]
     section = document.value
     for depth, part in enumerate(key[:-1], start=1):
         if section.get(part) is None:
@@ -200,7 +301,7 @@ def _override(document: Document, places: dict[Key, int | str], place: str, text
             return f"{'.'.join(key[:depth])} is a single value or a list and has no keys"
         section = section[part]
         places.setdefault(key[:depth], place)
-    section[key[-1]] = value
+    section[key[-1]] = given.value
     for known in [known for known in places if known[: len(key)] == key]:
         del places[known]
     places[key] = place
@@ -254,18 +355,16 @@ def _depth(values: Any, key: Key) -> int:
 
 
 def _unknown(key: tuple[str, ...]) -> str:
-    """Say what was probably meant: the nearest key of the section, else a key of that name in another section."""
+    """Name the nearest key of the section, or else a key of that name in another section."""
     if instead := GONE.get(key[2:] if key[0] == "outputs" else key):
         return f"this key is gone: {instead}"
-    keys = list(all_keys())
+    keys = list(_all_keys(Config))
     section = (key[0], _ANY, *key[2:-1]) if key[0] == "outputs" else key[:-1]
     siblings = [known[-1] for known in keys if known[:-1] == section]
     if near := difflib.get_close_matches(key[-1].lower(), siblings, 1):
         return f"unknown key; did you mean {'.'.join((*key[:-1], near[0]))}?"
-    elsewhere = difflib.get_close_matches(key[-1].lower(), [known[-1] for known in keys], 1, cutoff=0.85)
-    for known in keys:
-        if elsewhere and known[-1] == elsewhere[0]:
-            return f"unknown key; did you mean {'.'.join(known).replace(_ANY, '<name>')}?"
+    if elsewhere := [known for known in keys if known[-1] == key[-1]]:
+        return f"unknown key; did you mean {'.'.join(elsewhere[0]).replace(_ANY, '<name>')}?"
     return f"unknown key; valid here: {', '.join(siblings)}"
 
 

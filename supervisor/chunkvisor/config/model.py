@@ -1,11 +1,14 @@
 """The configuration of a run as a validated, frozen model, and what workers get of it.
 
-The docstring of a key is its description in docs/reference/config.md.
+The docstring of a key is its description in docs/reference/config.md. A wrong value raises pydantic's own error, or one
+of type `refused` with a sentence; `load` makes messages of them.
 """
 
+import glob
 import os
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,29 +18,219 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    JsonValue,
+    SecretStr,
+    StrictBool,
     StrictStr,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from chunkvisor.config import values
 from chunkvisor.config.choices import Dtype, EngineKind, FinalDtype, FinalFormat, OnBadRow, Start
-from chunkvisor.config.values import SENTENCE_TRANSFORMERS, empty, refused
 from chunkvisor.units import did_you_mean
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+
+SENTENCE_TRANSFORMERS = "sentence-transformers"
+"""The value of `model.encoder` that is not a plug-in."""
+
+MOST_SHARDS = 10_000
+"""Their names have four digits, so that names sort as numbers do."""
+
+_MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
+_OWN_COLUMNS = ("row", "source_row", "vector")
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
+_SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
+_OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+# --- kinds of value
+
+
+def refused(sentence: str, *, of_section: bool = False) -> PydanticCustomError:
+    """Make an error with a given sentence; `of_section`: it is about the key's whole section."""
+    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "of_section": of_section})
+
+
+def _matching(pattern: str, what: str) -> AfterValidator:
+    """Refuse text that is not `what`: that a pattern does not match says nothing to a reader."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise refused(f"should be {what}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _number(value: Any) -> Any:
+    """Read numbers as people write them: "1_000", "1e3" and 1000.0 are 1000; leave anything else unchanged."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    return int(number) if isinstance(number, float) and number.is_integer() and number <= _MOST else number
+
+
+def seconds(value: Any) -> Any:
+    """Read seconds from a number or from text like "10m"."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"(.+?) ?([smhd]?)", value)
+        count = _number(match[1]) if match else value
+        if match is None or isinstance(count, str):
+            raise refused('should be a number of seconds, or a time like "90s", "10m" or "2h"')
+        return count * _UNITS_S[match[2]]
+    return _number(value)
+
+
+# Takes null for an empty section: its keys are all commented out.
+_OR_NULL = BeforeValidator(lambda value: {} if value is None else value)
+_ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+
+
+def _system_text(text: str) -> str:
+    """Pass text that system calls take, without a NUL or a lone surrogate."""
+    try:
+        if b"\0" not in os.fsencode(text):
+            return text
+    except UnicodeEncodeError:
+        pass
+    raise refused("has a character that no path or variable can hold")
+
+
+def _joined(text: str, info: ValidationInfo) -> str:
+    """Make the path absolute, relative to the folder in the validation context (else to the current one)."""
+    folder = str(Path((info.context or {}).get("folder", "")).absolute())
+    own = Path(os.path.expanduser(_system_text(text)))  # noqa: PTH111 - Path.expanduser raises if there is no home
+    while own.parts[:1] == ("..",):  # a/../b is not b if a is a symbolic link
+        folder = os.path.dirname(os.path.realpath(folder))  # noqa: PTH120 - of a str; Path.resolve raises for a loop
+        own = Path(*own.parts[1:])
+    if glob.has_magic(str(own)) and not os.path.lexists(Path(folder, own)):
+        folder = glob.escape(folder)  # only what the person wrote is a pattern
+    return str(Path(folder, own))
+
+
+def _path(text: str) -> str:
+    if address := _ADDRESS.match(text):
+        raise refused(f"{address[1]}:// is the address of something elsewhere; name a path on this machine")
+    if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
+        raise refused(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")
+    return text
+
+
+def _source(text: str, info: ValidationInfo) -> str:
+    address = _ADDRESS.match(text)
+    if address is None:
+        return _joined(text, info)
+    if address[1].lower() == "file":
+        raise refused("file:// is not needed; name the path itself")
+    if "@" in address[2] or _SECRET_ARGUMENT.search(text):
+        raise refused(
+            "this address holds a password, a key or a token, and would be repeated in manifests; leave it out, and "
+            "set it in the environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+        )
+    return text
+
+
+def _prom(path: Path) -> Path:
+    if path.suffix != ".prom":
+        raise refused("must end in .prom: node_exporter reads no other file")
+    return path
+
+
+def _one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
+    if len(devices) > 1 and "cpu" in devices:
+        raise refused("cpu does not go together with other devices: their vectors differ in the last digits")
+    return devices
+
+
+def _carried(names: tuple[str, ...]) -> tuple[str, ...]:
+    folded = [name.casefold() for name in names]
+    if found := [name for name in folded if name in _OWN_COLUMNS or folded.count(name) > 1]:
+        raise refused(f"{found[0]} is given twice, or is a column that chunkvisor writes itself; rename it")
+    return names
+
+
+def _not_empty(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values:
+        raise refused("should not be empty")
+    return values
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise refused("should have each output once")
+    return names
+
+
+def _env_name(name: str) -> str:
+    if name in _OWNED_ENV:
+        raise refused(
+            "chunkvisor sets this itself; choose GPUs with `device`, and set HF_HUB_OFFLINE for the whole run"
+        )
+    return name
+
+
+_AS_WRITTEN = BeforeValidator(_number)
+Name = Annotated[StrictStr, Field(min_length=1)]
+Positive = Annotated[int, Field(strict=True, ge=1, le=_MOST), _AS_WRITTEN]
+PositiveOrAuto = Positive | Literal["auto"]
+NotNegative = Annotated[int, Field(strict=True, ge=0, le=_MOST), _AS_WRITTEN]
+UpToEight = Annotated[int, Field(strict=True, ge=0, le=8), _AS_WRITTEN]
+OneToSixteen = Annotated[int, Field(strict=True, ge=1, le=16), _AS_WRITTEN]
+Shards = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARDS), _AS_WRITTEN]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)]
+Memory = Annotated[ByteSize, Field(ge=64 << 20, le=1 << 50)]
+PlainValues = Annotated[dict[StrictStr, JsonValue], _OR_NULL]
+Encoder = Annotated[
+    StrictStr,
+    _matching(
+        rf"{SENTENCE_TRANSFORMERS}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*",
+        f'"{SENTENCE_TRANSFORMERS}" or "package.module:factory"',
+    ),
+]
+_Device = Annotated[
+    StrictStr, _matching(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", '"cuda", "cuda:N" or "cpu", or a list of GPUs')
+]
+Devices = Annotated[tuple[_Device, ...], AfterValidator(_one_kind), AfterValidator(_not_empty), _ONE_OR_MORE]
+# Secret, as most addresses hold a token or a password.
+Addresses = Annotated[tuple[Annotated[SecretStr, Field(min_length=1)], ...], Field(max_length=20), _ONE_OR_MORE]
+Columns = Annotated[tuple[Name, ...], AfterValidator(_carried), _ONE_OR_MORE]
+EnvName = Annotated[
+    StrictStr, AfterValidator(_env_name), _matching("[A-Za-z_][A-Za-z0-9_]*", "a name for an environment variable")
+]
+EnvValue = Annotated[StrictStr, AfterValidator(_system_text)]
+OutputName = Annotated[StrictStr, _matching("[A-Za-z0-9_-]{1,100}", "letters, digits, _ and - (100 at most)")]
+OutputNames = Annotated[tuple[StrictStr, ...], Field(min_length=2), AfterValidator(_distinct)]
+FilePath = Annotated[
+    Path, BeforeValidator(_joined), BeforeValidator(TypeAdapter(Annotated[Name, AfterValidator(_path)]).validate_python)
+]
+PromFile = Annotated[FilePath, AfterValidator(_prom)]
+Folders = Annotated[tuple[FilePath, ...], Field(max_length=100), _ONE_OR_MORE]
+Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], AfterValidator(_not_empty), _ONE_OR_MORE]
+
+
+def seconds_of(value: object) -> float:
+    """Read a time that is not in a config: an option or an argument. Raises ValueError, with words."""
+    try:
+        return TypeAdapter(Seconds).validate_python(value)
+    except ValidationError:
+        raise ValueError(f'{value!r} is not a time; write seconds, or "90s", "10m" or "3h"') from None
+
 
 AUTO_ROWS = 32
 """Rows of a batch without a token budget, as in sentence-transformers."""
 
 AUTO_TOKENS = {"cpu": 2048, "cuda": 32768}
-"""Padded tokens of a batch for `encode.batch_tokens: auto`. On a CPU more of them fall out of the cores' caches; on a
-GPU this is 64 texts of 512 tokens, and `PADDING_TOKENS` and the free memory end most batches before."""
+"""Padded tokens of a batch for `encode.batch_tokens: auto`. More of them fall out of a CPU's caches; on a GPU this is
+64 texts of 512 tokens, and `PADDING_TOKENS` and the free memory end most batches earlier."""
 
 PADDING_TOKENS = {"cpu": 64, "cuda": 2048}
-"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured
-(docs/explanation/performance.md), on a GPU the ten milliseconds or so in which it waits for the kernels of a deep
-model to be launched."""
+"""What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured, on a GPU the ten
+milliseconds or so in which it waits for the kernels of a deep model."""
 
 _OF_MODEL = {"dtype", "torch_dtype", "revision", "trust_remote_code", "device", "device_map", "token", "use_auth_token"}
 """Arguments of a model's constructor that keys of the config decide, or HF_TOKEN in the environment."""
@@ -51,8 +244,11 @@ _OF_ENCODE = {
 
 def _refuse_owned(kwargs: dict[str, Any], owned: set[str]) -> dict[str, Any]:
     if found := sorted(owned & kwargs.keys()):
-        raise refused(f"{', '.join(found)}: not for here; use the key of the config, and HF_TOKEN for a token")
+        raise refused(f"{', '.join(found)}: cannot be set here; use the config's key for it, and HF_TOKEN for a token")
     return kwargs
+
+
+# --- sections
 
 
 class Section(BaseModel):
@@ -69,30 +265,30 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nothing_given(cls, value: Any) -> Any:
-        return empty(value)
+        return {} if value is None else value
 
 
 class ModelConfig(Section):
     """`model`: which model makes the vectors."""
 
-    encoder: values.Encoder = SENTENCE_TRANSFORMERS
+    encoder: Encoder = SENTENCE_TRANSFORMERS
     """sentence-transformers, or "package.module:factory" of a plug-in encoder."""
-    name: values.Name
+    name: Name
     """Hub id or local folder; a plug-in encoder gets it as it is."""
-    revision: values.Name | None = None
+    revision: Name | None = None
     """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
     dtype: Dtype = Dtype.AUTO
     """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
-    max_length: values.Positive | None = None
+    max_length: Positive | None = None
     """Tokens after which a text is cut; null = the model's own limit."""
     pooling: Literal["mean", "cls", "lasttoken", "max"] | None = None
     """How the vectors of a text's tokens become one; only for a model without modules.json, whose files do not say."""
-    trust_remote_code: values.Flag | None = None
+    trust_remote_code: StrictBool | None = None
     """Run Python code that comes with the model: true, only for models you trust. false = leave that code out on
     purpose, and take the class of transformers; null = undecided."""
-    kwargs: values.PlainValues = Field(default={})
+    kwargs: PlainValues = Field(default={})
     """More arguments for the model's constructor, such as attn_implementation."""
-    expect: values.FilePath | None = None
+    expect: FilePath | None = None
     """File (.jsonl) of texts and the vectors that the model must give for them; null = none."""
 
     @property
@@ -115,30 +311,30 @@ class ModelConfig(Section):
     def _local_folder(cls, name: str, info: ValidationInfo) -> str:
         if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
             return name
-        folder = values.joined(name, info)
+        folder = _joined(name, info)
         return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
 
 
 class EncodeConfig(Section):
     """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
 
-    batch_size: values.PositiveOrAuto = "auto"
+    batch_size: PositiveOrAuto = "auto"
     """Texts in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in encoder)."""
-    batch_tokens: values.PositiveOrAuto | None = "auto"
+    batch_tokens: PositiveOrAuto | None = "auto"
     """Padded tokens in a batch, at most; auto = 2,048 on a CPU; on a GPU 32,768, or what fits the memory that is
     measured free. null = texts alone decide (then batch_size auto is 32)."""
-    normalize: values.Flag = False
+    normalize: StrictBool = False
     """Scale every vector to length 1."""
     prompt: StrictStr | None = None
     """Text put before every text; not together with prompt_name."""
-    prompt_name: values.Name | None = None
+    prompt_name: Name | None = None
     """One of the model's own prompts, by name; not together with prompt."""
     task: Literal["query", "document"] | None = None
     """query or document: encode as encode_query or encode_document of sentence-transformers do, with the prompt and
     the part of the model that are for it."""
-    kwargs: values.PlainValues = Field(default={})
+    kwargs: PlainValues = Field(default={})
     """More arguments for the model's own encode, such as {task: retrieval.passage}."""
-    truncate_dim: values.Positive | None = None
+    truncate_dim: Positive | None = None
     """Keep only this many leading dimensions; null = all."""
 
     @field_validator("kwargs")
@@ -157,10 +353,10 @@ class EncodeConfig(Section):
 class ChunkConfig(Section):
     """`chunk`: the unit of work that one worker process does."""
 
-    size: values.PositiveOrAuto = 1000
+    size: PositiveOrAuto = 1000
     """Distinct texts in a chunk; a fault costs at most this much work. auto = as many as a worker does in about 40
     s."""
-    keep: values.Flag = False
+    keep: StrictBool = False
     """Keep the chunk files once the final file is verified."""
 
 
@@ -170,10 +366,10 @@ class WorkersConfig(Section):
     start: Start = Start.AUTO
     """fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the model; auto = warm
     where that works. A retry is always fresh."""
-    standby: values.UpToEight = 1
+    standby: UpToEight = 1
     """Workers prepared ahead, for each device; a fresh one holds a copy of the weights in host memory, warm ones share
     it."""
-    per_device: values.OneToSixteen = 1
+    per_device: OneToSixteen = 1
     """Workers that compute on one device at the same time; workers on the CPU share its cores."""
 
 
@@ -182,74 +378,74 @@ class EngineConfig(Section):
 
     kind: EngineKind = EngineKind.LOCAL
     """local = on this machine; ray = on the nodes of a Ray cluster (extra `ray`)."""
-    address: values.Name = "auto"
+    address: Name = "auto"
     """Address of the Ray cluster; auto = the cluster that this machine belongs to."""
 
 
 class RecoveryConfig(Section):
     """`recovery`: what is tried, and for how long, before rows or the run are given up."""
 
-    attempts: values.Positive = 3
+    attempts: Positive = 3
     """Tries of a chunk for one cause, and failed starts in a row on one device; halving after out of memory does not
     count."""
-    min_batch_size: values.Positive = 1
+    min_batch_size: Positive = 1
     """Halving after out of memory stops at this many texts."""
-    startup_timeout: values.Seconds = 600.0
+    startup_timeout: Seconds = 600.0
     """Seconds from the start of a worker to its first batch."""
-    stall_timeout: values.Seconds = 300.0
+    stall_timeout: Seconds = 300.0
     """Seconds without progress after which a worker is ended."""
-    wait_timeout: values.Seconds = 600.0
+    wait_timeout: Seconds = 600.0
     """Seconds to wait for a busy GPU, a neighbour's memory, a full disk or the hub."""
-    grace: values.Seconds = 25.0
+    grace: Seconds = 25.0
     """Seconds from SIGTERM to the end of the run: what the chunks under way have encoded is saved by then. Keep it
     shorter than the time after which whatever sent the SIGTERM kills the run."""
     on_bad_row: OnBadRow = OnBadRow.QUARANTINE
     """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
-    max_bad_rows: values.NotNegative = 100
+    max_bad_rows: NotNegative = 100
     """With more quarantined rows than this the run ends: usually the config is wrong, not the data."""
 
 
 class IngestConfig(Section):
     """`ingest`: how sources are read."""
 
-    memory_limit: values.Memory = ByteSize(1 << 30)
+    memory_limit: Memory = ByteSize(1 << 30)
     """Memory for reading the sources."""
 
 
 class MetricsConfig(Section):
     """`metrics`: figures for a monitoring system."""
 
-    textfile: values.PromFile | None = None
+    textfile: PromFile | None = None
     """File, `*.prom`, that is kept up to date in Prometheus' text format; its folder must exist. null = none."""
 
 
 class OutputChunkConfig(Section):
     """`outputs.*.chunk`: overrides `chunk.size` for one output."""
 
-    size: values.PositiveOrAuto | None = None
+    size: PositiveOrAuto | None = None
     """Distinct texts in a chunk of this output; null = chunk.size."""
 
 
 class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
-    source: values.Sources
+    source: Sources
     """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
     .gz or .zst; .parquet."""
-    template: values.Name | None = None
+    template: Name | None = None
     """Text with columns in braces, as in "Summary: {title}"; NULL is filled in as empty text."""
-    sql: values.Name | None = None
+    sql: Name | None = None
     """SQL expression over the columns, in DuckDB's dialect."""
     # After the other two, so that its validator sees them.
-    column: values.Name | None = Field(default=None, validate_default=True)
+    column: Name | None = Field(default=None, validate_default=True)
     """Column whose text is encoded; a .txt source has one, called text."""
-    skip_blank: values.Flag = False
+    skip_blank: StrictBool = False
     """true = blank lines of a .txt source do not count as rows."""
-    where: values.Name | None = None
+    where: Name | None = None
     """SQL condition over the columns; only rows for which it holds are in the output, numbered from 0."""
-    columns: values.Columns = ()
+    columns: Columns = ()
     """Columns that are carried along: in parquet next to the vector, with npy in NAME.rows.parquet."""
-    shards: values.Shards | None = None
+    shards: Shards | None = None
     """Number of files over which the rows are spread, in a folder of the output's name; null = one file."""
     format: FinalFormat = FinalFormat.NPY
     """Of the final file: npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
@@ -264,13 +460,11 @@ class OutputConfig(Section):
     @property
     def template_note(self) -> str:
         """Say what is probably not meant in the template; empty if all seems to be."""
-        found = next((each for each in (r"\n", r"\t") if each in (self.template or "")), "")
-        if not found:
+        if not re.search(r"\\[nt]", self.template or ""):
             return ""
         return (
-            f"the template has a backslash and the letter {found[1]}, which stand in every text as they are. If a line "
-            f'break or a tab is meant: in YAML, double quotes: "{{title}}\\n{{body}}"; in a shell: '
-            "$'{title}\\n{body}'"
+            r"the template has \n or \t as two characters; for a line break or a tab, write it in double quotes in a "
+            r"""config, "{title}\n{body}", and in a shell as $'{title}\n{body}'"""
         )
 
     @field_validator("column")
@@ -298,7 +492,7 @@ def _some(outputs: dict[str, OutputConfig]) -> dict[str, OutputConfig]:
 class Config(Section):
     """A whole config file; all paths in it are absolute."""
 
-    workdir: values.Folder
+    workdir: FilePath
     """Folder of all state and all final files."""
     model: ModelConfig
     """Which model makes the vectors."""
@@ -306,11 +500,11 @@ class Config(Section):
     """How texts become vectors."""
     chunk: ChunkConfig = ChunkConfig()
     """The unit of work that one worker process does."""
-    reuse: values.Flag = True
+    reuse: StrictBool = True
     """A text of which this workdir has a vector, made by the same model in the same way, is not encoded again."""
-    reuse_from: values.Folders = ()
+    reuse_from: Folders = ()
     """Other workdirs whose finished outputs are looked up as well; they are only read, and what is taken is copied."""
-    device: values.Devices = ("cuda",)
+    device: Devices = ("cuda",)
     """cuda = every visible GPU; a run never falls back to the CPU by itself."""
     workers: WorkersConfig = WorkersConfig()
     """How worker processes are started."""
@@ -318,19 +512,19 @@ class Config(Section):
     """Where workers run."""
     recovery: RecoveryConfig = RecoveryConfig()
     """What is tried before rows or the run are given up."""
-    env: Annotated[dict[values.EnvName, values.EnvValue], values.OR_NULL] = Field(default={})
+    env: Annotated[dict[EnvName, EnvValue], _OR_NULL] = Field(default={})
     """More environment variables for the workers; not those that chunkvisor sets itself, such as
     CUDA_VISIBLE_DEVICES."""
     ingest: IngestConfig = IngestConfig()
     """How sources are read."""
     metrics: MetricsConfig = MetricsConfig()
     """Figures for a monitoring system."""
-    notify: values.Addresses = ()
+    notify: Addresses = ()
     """Addresses that are told of the end and of the first bad row. They may hold passwords, and are never
     repeated anywhere."""
-    outputs: Annotated[dict[values.OutputName, OutputConfig], BeforeValidator(empty), AfterValidator(_some)]
+    outputs: Annotated[dict[OutputName, OutputConfig], _OR_NULL, AfterValidator(_some)]
     """The final files, one entry each, at least one."""
-    combine: Annotated[dict[values.OutputName, values.OutputNames], BeforeValidator(empty)] = Field(default={})
+    combine: Annotated[dict[OutputName, OutputNames], _OR_NULL] = Field(default={})
     """More final files: the vectors of several outputs side by side, for the same rows."""
 
     @model_validator(mode="after")
@@ -358,16 +552,11 @@ class Config(Section):
             raise refused("model.pooling is for a model of sentence-transformers; a plug-in encoder pools by itself")
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
-            for key in ("prompt_name", "task", "kwargs"):
-                if getattr(encode, key):
-                    raise refused(
-                        f"output {name}: encode.{key} is for a model of sentence-transformers; a plug-in encoder gets "
-                        "texts alone: write a prompt as encode.prompt, and give it what else it needs as model.kwargs"
-                    )
-            if isinstance(encode.batch_tokens, int):
+            given = [key for key in ("prompt_name", "task", "kwargs") if getattr(encode, key)]
+            if given or isinstance(encode.batch_tokens, int):
                 raise refused(
-                    f"output {name}: encode.batch_tokens cannot hold for a plug-in encoder, whose tokens cannot be "
-                    "counted; use encode.batch_size"
+                    f"output {name}: encode.{(*given, 'batch_tokens')[0]} is for a model of sentence-transformers; a "
+                    "plug-in encoder takes encode.prompt, encode.batch_size and model.kwargs instead"
                 )
         return self
 

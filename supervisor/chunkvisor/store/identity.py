@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chunkvisor.config.choices import digested
-from chunkvisor.config.model import Config
-from chunkvisor.config.values import SENTENCE_TRANSFORMERS
+from chunkvisor.config.model import SENTENCE_TRANSFORMERS, Config
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import digest_of, read_if_whole, read_record, write_record
 from chunkvisor_worker.contract.exits import Outcome
