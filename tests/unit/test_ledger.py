@@ -1,13 +1,10 @@
 """What a new process makes of the folder of an output: chunks, parts of chunks, bad texts and attempts."""
 
-import errno
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-import chunkvisor.store.ledger
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout, OutputLayout
@@ -89,17 +86,6 @@ def test_discard(layout: OutputLayout, chunk: int, bad: list[int]) -> None:
     assert ledger.parts(1).bad == (BAD,)
 
 
-@pytest.mark.parametrize(("there", "number"), [([], 1), (["1", "2"], 3), (["2", "9", "10"], 11), (["1", "notes"], 2)])
-def test_number_of_an_attempt(layout: OutputLayout, there: list[str], number: int) -> None:
-    """A new attempt has the number after the highest, whatever has been cleared away, and a folder of its own."""
-    for name in there:
-        (layout.attempts_of(0) / name).mkdir(parents=True)
-    given, files = loaded(layout).new_attempt(0)
-    assert given == number
-    assert files.folder.is_dir()
-    assert files.folder.name not in there
-
-
 # --- parts: texts 10 to 13 are chunk 2
 
 
@@ -108,11 +94,6 @@ def parts_in(folder: Path, fingerprint: str = "f") -> Parts:
     layout = Layout(folder).output("out")
     layout.state.mkdir(parents=True, exist_ok=True)
     return Parts(layout, 2, 10, 14, fingerprint)
-
-
-def refusing(*_: object) -> None:
-    """In place of a function, on a full disk."""
-    raise OSError(errno.ENOSPC, "ENOSPC")
 
 
 @pytest.mark.parametrize(
@@ -158,17 +139,3 @@ def test_damaged_parts(tmp_path: Path, damage: str) -> None:
         with pytest.raises(OSError, match="is damaged"):
             parts_in(tmp_path).compose(DIMENSION)
     assert parts_in(tmp_path).missing() == [10, 11]
-
-
-@pytest.mark.parametrize("add", [lambda parts, path: parts.add(10, path, [12]), lambda parts, _: parts.add_bad(BAD)])
-def test_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Any) -> None:
-    """It is still missing, in this process and in the next, and the file that it came from is there."""
-    path = vectors(tmp_path, 4)
-    parts = parts_in(tmp_path)
-    parts.add(10, path, [10])
-    with monkeypatch.context() as patch:
-        patch.setattr(chunkvisor.store.ledger, "write_record", refusing)
-        with pytest.raises(OSError, match="ENOSPC"):
-            add(parts, path)
-    assert parts.missing() == parts_in(tmp_path).missing() == [11, 12, 13]
-    assert path.exists()
