@@ -1,30 +1,25 @@
-"""What other programs hear of a run: metrics, notices, and a service manager over a real socket (sd_notify(3))."""
+"""What other programs hear of a run: metrics and notices."""
 
 import http.server
 import json
 import re
-import secrets
-import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from chunkvisor.config.model import Config
 from chunkvisor.errors import Halt
-from chunkvisor.events.event import ChunkCommitted, Halted, Invoked
+from chunkvisor.events.event import Halted
 from chunkvisor.events.state import RunState
 from chunkvisor.show import outside
-from chunkvisor.show.lines import Observer
-from chunkvisor.show.outside import Metrics, Notices, Systemd, service_manager
+from chunkvisor.show.outside import Metrics, Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.supervise import session
 from chunkvisor.supervise.session import require_extras
-from harness import Workplace, finish, wait_for
+from harness import Workplace, wait_for
 from late import needs
 
 SECRET = "s3cr3t-of-the-address"
@@ -187,89 +182,3 @@ def test_the_end_waits_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (line,) = (tmp_path / "notices.jsonl").read_text().splitlines()
     assert json.loads(line)["end"] == "delivered"
     go_on.set()
-
-
-# systemd.
-
-
-class Manager:
-    """The socket of a service manager in the abstract namespace; `heard` has all assignments so far."""
-
-    def __init__(self) -> None:
-        self.address = f"@chunkvisor-test-{secrets.token_hex(8)}"
-        self.heard: list[str] = []
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind("\0" + self.address[1:])
-        self.socket.setblocking(False)
-
-    def hears(self, start: str) -> bool:
-        """Whether an assignment that begins like this has come."""
-        while True:
-            try:
-                self.heard += self.socket.recv(4096).decode().split("\n")
-            except BlockingIOError:
-                return any(line.startswith(start) for line in self.heard)
-
-
-@pytest.fixture
-def manager() -> Iterator[Manager]:
-    """A manager that listens."""
-    manager = Manager()
-    yield manager
-    manager.socket.close()
-
-
-def test_run_is_ready_alive_and_stopping(workplace: Workplace, manager: Manager) -> None:
-    """The manager hears when the loop begins, that it lives, how far it is, and that it stops; workers stay silent."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("waiting:make", model__kwargs={"chunk": 1}, chunk__size=4)
-    env = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "300000"}
-    process = workplace.start("run", str(workplace.config_path), env=env)
-    wait_for(lambda: manager.hears("READY=1"))
-    # Always listening: a socket's queue has room for ten messages (net.unix.max_dgram_qlen), and then they are lost.
-    wait_for(lambda: manager.hears("STATUS=computing") and (workplace.folder / "waiting").exists())
-    del manager.heard[:]
-    wait_for(lambda: manager.hears("WATCHDOG=1"))
-    for child in psutil.Process(process.pid).children(recursive=True):
-        assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(child.environ())
-    process.send_signal(signal.SIGTERM)
-    wait_for(lambda: manager.hears("STOPPING=1"))
-    (workplace.folder / "release").touch()
-    assert finish(process).returncode == 143
-
-
-def test_readiness_of_a_run_that_is_short(workplace: Workplace, manager: Manager) -> None:
-    """With nothing to do it is ready before it ends, or systemd would take it for a failure; one refused never is."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("good:make")
-    assert workplace.run().returncode == 0
-    assert workplace.run(env={"NOTIFY_SOCKET": manager.address}).returncode == 0
-    assert manager.hears("READY=1")
-    del manager.heard[:]
-    workplace.write_config("good:make", outputs__out__column="none", workdir="other")
-    assert workplace.run(env={"NOTIFY_SOCKET": manager.address}).returncode == 78
-    assert manager.hears("STATUS=")
-    assert "none" in manager.heard[-1]
-    assert not manager.hears("READY=1")
-
-
-@pytest.mark.parametrize("address", ["", "vsock:2:1234"])
-def test_no_manager(address: str) -> None:
-    """Without an address that is ours to use, nothing is told; the variables are taken out all the same."""
-    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "HOME": "/"}
-    assert type(service_manager(environ)) is Observer
-    assert environ == {"HOME": "/"}
-
-
-def test_the_manager_hears_one_line_now_and_then(manager: Manager) -> None:
-    """Whatever a message holds, the status is one line; a manager that is gone does no harm."""
-    for observer in (Systemd(manager.address, 60), Systemd("/nowhere/notify", 60)):
-        state = RunState()
-        for event in (Invoked("w"), *(ChunkCommitted("out", done, 1, done, done, 9) for done in range(1, 9))):
-            state.apply(event, 1000.0)
-            observer.event(event, state)
-            observer.tick()
-        observer.event(Halted(1, "wrong\nREADY=1\n"), state)
-        observer.close()
-    assert manager.hears("STATUS=wrong READY=1")
-    assert [line.partition("=")[0] for line in manager.heard] == ["WATCHDOG", "STATUS", "STATUS"]

@@ -141,7 +141,6 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
     """
     from chunkvisor.config.load import load
     from chunkvisor.show.lines import Observer, Observers, next_steps, shown
-    from chunkvisor.show.outside import service_manager
     from chunkvisor.supervise.means import Request
     from chunkvisor.supervise.session import run as run_session
 
@@ -160,7 +159,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         afterwards = Observer()
         began_s, code = time.time(), ExitCode.BUG
         try:
-            code = run_session(request, Observers(observer, afterwards, guarded=[service_manager()]))
+            code = run_session(request, Observers(observer, afterwards))
         except Halt as halt:
             code = halt.code
             raise

@@ -1,13 +1,12 @@
-"""What a run leaves to read and reports to other programs: log, report, metrics, notices, and its state for systemd."""
+"""What a run leaves to read and reports to other programs: log, report, metrics and notices."""
 
 import contextlib
 import json
-import os
 import re
 import socket
 import time
 import warnings
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -16,7 +15,7 @@ from typing import Any
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event as of
-from chunkvisor.events.event import Event, plain
+from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.show.lines import Console, Observer
 from chunkvisor.show.snapshot import Snapshot, snapshot_of
@@ -28,8 +27,6 @@ INTERVAL_S = 15.0
 """Between two files of metrics."""
 END_S, HURRIED_S = 10.0, 3.0
 """How long the end of a run may take longer for its notices; after SIGTERM, which has something stronger behind it."""
-STATUS_S = 5.0
-"""Between two words to systemd, at most."""
 Value = float | dict[str, float]
 
 
@@ -149,56 +146,6 @@ def sender_to(urls: Sequence[str]) -> tuple[Any, list[int]]:
 
         sender = Apprise()
         return sender, [number for number, url in enumerate(urls) if not sender.add(url)]
-
-
-def service_manager(environ: MutableMapping[str, str] | None = None) -> Observer:
-    """Return the observer for the manager that has started this process; one that takes no notice if there is none.
-
-    Takes its variables out of the environment: no child of ours is to speak, or to be watched, in our place.
-    """
-    environ = os.environ if environ is None else environ
-    address, watchdog_us, _ = (environ.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
-    if not address.startswith(("/", "@")):  # none, or one over vsock, which is for virtual machines
-        return Observer()
-    return Systemd(address, int(watchdog_us) / 3e6 if watchdog_us.isdecimal() else STATUS_S)
-
-
-class Systemd(Observer):
-    """Tells a service manager how the run is: ready, alive, how far, stopping (sd_notify(3)).
-
-    It uses the thread of the loop: when the loop is stuck, the signs of life stop, as they should.
-    """
-
-    def __init__(self, address: str, every_s: float) -> None:
-        self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._every_s, self._next_s = min(STATUS_S, every_s), 0.0
-        self._ready = False
-
-    def event(self, event: Event, state: RunState) -> None:
-        self.state = state
-        # Before them, a model may be fetched for an hour. A run that finds all its work done has to be ready all the
-        # same: systemd takes a service of Type=notify that ends without having been ready for a failed one.
-        self._ready |= isinstance(event, of.AttemptStarted | of.Assembling | of.RunEnded)
-        if isinstance(event, of.Halted):
-            self._send(f"STATUS={plain(event.what)}")
-        if isinstance(event, of.Draining):
-            self._send("STOPPING=1")
-
-    def tick(self) -> None:
-        if self.state.workdir and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + self._every_s
-            line = snapshot_of(self.state, time.time()).line
-            self._send("READY=1\n" * self._ready + f"WATCHDOG=1\nSTATUS={plain(line)}")
-
-    def close(self) -> None:
-        if self._ready:
-            self._send("READY=1")
-
-    def _send(self, message: str) -> None:
-        """Send one datagram, without ever waiting for the manager: its queue may be full, or it may be gone."""
-        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as link:
-            link.sendto(message.encode(errors="replace"), self._address)
 
 
 KEPT = 50

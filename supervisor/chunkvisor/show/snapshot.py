@@ -1,6 +1,6 @@
 """What there is to see of a run at one moment, in figures and in words: its state and its workers' beats.
 
-Status, live view, lines, metrics, notices, systemd and the report's head are all printed from this one value.
+Status, live view, lines, metrics, notices and the report's head are all printed from this one value.
 """
 
 import contextlib
