@@ -12,7 +12,7 @@ from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
 
 RUN: list[Event] = [
-    Invoked("w", "001_x", command="chunkvisor run c.yaml"),
+    Invoked("w", command="chunkvisor run c.yaml"),
     AttemptStarted("a", 0, 1, pid=100),
     Go("a", 0, 1, rows=32),
     AttemptFailed("a", 0, 1, "crashed", "no"),

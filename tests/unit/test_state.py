@@ -14,7 +14,7 @@ from chunkvisor_worker.contract.messages import Beat, Phase
 
 Event = tuple[float, str, dict[str, Any]]
 
-INVOKED: Event = (100, "invoked", {"invocation": "001_x", "workdir": "w"})
+INVOKED: Event = (100, "invoked", {"workdir": "w"})
 STARTED: Event = (100, "run_started", {"workdir": "w", "device": "NVIDIA X (GPU-1), cpu", "outputs": ["a"]})
 OPENED: Event = (
     101,
@@ -72,7 +72,7 @@ def seen(now_s: float, *events: Event, beats: Beats | None = None) -> Snapshot:
         ([*BEGUN, (120, "assembling", {"output": "a", "chunks": 4})], "joining the chunks of a"),
         ([*BEGUN, DRAINING, (121, "go", {**SECOND, "rows": 1})], STOPPING),
         ([*BEGUN, (120, "run_ended", {"code": 0})], "finished"),
-        ([*BEGUN, (120, "halted", {"code": 75}), (200, "invoked", {"workdir": "w", "invocation": ""})], "starting"),
+        ([*BEGUN, (120, "halted", {"code": 75}), (200, "invoked", {"workdir": "w"})], "starting"),
     ],
 )
 def test_what_it_is_doing(events: list[Event], doing: str) -> None:
@@ -92,23 +92,6 @@ def test_progress_counts_what_workers_have_done() -> None:
     assert now.eta_s == pytest.approx(40 / (35 / 20))
     assert now.elapsed_s == 30
     assert now.workers == ("GPU 0: a chunk 2, computing, 10 of 25 texts",)
-
-
-@pytest.mark.parametrize(
-    ("beats", "stage"),
-    [
-        ([Beat(1, 7, Phase.IMPORT)], "importing the encoder's packages (4 s), 8 s so far"),
-        ([Beat(1, 7, Phase.IMPORT), Beat(1, 8, Phase.MODEL_LOAD)], "loading the model (4 s), 8 s so far"),
-        ([Beat(1, 7, Phase.FORWARD)], "starting the first workers (6 s), 8 s so far"),
-        ([], "starting the first workers (6 s), 8 s so far"),
-    ],
-)
-def test_what_is_waited_for_before_the_first_batch(beats: list[Beat], stage: str) -> None:
-    """The worker that is nearest to its first batch tells the step that it is at, and for how long."""
-    checked: Event = (102, "doing", {"doing": "starting the first workers"})
-    keys = (AttemptKey("a", 1, 1), AttemptKey("a", 2, 3))
-    found = {key: (beat, 4.0) for key, beat in zip(keys, beats, strict=False)}
-    assert seen(108, *BEGUN[:3], checked, *BEGUN[3:5], beats=found).stage == stage
 
 
 FAILED: Event = (120, "attempt_failed", {**FIRST, "outcome": "crashed", "reason": "no"})

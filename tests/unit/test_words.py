@@ -55,7 +55,7 @@ def test_a_failure_without_an_attempt() -> None:
 
 def test_the_search_says_what_is_left_and_what_is_tried() -> None:
     """How many texts, and which rows are next."""
-    split = ChunkSplit("a", 2, 7, 2, "rows 23, 25")
+    split = ChunkSplit("a", 2, 7, "rows 23, 25")
     assert split.line == "a chunk 2: looking for the text that fails among 7 texts; next: rows 23, 25"
 
 

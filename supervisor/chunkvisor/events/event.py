@@ -6,7 +6,7 @@ class here, with `words` if people should read of it: attributes stand in braces
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import PurePath
@@ -82,16 +82,15 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
-def event_of(name: str, details: Mapping[str, Any]) -> Event | None:
-    """Make the event of its details, as JSON has them; None if it is unknown or damaged."""
-    return from_plain(KINDS[name], details) if name in KINDS else None
+def event_of(name: object, details: object) -> Event | None:
+    """Make the event of its details; None if it is unknown or damaged."""
+    return from_plain(KINDS[name], details) if isinstance(name, str) and name in KINDS else None
 
 
 class Invoked(Event):
     """The first event of a run, which holds the workdir from now on."""
 
     workdir: str
-    invocation: str = ""  # name of its folder; empty if the disk did not allow one
     command: str = ""  # as it was typed, without secrets; empty for a call from Python
 
 
@@ -299,9 +298,8 @@ class WorkerEnded(AttemptEvent):
     returncode: int = 0
     device: int = 0
     startup_s: float = 0.0  # imports, loading and tokenizing
-    idle_s: float = 0.0  # how long the device had nothing to compute before the first batch, with `opening_s`
+    idle_s: float = 0.0  # how long the device had nothing to compute before the first batch
     busy_s: float = 0.0  # from its first batch until it needed the device no longer
-    opening_s: float = 0.0  # from its `go` to its first batch: a context is made, and weights are copied
     texts: int = 0
     tokens: int = 0  # without padding; 0 if the encoder cannot count them
     padded_tokens: int = 0
@@ -364,7 +362,6 @@ class ChunkCommitted(ChunkEvent):
     attempt_ok: bool = False  # False if it was put together from parts
     texts_per_s: float | None = None  # since the run began to compute, over all devices
     tokens: int = 0  # of the attempt; those of parts are in their own events
-    padded_tokens: int = 0
     phase_s: dict[str, float] = field(default_factory=dict)
     texts_before: int = 0  # of `texts`, those done before this run began to work
 
@@ -376,8 +373,6 @@ class PartCommitted(ChunkEvent):
     stop: int = 0
     texts: int = 0  # that it was for, of those from `start` up to `stop`
     tokens: int = 0
-    padded_tokens: int = 0
-    phase_s: dict[str, float] = field(default_factory=dict)
 
 
 class BatchesKept(ChunkEvent):
@@ -386,13 +381,11 @@ class BatchesKept(ChunkEvent):
     words = "{output} chunk {chunk}: kept {texts:text} that the attempt had finished"
     texts: int = 0
     tokens: int = 0  # by its last beat, about
-    padded_tokens: int = 0
 
 
 class ChunkSplit(ChunkEvent, weight=CARE):
     words = "{output} chunk {chunk}: looking for the text that fails among {texts:text}; next: {rows}"
     texts: int = 0  # left to try
-    parts: int = 0  # in which they are tried
     rows: str = ""  # that are tried first
 
 

@@ -103,7 +103,6 @@ class RunState:
     told_s: float = 0.0  # time of the last event
     worked: bool = False  # it has found something to do
     doing: str = "starting"
-    doing_since_s: float = 0.0  # 0 = since it began
     ending: of.Halted | None = None  # one that has ended well has a code and no words
     attempts: Counter[str] = field(default_factory=Counter)  # that have ended, by outcome
     workers: dict[AttemptKey, ActiveWorker] = field(default_factory=dict)
@@ -136,8 +135,8 @@ class RunState:
         self.told_s = t
         stage = event.stage.format_map(vars(event))
         # A worker that gets its device while the run stops does not make it compute again.
-        if stage and stage != self.doing and not (isinstance(event, of.Go) and self.doing == STOPPING):
-            self.doing, self.doing_since_s = stage, t
+        if stage and not (isinstance(event, of.Go) and self.doing == STOPPING):
+            self.doing = stage
         if stage or isinstance(event, of.OutputOpened):
             self.waits_for = ""
         if isinstance(event, of.ChunkEvent):

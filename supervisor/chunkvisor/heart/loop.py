@@ -165,7 +165,6 @@ class Slot:
         return {
             "device": self.station.number,
             "startup_s": round((self._ready_s or now_s) - self.started_s, 4),
-            "opening_s": opening_s,
             "idle_s": round(self._idle_s + opening_s, 4),
             "busy_s": round(busy_s - opening_s, 4),
             "texts": beat.rows_done if beat else 0,
@@ -482,7 +481,7 @@ class Loop:
         left = sorted(text for piece in pieces for text in piece.texts)
         alone = {policy.How.BAD: left, policy.How.SUSPECTS: list(pieces[0].texts)}.get(how, [])
         rows = output.which_rows(alone or left)
-        self._emit(event.ChunkSplit(output.name, work.chunk, len(left), len(pieces), rows))
+        self._emit(event.ChunkSplit(output.name, work.chunk, len(left), rows))
 
     def waits(self, device: int | None, delay_s: float, waited_s: float, verdict: Verdict) -> None:
         """Tell that the run waits, for one device or (None) for all."""

@@ -89,10 +89,10 @@ class Keeper:
             self._committed(output, work.chunk, result)
         elif salvaged:
             beat = read_beat(files.beat)  # it knows the tokens of these texts, about
-            tokens = (beat.tokens_done, beat.padded_tokens) if beat is not None else (0, 0)
-            self._emit(event.BatchesKept(output.name, work.chunk, len(work.texts), *tokens))
+            tokens = beat.tokens_done if beat is not None else 0
+            self._emit(event.BatchesKept(output.name, work.chunk, len(work.texts), tokens))
         elif result is not None and complete:
-            counts = len(work.texts), result.tokens, result.padded_tokens, result.phase_s
+            counts = len(work.texts), result.tokens
             self._emit(event.PartCommitted(output.name, work.chunk, spec.start, spec.stop, *counts))
         return None
 
@@ -171,7 +171,6 @@ class Keeper:
             attempt_ok=result is not None,
             texts_per_s=rate and round(rate, 3),
             tokens=result.tokens if result else 0,
-            padded_tokens=result.padded_tokens if result else 0,
             phase_s=result.phase_s if result else {},
             texts_before=before,
         )

@@ -50,7 +50,6 @@ class Snapshot:
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    doing_s: float = 0.0  # for how long it does that; 0 = not worth saying
 
     def total(self, name: str) -> int:
         """Add up a count of all outputs."""
@@ -63,9 +62,8 @@ class Snapshot:
 
     @property
     def stage(self) -> str:
-        """What the run is at, for how long if that is less than all the time, and all the time."""
-        alone = self.doing_s >= 1 and self.elapsed_s - self.doing_s >= 1
-        return f"{self.doing}{f' ({human_time(self.doing_s)})' * alone}, {human_time(self.elapsed_s)} so far"
+        """What the run is at, and how long it has been running."""
+        return f"{self.doing}, {human_time(self.elapsed_s)} so far"
 
     @property
     def far(self) -> str:
@@ -151,11 +149,11 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     left = distinct - sum(each.texts_done + each.texts_saved + each.texts_under_way for each in ours)
     # The longest texts come first, and their rate says little of the others; a run that stops ends before its work.
     known = live and state.chunks_here and state.doing != STOPPING and texts_per_s and left > 0
-    doing, doing_s = _doing(state, beats, now_s)
+    no_node = state.on_cluster and not state.devices and state.doing in (STARTING, COMPUTING)
     weight, health = _health(state, now_s, *longest)
     return Snapshot(
         state,
-        doing,
+        "waiting for a node of the Ray cluster" if no_node else state.doing,
         max(0.0, now_s - state.began_s),
         health,
         weight,
@@ -164,7 +162,6 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
         texts_per_s and texts_per_s * (rows / distinct if distinct else 1.0),
         tokens_per_s or None,
         left / texts_per_s if known and texts_per_s else None,
-        doing_s,
     )
 
 
@@ -180,20 +177,6 @@ def _rates(state: RunState, now_s: float, texts: int, tokens: int) -> tuple[floa
     if spent_s <= 0 or new_texts <= 0:
         return None, None
     return new_texts / spent_s, (state.total("tokens_here") + tokens - first_tokens) / spent_s
-
-
-def _doing(state: RunState, beats: Beats, now_s: float) -> tuple[str, float]:
-    """Return what the run is at, and for how many seconds if that is worth saying."""
-    if state.doing in (STARTING, COMPUTING):
-        if state.on_cluster and not state.devices:
-            return "waiting for a node of the Ray cluster", 0.0
-        if not state.chunks_here and beats:  # the worker that is nearest to its first batch
-            beat, silent_s = max(beats.values(), key=lambda each: list(Phase).index(each[0].phase))
-            if beat.phase not in (Phase.READY, Phase.FORWARD, Phase.WRITE, Phase.DONE):
-                return _PHASES[beat.phase], silent_s
-    if state.doing in (COMPUTING, STOPPING) or state.ending is not None or not state.doing_since_s:
-        return state.doing, 0.0
-    return state.doing, now_s - state.doing_since_s
 
 
 def _health(state: RunState, now_s: float, silent_s: float, chunk: int) -> tuple[Weight, str]:

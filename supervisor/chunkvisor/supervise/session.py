@@ -53,7 +53,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             emit = report
             # What a worker has started, and has put out of its own group, ends with the run as well.
             stack.callback(end_orphans, run_id)
-            emit(Invoked(str(layout.workdir), invocation.name if invocation else "", request.typed))
+            emit(Invoked(str(layout.workdir), request.typed))
             if previous is not None and previous.over and (ended := end_orphans(previous.run_id)):
                 emit(Note(f"ended {counted(len(ended), 'worker')} left behind by an earlier run"))
             this = Run(layout, run_id, signals, emit, observers.tick, speed)
