@@ -413,7 +413,7 @@ class _Run:
             self._fail(process, took_s, Failure.HUB)
         elif process.warm and self.life.mishap("refused"):
             self._at(took_s / 4, self._refuse, process)
-        elif self.watchdog.may_fail_early(process) and self.life.mishap("early"):
+        elif self.life.mishap("early"):
             process.phase = self.chance.choice((Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE))
             if process.phase is Phase.TOKENIZE and not self.watchdog.may_fail_by_chance(process):
                 process.phase = Phase.START
@@ -448,7 +448,7 @@ class _Run:
                 self._fail(process, 0.5, gpu.fails_as)
         elif within(gpu.busy, now_s):
             self._fail(process, 0.5, Failure.NO_ROOM)
-        elif self.watchdog.may_fail_early(process) and self.life.mishap("early"):
+        elif self.life.mishap("early"):
             self._fail(process, 0.5, Failure.DOES_NOT_START)
         else:
             process.phase = Phase.FORWARD

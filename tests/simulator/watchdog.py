@@ -60,10 +60,6 @@ class Watchdog:
         self._unlucky.add(key)
         return True
 
-    def may_fail_early(self, process: "Process") -> bool:
-        """The same, before the first batch; that is always fair once the policy looks at the phase."""
-        return True
-
     # --- safety
 
     def starts(self, run: "_Run", process: "Process") -> None:
