@@ -6,8 +6,7 @@ from typing import Any
 from unittest import mock
 
 from chunkvisor.heart.policy import Memory
-from chunkvisor.heart.scheduler import GateState, Scheduler
-from chunkvisor.heart.work import Backlog
+from chunkvisor.heart.scheduler import Backlog, GateState, Scheduler
 
 _ended, _fail, _history = Scheduler.ended, Scheduler._fail, Scheduler._history
 _retry, _split = Scheduler._retry, Scheduler._split

@@ -16,8 +16,7 @@ from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
 from chunkvisor.heart.policy import Lesson
-from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler
-from chunkvisor.heart.work import Work
+from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler, Work
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.devices.stations import Health
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart.scheduler import Ending
-from chunkvisor.heart.work import Work
+from chunkvisor.heart.scheduler import Ending, Work
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
 

@@ -31,9 +31,8 @@ from chunkvisor.heart import policy
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import Lesson
 from chunkvisor.heart.run import Run, WaitTeller
-from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler
+from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler, Work
 from chunkvisor.heart.store import Keeper
-from chunkvisor.heart.work import Work
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import Salvage, drop_bulk, gather, last_log, look, write_attempt
 from chunkvisor.store.disk import of_start, with_room

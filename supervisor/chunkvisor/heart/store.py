@@ -18,7 +18,7 @@ from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.events import event
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run
-from chunkvisor.heart.work import Work
+from chunkvisor.heart.scheduler import Work
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.attempt import gather, look, take_cut
 from chunkvisor.store.disk import DISK_ERRNOS, check_disk, disk_halt, free_bytes, need_bytes, with_room
