@@ -12,7 +12,7 @@ from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import Layout
-from chunkvisor.units import counted, human_bytes, human_time, listed
+from chunkvisor.units import counted, human_bytes, listed
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.rules import OF_GPUS, RULES
@@ -176,22 +176,22 @@ def end_in_words(
     match why:
         case "broken":
             what, see = f"{device} cannot be used any more", ""
-            remedy = f"correct that, then run the same command again{KEPT}"
+            remedy = f"Repair the device, then run the same command again{KEPT}."
         case "busy":
             what = f"{device} stayed busy for longer than recovery.wait_timeout"
-            remedy = "end the other process, or wait for it; then run the same command again"
+            remedy = "End the other process, or wait for it. Then run the same command again."
         case "too large":
             what = f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory"
             because = f"{because}; no other process held much of it"
             remedy = f"Use a GPU with more memory, or a smaller model. Then run the same command again{KEPT}."
         case "canary" | "first" if dropped:
             # Not even a text that was encoded before, or (first) not one text, short ones tried alone.
-            was = "cannot encode a text any more that was encoded before"
+            was = "can no longer encode a text that it encoded before"
             was = was if why == "canary" else "has encoded no text, not even short ones"
             code, what, because = ExitCode.MACHINE, f"{device} {was}", f"it {was}: {because}"
-            remedy = "check that device with nvidia-smi and `chunkvisor doctor`; then run the same command again"
+            remedy = "Check that device with nvidia-smi and `chunkvisor doctor`. Then run the same command again."
         case "canary":
-            what = f"halted at {output}: a text that was encoded before cannot be encoded any more"
+            what = f"halted at {output}: a text that was encoded before can no longer be encoded"
             remedy = f"{last_remedy(verdict)} No text is the cause. Then run the same command again."
         case "first":
             what = f"halted at {output}: no text has been encoded so far (0 of {texts:,}); short texts, each tried "
@@ -216,7 +216,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | N
         remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to go on without its vector."
     else:
         what = f"halted at {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
-        what += f"{most:,}; the search for more ended with {place}"
+        what += f"{most:,}; the last one found is {place}"
         remedy = (
             "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. If it "
             "is the texts, correct them, or raise recovery.max_bad_rows."
@@ -231,7 +231,7 @@ def all_bad(output: str, last: BadText | None) -> Halt:
         f"halted at {output}: none of its texts can be encoded",
         why=last.reason if last is not None else "",
         see=str(last.outcome) if last is not None else "",
-        remedy="check the source and the model, and correct what is wrong; then: chunkvisor retry, and run again",
+        remedy="Check source and model, and correct what is wrong. Then: chunkvisor retry WORKDIR, and run again.",
     )
 
 
@@ -239,9 +239,9 @@ def damaged_again(output: str, chunk: int) -> Halt:
     """End a run whose committed chunks do not stay as they were committed."""
     return Halt(
         ExitCode.DISK,
-        f"chunk after chunk of {output} turns out damaged; the last one is {chunk}",
+        f"chunks of {output} are damaged again and again; the last one is {chunk}",
         why="the disk or the memory of this machine is failing",
-        remedy="move the workdir to another disk, then run the same command again",
+        remedy="Move the workdir to another disk, then run the same command again.",
     )
 
 
@@ -271,11 +271,6 @@ class BadReason:
     rows: int
     """How many."""
 
-    @property
-    def words(self) -> str:
-        """`27 rows: crashed: …`."""
-        return f"{counted(self.rows, 'row')}: {self.outcome}: {self.reason}"
-
 
 def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
     """Return the reasons of rows as a manifest lists them, the most frequent first."""
@@ -292,7 +287,7 @@ def reasons_in_words(reasons: Sequence[BadReason], rows: int) -> list[str]:
         return [f"{each.outcome}: {each.reason}" for each in reasons]
     if len(reasons) == 1 and reasons[0].rows == rows:
         return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
-    lines = [each.words for each in reasons[:_REASONS]]
+    lines = [f"{counted(each.rows, 'row')}: {each.outcome}: {each.reason}" for each in reasons[:_REASONS]]
     if others := reasons[_REASONS:]:
         lines.append(f"{counted(sum(each.rows for each in others), 'row')}: {counted(len(others), 'other reason')}")
     if (unlisted := rows - sum(each.rows for each in reasons)) > 0:
@@ -323,7 +318,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
         why="\n       ".join(reasons_in_words(reasons, count)),  # below each other
         remedy=f"{', '.join(files[:3])} {'lists' if len(files) == 1 else 'list'} every such row. "
         f"{advice}{' ' * bool(advice)}To try {them} again: chunkvisor retry {layout.workdir}, then run again. "
-        "If you correct the source: run again with --update",
+        "If you correct the source: run again with --update.",
         log=log,
         see="quarantine",
     )
@@ -347,47 +342,35 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
 
 @dataclass(slots=True)
 class Troubles:
-    """Of one run, by its events."""
+    """What went wrong in one run, by its events."""
 
-    _since_s: float | None = None  # when it last got on; None = it has not begun
     _draining: bool = False
-    _failures: list[event.FailureEvent] = field(default_factory=list)  # since then
+    _failures: list[event.FailureEvent] = field(default_factory=list)  # since vectors were last saved
     _rows: list[str] = field(default_factory=list)  # given up, with their places in the source
-    _rows_before: dict[str, int] = field(default_factory=dict)  # by output, how many rows earlier runs gave up
 
-    def heed(self, told: event.Event, now_s: float) -> None:
-        """Take in what has happened; `now_s` in seconds, by any clock."""
+    def heed(self, told: event.Event) -> None:
+        """Take in what has happened."""
         match told:
             case event.Draining():
-                self._draining = True  # what is finished or saved now is no sign that it would have got on
-            case event.Go() if self._since_s is None:
-                self._since_s = now_s
+                self._draining = True  # what is saved from now on does not show that the run would have continued
             case event.ChunkCommitted() | event.PartCommitted() | event.BatchesKept() if not self._draining:
-                self._since_s = now_s
                 self._failures.clear()
             case event.FailureEvent() if not isinstance(told, event.AttemptInterrupted):
                 self._failures.append(told)
-            case event.OutputOpened():
-                self._rows_before.setdefault(told.output, told.quarantined)  # opened again, it has ours as well
             case event.Quarantined():
                 self._rows.append(f"{told.output} row {told.row} ({told.place})")
 
-    def added_to(self, halt: Halt, now_s: float) -> Halt:
-        """The Halt, with the troubles as its reason if a run was stopped amid them, and the rows that it gave up."""
-        if halt.code is ExitCode.QUARANTINED:  # it names them itself
+    def added_to(self, halt: Halt) -> Halt:
+        """Add the rows that were given up to a Halt, and to one without a reason the failures before it."""
+        if halt.code is ExitCode.QUARANTINED:  # it names the rows itself
             return halt
         parts = [halt.why] if halt.why else []
         stopped = halt.code in (ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED, ExitCode.TERMINATED) and not halt.why
-        if stopped and self._failures and self._since_s is not None:
-            last, lasts_s = self._failures[-1], now_s - self._since_s
-            since = f"in the last {human_time(lasts_s)} nothing was encoded, and " if lasts_s >= 1 else ""
-            count = counted(len(self._failures), "attempt")
-            parts.append(f"{since}{count} failed, the last so: {last.outcome}: {last.reason}")
+        if stopped and self._failures:
+            last, count = self._failures[-1], counted(len(self._failures), "attempt")
+            parts.append(f"{count} failed since vectors were last saved; the last one: {last.outcome}: {last.reason}")
             halt.log, halt.see = Path(last.log) if last.log else halt.log, last.rule or last.outcome
-        before = sum(self._rows_before.values())
-        found = [listed(self._rows, 10)] if self._rows else []
-        found += [f"{counted(before, 'row')} in earlier runs"] if before else []
-        if found:
-            parts.append(f"without a vector so far: {'; '.join(found)}")
+        if self._rows:
+            parts.append(f"without a vector so far: {listed(self._rows, 10)}")
         halt.why = "\n       ".join(parts)  # below each other
         return halt

@@ -277,7 +277,7 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi, fau
     assert ended.returncode == 0, ended.stderr
     (dropped,) = events_of(gpus, "device_dropped")
     assert "GPU-00000001" in dropped["device"]
-    assert re.search("cannot encode a text any more that was encoded before|has encoded no text", dropped["why"])
+    assert re.search("can no longer encode a text that it encoded before|has encoded no text", dropped["why"])
     assert not events_of(gpus, "chunk_split", "chunk_set_aside", "quarantined")
     attempts = gpus.status()["attempts"]
     assert attempts.pop("committed") == 16

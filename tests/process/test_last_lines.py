@@ -124,8 +124,3 @@ def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) 
     )
     assert place_of_row in screen
     assert f"{place.source}:2" in (place.workdir / "report.html").read_text()
-
-    place.lay("t8", "damage!")
-    again = place.run_here()
-    assert again.returncode == 75, again.stderr
-    assert "without a vector so far: 1 row in earlier runs" in again.stderr

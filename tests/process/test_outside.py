@@ -15,7 +15,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.events.event import Halted
 from chunkvisor.events.state import RunState
 from chunkvisor.show import outside
-from chunkvisor.show.outside import Metrics, Notices
+from chunkvisor.show.outside import Notices
 from chunkvisor.store.layout import InvocationFiles, Layout
 from chunkvisor.supervise import session
 from chunkvisor.supervise.session import require_extras
@@ -66,11 +66,8 @@ def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
     assert list(workplace.folder.glob("chunkvisor.prom?*")) == []
 
 
-def test_a_file_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
-    """A folder that vanishes costs the figures, not the run; one that was never there is refused before it."""
-    metrics = Metrics(tmp_path / "gone" / "chunkvisor.prom")
-    metrics.tick()
-    metrics.close()
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    """Metrics need a folder, and the run is refused before it works."""
     with pytest.raises(Halt, match="there is no folder"):
         require_extras(config(tmp_path, metrics={"textfile": "nowhere/m.prom"}))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.show.status import SCHEMA, Follower
-from chunkvisor.store.layout import Layout, hold
+from chunkvisor.show.status import SCHEMA
+from chunkvisor.store.layout import Layout
 from harness import kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
@@ -129,17 +129,3 @@ def test_a_path_without_a_name_is_no_workdir(tmp_path: Path, monkeypatch: pytest
     assert ended.returncode == 78, ended.stderr
     assert ". is not a workdir of chunkvisor" in ended.stderr
     assert not list(tmp_path.iterdir())
-
-
-def test_a_step_of_the_clock(tmp_path: Path) -> None:
-    """A run whose start seems to have moved by seconds, as after a step of the clock, lives if it holds the lock."""
-    layout = Layout(tmp_path)
-    layout.hidden.mkdir()
-    with hold(layout.lock, "run"):
-        note = json.loads(layout.lock.read_text())
-        layout.lock.write_text(json.dumps({**note, "started_at": note["started_at"] + 5}))
-        follower = Follower(layout)
-        follower.look()
-        assert follower.alive
-    follower.look()
-    assert not follower.alive

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.events.event import AttemptFailed, AttemptStarted, ChunkCommitted, Event, Go, Invoked, Note, WorkerEnded
+from chunkvisor.events.event import AttemptFailed, AttemptStarted, ChunkCommitted, Event, Go, Invoked, WorkerEnded
 from chunkvisor.events.journal import Journal, read_events
-from chunkvisor.show.lines import Observer, Observers
 from chunkvisor.show.status import Follower
 from chunkvisor.store.layout import Layout
 
@@ -77,37 +76,3 @@ def test_news(layout: Layout) -> None:
     layout.events.write_bytes(note("d"))
     assert news() == ["d"]
     assert not follower.alive
-
-
-class Fragile(Observer):
-    """Keeps what it hears; raises at one call."""
-
-    def __init__(self, at: str) -> None:
-        self.heard: list[str] = []
-        self._at = at
-
-    def tick(self) -> None:
-        """Hear the tick."""
-        self._hear("tick")
-
-    def say(self, text: str) -> None:
-        """Hear the words."""
-        self._hear(text)
-
-    def _hear(self, call: str) -> None:
-        self.heard.append(call)
-        if call == self._at:
-            raise ValueError("no")
-
-
-def test_an_observer_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """The others go on, it is called no more, and standard error says so once."""
-    fragile, sound = Fragile("second"), Fragile("")
-    observers = Observers(sound, guarded=[fragile])
-    for text in ("first", "second", "third"):
-        observers.say(text)
-        observers.tick()
-    observers.event(Note("x"), Follower(Layout(Path())).state)
-    assert sound.heard == ["first", "tick", "second", "tick", "third", "tick"]
-    assert fragile.heard == ["first", "tick", "second"]
-    assert capsys.readouterr().err.count("Fragile is left out") == 1

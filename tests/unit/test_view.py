@@ -63,12 +63,6 @@ def test_80_columns() -> None:
     assert sum("17,666 rows" in line and "out" in line for line in lines_of(snapshot(1, 3))) == 3
 
 
-def test_a_long_wait_is_told_whole() -> None:
-    """What is waited for, and what to do about it, is broken between words."""
-    words = "waiting, next try in 30 s: the model hub cannot be reached. A model folder on this machine needs no hub"
-    assert " ".join(lines_of(replace(snapshot(), health=words))[4:6]) == f"note: {words}"
-
-
 @pytest.mark.parametrize("columns", [20, 79, 300])
 @pytest.mark.parametrize("workers", [0, 1, 16])
 def test_it_always_fits(columns: int, workers: int) -> None:
@@ -76,12 +70,6 @@ def test_it_always_fits(columns: int, workers: int) -> None:
     drawn = lines_of(replace(snapshot(workers, 6), health="a\x1b]0;b\x07"), columns)
     assert all(len(line) <= columns and line.isprintable() for line in drawn)
     assert drawn[0].startswith("computing")
-
-
-def test_what_is_not_known_yet() -> None:
-    """Before there are rows, it says what it does, for how long, and that all is well."""
-    reading = Snapshot(RunState(), "reading the source of titles", 42, "all is well")
-    assert lines_of(reading) == ["reading the source of titles, 42 s so far", "all is well"]
 
 
 def status(state: State, done: int, quarantined: int = 0) -> Status:

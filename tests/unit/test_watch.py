@@ -51,8 +51,3 @@ def test_wait_at_the_gate_does_not_count_as_start_up() -> None:
     let_go = ready.let_go(1060, 1000)
     assert not let_go.overdue(1099, PATIENCE)
     assert "startup_timeout" in let_go.overdue(1101, PATIENCE)
-
-
-def test_phase_before_the_first_beat() -> None:
-    """A worker of which nothing was heard is starting."""
-    assert Pulse(3, 3).phase is Phase.START

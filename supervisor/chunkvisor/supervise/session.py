@@ -1,7 +1,6 @@
 """One invocation of `chunkvisor run`: holds the workdir, lets the observers hear of it, and ends with its exit code."""
 
 import secrets
-import time
 from contextlib import ExitStack, closing, suppress
 from importlib.util import find_spec
 
@@ -46,7 +45,7 @@ def run(request: Request, observer: Observer) -> ExitCode:
             stack.callback(observers.close)
 
             def report(event: Event, /) -> None:
-                troubles.heed(event, time.monotonic())
+                troubles.heed(event)
                 journal.write(event)
                 observers.event(event, journal.state)
 
@@ -76,7 +75,7 @@ def _in_words(error: Exception, layout: Layout, troubles: Troubles, emit: Emit |
     # If the workdir is gone, a child that found no folder, say, this is why.
     gone = workdir_gone(layout) if emit is not None and isinstance(error, Halt | OSError) else None
     if isinstance(error, Halt):
-        halt: Halt | None = gone or troubles.added_to(error, time.monotonic())
+        halt: Halt | None = gone or troubles.added_to(error)
     elif isinstance(error, OSError):
         halt = gone or refusal(error, layout.workdir)
     else:
