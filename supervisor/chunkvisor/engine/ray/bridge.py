@@ -172,8 +172,8 @@ class Bridge:
     async def _bring_home(self, agent: Any, ended: NodeReport) -> None:
         files = AttemptFiles(self._folders.pop(ended.worker))
         # What a worker that failed had encoded comes along; the result is the last.
-        of_batches = (files.batches, files.partial) if ended.returncode else ()
-        paths = (files.log, files.beat, files.fault, *of_batches, files.cut, files.vectors, files.result)
+        partial = (files.partial,) if ended.returncode else ()
+        paths = (files.log, files.beat, files.fault, files.batches, *partial, files.cut, files.vectors, files.result)
         try:
             async with self._traveling:
                 contents = await agent.collect.remote(ended.worker, [path.name for path in paths])
