@@ -169,7 +169,7 @@ def test_the_end_waits_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             return title.count("74") == 0 or go_on.wait()
 
     monkeypatch.setattr(outside, "sender_to", lambda _: (Sender(), []))
-    monkeypatch.setattr(outside, "HURRIED_S", 0.1)
+    monkeypatch.setattr(outside, "END_S", 0.1)
     notices = Notices(["x"], Layout(tmp_path), InvocationFiles(tmp_path))
     for code in (3, 130, 74, 143):
         notices.event(Halted(code, "x"), RunState())

@@ -25,8 +25,8 @@ from chunkvisor_worker.contract.files import make_folder, remove_folder, write_a
 
 INTERVAL_S = 15.0
 """Between two files of metrics."""
-END_S, HURRIED_S = 10.0, 3.0
-"""How long the end of a run may take longer for its notices; after SIGTERM, which has something stronger behind it."""
+END_S = 5.0
+"""How much longer the end of a run may take for its notices: after SIGTERM comes a SIGKILL."""
 Value = float | dict[str, float]
 
 
@@ -100,7 +100,6 @@ class Notices(Observer):
         self._sender, self._wrong = sender_to(urls)
         self._queue = SimpleQueue[tuple[str, str] | None]()
         self._thread: Thread | None = None
-        self._end_s = END_S
 
     def event(self, event: Event, state: RunState) -> None:
         match event:
@@ -113,14 +112,13 @@ class Notices(Observer):
                 rows = [f"{name}: {counted(count, 'row')}" for name, count in made]
                 self._send("complete", "\n".join([*rows, f"after {human_time(now.elapsed_s)}"]))
             case of.Halted() if event.code != ExitCode.INTERRUPTED:  # who pressed Ctrl-C knows
-                self._end_s = HURRIED_S if event.code == ExitCode.TERMINATED else END_S
                 self._send(f"ended with exit code {event.code}", "\n".join(event.last_words))
 
     def close(self) -> None:
         """Give the thread a little time for what it has not delivered yet."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(self._end_s)
+            self._thread.join(END_S)
 
     def _send(self, what: str, body: str) -> None:
         self._queue.put((what, body[:8000]))

@@ -33,10 +33,10 @@ _STOPPED = {
     None: "its process was killed, the machine went down, or the disk was full",
     3: "the next run tries the rows without a vector again",
     130: "it was interrupted (Ctrl-C, SIGINT)",
-    143: "it was told to stop (SIGTERM)",
+    143: "it was stopped by SIGTERM",
 }
 _NEWS = 5
-"""Lines of a run that whoever looks for the first time sees."""
+"""Lines of news that the first look shows."""
 
 
 class State(StrEnum):
@@ -113,9 +113,9 @@ class Status:
     host: str = ""
     """On which the run is or was at work that `pid` is of; empty if that is not known."""
     began_at: float | None = None
-    """When the run began, in seconds since the epoch; null if no run has told."""
+    """When the run began, in seconds since the epoch; null if that is not known."""
     told_at: float | None = None
-    """When it last told of anything, like `began_at`. Of a run on another host no more is known."""
+    """When it last reported anything, like `began_at`. More is not known about a run on another host."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, and `schema`."""
@@ -123,7 +123,7 @@ class Status:
 
 
 class Follower:
-    """The run that is at work in a workdir, or was last, as the last look has found it."""
+    """The run that works in a workdir, or did last, as the last look has found it."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -219,7 +219,8 @@ def screen_of(workdir: Path) -> tuple[Status, list[str]]:
 
 def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bool = False) -> list[str]:
     """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
-    head, lines, running = str(status.state), list[str](), status.state is State.RUNNING
+    # What went wrong comes first.
+    head, lines, running = str(status.state), list(status.message), status.state is State.RUNNING
     for name, output in status.outputs.items():
         parts = [percent(output.rows_done / output.rows), output.far] if output.rows else [output.far]
         parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
@@ -239,7 +240,6 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
         last = "last sign of life" if ending is None else "ended"
         lasted = human_time(status.told_at - status.began_at)
         lines.append(f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later")
-    lines += status.message
     if running:
         where = f"pid {status.pid}"
         if elsewhere:
