@@ -89,6 +89,10 @@ def _steps(ranges: Vectors) -> Vectors:
 _SYNC_BYTES = 64 << 20
 """As much is left to be synced at the end, when nothing else is to do, or a few times that on a slow disk."""
 
+_WRITE_BYTES = 256 << 10
+"""Written by one call. For longer ones ext4 takes pages of megabytes, and the kernel can spend more time on finding
+those than on the copy, the more so while a sync runs."""
+
 
 class HashedFile(io.FileIO):
     """A new file that is hashed and synced in threads while it grows. What is written must not change afterwards."""
@@ -105,7 +109,7 @@ class HashedFile(io.FileIO):
         self._hashing.result()
         self._hashing = self._pool.submit(self._hash.update, view)
         while left.nbytes:
-            left = left[super().write(left) :]
+            left = left[super().write(left[:_WRITE_BYTES]) :]
         self._unsynced_bytes += view.nbytes
         if self._unsynced_bytes >= _SYNC_BYTES and self._syncing.done():
             self._syncing.result()  # an error of writing back is told once for a descriptor (errseq_t), perhaps here
