@@ -497,14 +497,17 @@ class Loop:
     def drop(self, ending: Ending) -> None:
         """Do without a device."""
         if ending.device is not None:
-            self._stations.leave(ending.device, self._in_words(ending, dropped=True))
+            self._stations.leave(ending.device, self._with_log(ending, dropped=True))
 
     def halt(self, ending: Ending) -> None:
         """End the run."""
-        halt = self._in_words(ending, dropped=False)
+        raise self._with_log(ending, dropped=False)
+
+    def _with_log(self, ending: Ending, *, dropped: bool) -> Halt:
+        halt = self._in_words(ending, dropped=dropped)
         if halt.log is None and ending.worker in self._ended:
             halt.log = last_log(self._ended[ending.worker].files)
-        raise halt
+        return halt
 
     def _in_words(self, ending: Ending, *, dropped: bool) -> Halt:
         work, verdict = ending.work, ending.verdict
