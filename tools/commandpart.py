@@ -1,4 +1,4 @@
-"""docs/reference/commands.md from click: every command with its exit codes and the names of its options."""
+"""docs/reference/commands.md from click: every command with its exit codes."""
 
 import re
 
@@ -43,21 +43,8 @@ def _command(command: click.Command, context: click.Context) -> str:
         " You may give the config instead of WORKDIR.", ""
     )  # the page says so once
     lines = [f"## {command.name}", "", f"{code(usage)}: {told}", ""]
-    options = [code(_spelled(each)) for each in command.params if isinstance(each, click.Option)]
-    if options:
-        lines += [f"Options: {', '.join(options)}.", ""]
     ends = ", ".join(map(str, EXITS[str(command.name)]))
     return "\n".join([*lines, f"Exit codes: {ends}."])
-
-
-def _spelled(option: click.Option) -> str:
-    """Its names and what it takes. Not click's own words for it, which differ between releases."""
-    names = ", ".join(sorted(option.opts, key=len))
-    if option.is_flag:
-        return names
-    if isinstance(option.type, click.Choice):
-        return f"{names} {{{','.join(map(str, option.type.choices))}}}"
-    return f"{names} {option.metavar or option.type.name.upper()}"
 
 
 def _joined(text: str) -> str:
