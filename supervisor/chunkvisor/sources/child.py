@@ -63,15 +63,17 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
 
 def _halt(status: int, log: Path) -> Halt:
     """Return the Halt for a child that left no message."""
-    code, remedy = ExitCode.BUG, "Please report it with the log."
     if status == ExitCode.DISK:  # there was no room for it
         return disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), log.parent)
+    if status < 0:
+        what, code = f"The process that reads the sources was ended by {signal.Signals(-status).name}.", ExitCode.BUG
+    else:
+        what = f"The process that reads the sources ended with exit code {status}."
+        code = ExitCode(status) if status in (ExitCode.MACHINE, ExitCode.CONFIG) else ExitCode.BUG
+    remedy = "Look at the log, and report it if it is not about this machine or your sources."
     if status == -signal.SIGKILL:
         code, remedy = ExitCode.TRY_AGAIN, "Free memory, which was probably short, or lower ingest.memory_limit."
-    elif status in (ExitCode.MACHINE, ExitCode.CONFIG):
-        code, remedy = ExitCode(status), "Look at the log, and run again."
-    ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-    return Halt(code, f"The process that reads the sources {ended}.", remedy=remedy, log=log)
+    return Halt(code, what, remedy=remedy, log=log)
 
 
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:

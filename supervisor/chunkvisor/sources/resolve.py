@@ -4,7 +4,6 @@ import glob
 import re
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,28 +36,25 @@ class IngestRequest:
     @property
     def parts(self) -> list[tuple[str, str | None]]:
         """The text in pairs of literal text and the column that follows; the last pair has no column. Raises Halt."""
-        return [("", self.column), ("", None)] if self.template is None else parse_template(self.template)
-
-
-def parse_template(template: str) -> list[tuple[str, str | None]]:
-    """Split it into pairs of literal text and the column that follows; the last pair has no column. Raises Halt."""
-    parts: list[tuple[str, str | None]] = []
-    literal, end = "", 0
-    for token in _TOKEN.finditer(template):
-        literal += template[end : token.start()]
-        end = token.end()
-        if token["column"]:
-            parts.append((literal, token["column"]))
-            literal = ""
-        elif len(token[0]) == 2:
-            literal += token[0][0]
-        else:
-            what = f"The template has a stray {token[0]} at character {token.start() + 1}: {template!r}."
-            raise config_error(what, remedy="Write {column} for a column, and {{ or }} for a literal brace.")
-    if not parts:
-        what = f"The template names no column, so every row would have the same text: {template!r}."
-        raise config_error(what, remedy="Write {column} where a column's value belongs.")
-    return [*parts, (literal + template[end:], None)]
+        if self.template is None:
+            return [("", self.column), ("", None)]
+        parts: list[tuple[str, str | None]] = []
+        literal, end = "", 0
+        for token in _TOKEN.finditer(self.template):
+            literal += self.template[end : token.start()]
+            end = token.end()
+            if token["column"]:
+                parts.append((literal, token["column"]))
+                literal = ""
+            elif len(token[0]) == 2:
+                literal += token[0][0]
+            else:
+                what = f"The template has a stray {token[0]} at character {token.start() + 1}: {self.template!r}."
+                raise config_error(what, remedy="Write {column} for a column, and {{ or }} for a literal brace.")
+        if not parts:
+            what = f"The template names no column, so every row would have the same text: {self.template!r}."
+            raise config_error(what, remedy="Write {column} where a column's value belongs.")
+        return [*parts, (literal + self.template[end:], None)]
 
 
 class SourceFormat(StrEnum):
@@ -90,12 +86,17 @@ class SourceFile:
 def resolve(sources: Iterable[str]) -> list[SourceFile]:
     """Return the files in the order of their rows: sources as given, the matches of each pattern sorted by name.
 
-    A name that exists is that file, whatever it looks like. Raises Halt: 78 for what is not a readable file of a known
-    format, 75 if an address cannot be reached.
+    A name that exists is that file, even if it looks like a pattern. Raises Halt: 78 for what is not a readable file of
+    a known format, 75 if an address cannot be reached.
     """
     found = list[SourceFile]()
     for source in sources:
-        names = _addresses(source) if is_remote(source) else _paths(source)
+        names = [source]
+        if is_remote(source):
+            names = _addresses(source)
+        elif glob.has_magic(source) and not Path(source).exists():
+            matching = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob gives hidden files as well
+            names = sorted(name for name in matching if not Path(name).is_dir())
         if not names:
             remedy = "Correct the pattern, or check that the files exist."
             raise config_error(f"No file matches {source}.", remedy=remedy)
@@ -103,15 +104,8 @@ def resolve(sources: Iterable[str]) -> list[SourceFile]:
     return found
 
 
-def _paths(source: str) -> list[str]:
-    if not glob.has_magic(source) or Path(source).exists():
-        return [source]
-    found = glob.glob(source, recursive=True)  # noqa: PTH207 - Path.glob gives hidden files as well
-    return sorted(name for name in found if not Path(name).is_dir())
-
-
 def _source_file(place: str) -> SourceFile:
-    """Tell the format by the suffixes. Raises Halt (78) for an unknown one, and for what is not a file."""
+    """Find the format by the suffixes. Raises Halt (78) for an unknown one, and for what is not a file."""
     elsewhere = is_remote(place)
     path = Path(place.split("?")[0]) if elsewhere else Path(place)
     if not elsewhere and not stat.S_ISREG(_states(path)[0]):
@@ -120,14 +114,14 @@ def _source_file(place: str) -> SourceFile:
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)
     if form is None or (form == SourceFormat.PARQUET and compression):
-        known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} behind."
+        known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} at the end."
         remedy = f"Rename or convert it. {AS_PARQUET}"
         raise config_error(f"{place}: files of this kind are not read.", why=known, remedy=remedy)
     return SourceFile(place, path, SourceFormat(form), compression, elsewhere)
 
 
 def _states(path: Path) -> list[int]:
-    """Return mode, size_bytes, mtime_ns, ctime_ns, inode of a file. Raises Halt (78) if it cannot be had."""
+    """Return mode, size_bytes, mtime_ns, ctime_ns, inode of a file. Raises Halt (78) if there is none."""
     try:
         return [path.stat().st_mode, *state_of(path)]
     except OSError as error:
@@ -142,11 +136,9 @@ def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
 
 # Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
 
-_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
-"""Between two tries; the libraries try a few times themselves before."""
 _BLOCK_BYTES = 16 << 20
 _TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "checksum", "sha256", "mtime", "LastModified", "created")
-"""What tells one content from another, by the names that fsspec's file systems have for it; the first one counts."""
+"""What changes with the content, by the names that fsspec's file systems have for it; the first one counts."""
 
 Answer = TypeVar("Answer")
 
@@ -160,7 +152,7 @@ def _addresses(source: str) -> list[str]:
     if not re.search(r"[*\[]", source):  # a question mark begins the query of an http address
         return [source]
     files = _file_system(source)
-    found = _persistently(source, lambda: files.glob(files._strip_protocol(source), detail=True))
+    found = _asked(source, lambda: files.glob(files._strip_protocol(source), detail=True))
     names = sorted(name for name, info in found.items() if info.get("type") != "directory")
     return [str(files.unstrip_protocol(name)) for name in names]
 
@@ -168,7 +160,7 @@ def _addresses(source: str) -> list[str]:
 def remote_state(address: str) -> list[str | int]:
     """Return [size_bytes, tag], the same as long as the content is. Raises Halt as `resolve`."""
     files = _file_system(address)
-    info = _persistently(address, lambda: files.info(files._strip_protocol(address)))
+    info = _asked(address, lambda: files.info(files._strip_protocol(address)))
     if info.get("type") == "directory":
         raise config_error(f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv")
     return [int(info.get("size") or 0), next((str(info[key]) for key in _TAGS if info.get(key)), "")]
@@ -187,7 +179,7 @@ def fetch(address: str, target: Path) -> None:
             shutil.copyfileobj(source, file, _BLOCK_BYTES)
             return file.tell()
 
-    came = _persistently(address, copy)
+    came = _asked(address, copy)
     if size_bytes not in (0, came):
         what = f"{address} has {size_bytes:,} bytes, of which {came:,} came."
         raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run again when nothing writes to it.")
@@ -203,25 +195,21 @@ def _file_system(address: str) -> Any:
         raise config_error(f"{address}: what reads it is not installed", why=str(error), remedy=remedy) from error
 
 
-def _persistently(address: str, action: Callable[[], Answer]) -> Answer:
-    """Return what the action gives, tried again after faults that may pass."""
-    for pause_s in (*_PAUSES_S, None):
-        try:
-            return action()
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
-                raise
-            cause = error.__cause__ or error
-            # An address that the server sent us on to may be signed, and messages are kept.
-            why = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}")
-            why = why.split("\n", 1)[0][:500]
-            stays = FileNotFoundError | PermissionError | ImportError | ValueError | NotImplementedError
-            # botocore has errors for credentials that are missing, and is not imported here.
-            if isinstance(error, stays) or re.search("Credential|ProfileNotFound", type(error).__name__):
-                remedy = "Correct the address, or say in chunkvisor's environment who you are: AWS_PROFILE, HF_TOKEN, …"
-                raise config_error(f"{address} cannot be read.", why=why, remedy=remedy) from error
-            if pause_s is None:
-                what = f"{address} cannot be reached, in {len(_PAUSES_S) + 1} tries."
-                raise Halt(ExitCode.TRY_AGAIN, what, why=why, remedy="Run again; what is done is kept.") from error
-            time.sleep(pause_s)
-    raise AssertionError
+def _asked(address: str, action: Callable[[], Answer]) -> Answer:
+    """Return what the action gives; the libraries try again by themselves. Raises Halt (75, 78), OSError of a disk."""
+    try:
+        return action()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
+            raise
+        cause = error.__cause__ or error
+        # An address that the server sent us on to may be signed, and messages are kept.
+        why = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}")
+        why = why.split("\n", 1)[0][:500]
+        stays = FileNotFoundError | PermissionError | ImportError | ValueError | NotImplementedError
+        # botocore has errors for credentials that are missing, and is not imported here.
+        if isinstance(error, stays) or re.search("Credential|ProfileNotFound", type(error).__name__):
+            remedy = "Correct the address, or set AWS_PROFILE, HF_TOKEN or the like in chunkvisor's environment."
+            raise config_error(f"{address} cannot be read.", why=why, remedy=remedy) from error
+        remedy = "Run again; finished work is kept."
+        raise Halt(ExitCode.TRY_AGAIN, f"{address} cannot be reached.", why=why, remedy=remedy) from error

@@ -24,25 +24,10 @@ import numpy as np
 
 from chunkvisor.child import answer_parent
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.sources.readers import (
-    MAX_TEXT_BYTES,
-    columns_of,
-    composer,
-    in_words,
-    missing_column,
-    read_objects,
-    read_rows,
-)
-from chunkvisor.sources.resolve import (
-    IngestRequest,
-    SourceFile,
-    SourceFormat,
-    fetch,
-    resolve,
-    signature,
-)
+from chunkvisor.sources import readers
+from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, fetch, resolve, signature
 from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
-from chunkvisor.store.disk import DISK_ERRNOS, disk_halt, refusal
+from chunkvisor.store.disk import disk_halt, refusal
 
 _SHARE_BYTES = 256 << 20
 """Of memory for Python and one batch of rows; and for a thread, which holds row groups of parquet."""
@@ -108,8 +93,8 @@ def _texts(
     if database is not None:
         rows = database.texts(file, limit)
     else:
-        columns, compose = composer(request)
-        read = read_rows(file, columns, skip_blank=request.skip_blank, limit=limit)
+        columns, compose = readers.composer(request)
+        read = readers.read_rows(file, columns, skip_blank=request.skip_blank, limit=limit)
         rows = ((line, compose(file, line, cells)) for line, cells in read)
     for place, text in rows:
         if text is None:
@@ -119,10 +104,11 @@ def _texts(
             data = text.encode()
         except UnicodeEncodeError as error:
             what = f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}."
-            remedy = "It is half of a character, mostly of an emoji that was cut in two. Correct it in the source."
+            remedy = "It is half of a character, such as an emoji cut in two. Correct it in the source."
             raise file.error(what, place, remedy) from error
-        if len(data) > MAX_TEXT_BYTES:
-            what = f"the text has {len(data):,} bytes of UTF-8, more than the {MAX_TEXT_BYTES:,} that one may have."
+        if len(data) > readers.MAX_TEXT_BYTES:
+            most = f"{readers.MAX_TEXT_BYTES:,}"
+            what = f"the text has {len(data):,} bytes of UTF-8, more than the {most} that one may have."
             remedy = "Correct or shorten it in the source, or use sql: left(column, 100000)."
             raise file.error(what, place, remedy)
         yield data
@@ -144,7 +130,7 @@ class SqlReader:
         self._request, self._rows_before = request, 0
         self._names: tuple[str, ...] = ()
         if request.sql is None:
-            self._names, self._compose = composer(request)
+            self._names, self._compose = readers.composer(request)
         limit_bytes = max(request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2)
         self._connection = duckdb.connect(
             config={
@@ -183,13 +169,12 @@ class SqlReader:
             "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
         )
         # Inside a string of the tree, quotes are escaped: these patterns match its own names alone.
-        others = {f"a {each.lower()}" for each in re.findall(r'"class":"(WINDOW|SUBQUERY)"', tree)}
-        called = {each.casefold() for each in re.findall(r'"function_name":"([^"]+)"', tree)}
-        others |= called & {"unnest", *(name for (name,) in unstable)}
+        called = {each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)}
+        others = called & {"window", "subquery", "unnest", *(name for (name,) in unstable)}
         others |= _CLOCK & {each.casefold() for each in re.findall(r'"column_names":\["([^"]+)"\]', tree)}
         if others:
-            what = f"`{key}` uses {min(others)}, whose value is not made of the row alone: {sql}"
-            why = "Read again, the same row could give another text."
+            what = f"`{key}` uses {min(others)}, whose value depends on more than the row: {sql}"
+            why = "The same row could give another text when it is read again."
             raise config_error(what, why=why, remedy="Write the value itself, or compute it beforehand, in parquet.")
 
     def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
@@ -202,7 +187,7 @@ class SqlReader:
             relation, rows = (self._parquet if file.format is SourceFormat.PARQUET else self._text)(file, limit, types)
             for name in (*self._names, *request.columns):
                 if name not in types:
-                    raise missing_column(file, name, types)
+                    raise readers.missing_column(file, name, types)
             cursor, expected = self._connection.execute(self._query(file, types, relation)), 0
             while fetched := cursor.fetchmany(4096):
                 for row, line, kept, text in fetched:
@@ -222,7 +207,7 @@ class SqlReader:
             asked = [f"`{key}`" for key in ("sql", "where", "columns") if getattr(request, key)]
             what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
             reason = str(error).split("\n\n", 1)[0].replace("\n", " ")  # the rest is advice about DuckDB's settings
-            remedy = in_words(list(types)) if types else "Write or copy the file again."
+            remedy = readers.in_words(list(types)) if types else "Write or copy the file again."
             raise file.error(f"{what}: {reason}", remedy=remedy) from error
 
     def write_rows(self, path: Path) -> None:
@@ -254,7 +239,7 @@ class SqlReader:
         is_json, rows, chars = file.format is SourceFormat.JSONL, 0, 0
         self._all("CREATE OR REPLACE TABLE scratch.source (line BIGINT, object VARCHAR, text VARCHAR)")
         batch = list[tuple[int, str, str | None]]()
-        for line, json_text, item in read_objects(file, self._request.skip_blank, None if is_json else limit):
+        for line, json_text, item in readers.read_objects(file, self._request.skip_blank, None if is_json else limit):
             text = None
             if self._request.sql is None and (limit is None or rows < limit):
                 # Made of the cells, which keeps a JSON number as its source writes it.
@@ -270,7 +255,7 @@ class SqlReader:
             found = json.loads(structure or "{}").items()
             types |= {name: _TYPES.get(str(kind), "JSON") for name, kind in found if name}
         else:
-            types |= {name: "VARCHAR" for name in columns_of(file) if name}
+            types |= {name: "VARCHAR" for name in readers.columns_of(file) if name}
         if len({name.casefold() for name in types}) < len(types):
             what = "there are two columns whose names differ only in case, which SQL cannot tell apart."
             raise file.error(what, remedy="Rename one of them.")
@@ -320,13 +305,12 @@ class SqlReader:
 
 
 def _is_disk_fault(error: BaseException) -> bool:
-    """Return whether the disk is full or failing; DuckDB says so in words alone."""
-    by_number = isinstance(error, OSError) and error.errno in DISK_ERRNOS
-    return by_number or bool(re.search("No space left|Disk quota exceeded|Input/output error", str(error)))
+    """Return whether DuckDB says that the disk is full or failing, which it does in words alone."""
+    return re.search("No space left|Disk quota exceeded|Input/output error", str(error)) is not None
 
 
 def _in_words(error: BaseException, request: IngestRequest | None, folder: Path) -> Halt | None:
-    """Return the message for an error that is not a bug of ours."""
+    """Return the message for an error that is not a bug of chunkvisor."""
     if isinstance(error, Halt):
         return error
     if isinstance(error, MemoryError | duckdb.OutOfMemoryException):

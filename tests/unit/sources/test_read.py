@@ -1,7 +1,6 @@
 """What becomes of the rows of each format; every fault is refused with the file, the line and what is wrong."""
 
 import csv
-import gzip
 import io
 import json
 import tempfile
@@ -66,14 +65,11 @@ def test_null_is_empty_text(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) 
         ("a.csv", b"text,b\n x ,2\n\n\r\n", [" x "]),
         ("a.csv", b"text\na\n\nb\n", ["a", "", "b"]),
         ("a.csv", b",text,\nx,y,z\n", ["y"]),
-        ("a.csv", b"Text,text\nx,y\n", ["y"]),
         ("a.csv", "text,b\n\u0085\u2028\x0b\x0c\x1c,2\n".encode(), ["\u0085\u2028\x0b\x0c\x1c"]),
         ("a.csv", b"text,b\n2020-01-01,1\ntrue,2\n1e5,3\n", ["2020-01-01", "true", "1e5"]),
-        ("a.csv", b"text\n" + b"x" * 300_000 + b"\n", ["x" * 300_000]),
         ("a.txt", b"a\r\nb", ["a", "b"]),
         ("a.txt", b"a\rb\nc\r", ["a\rb", "c\r"]),
         ("a.txt", b'"a,b\t\x00\n\n \n', ['"a,b\t\x00', "", " "]),
-        ("a.txt", b"\xef\xbb\xbfa\n", ["a"]),
         ("a.txt.gz", wrap(".gz", b"a") + wrap(".gz", b"b\nc"), ["ab", "c"]),
     ],
 )
@@ -121,16 +117,13 @@ CASES = [
     ("a.csv", b'id,text\n1,"a\nb"\n2,c,d\n', "a.csv, line 4: the row has 3 fields, the header has 2."),
     ("a.csv", b"id,text\n1,a\n\n2,b\n", "a.csv, line 3: the line is blank, and rows follow."),
     ("a.csv", b'id,text\n1,"a\n2,b\n', "a.csv, line 2: the row that starts here cannot be read: unexpected end"),
-    ("a.csv", b'id,text\n1,"a"b\n', "a.csv, line 2: the row that starts here cannot be read: ',' expected after '\"'."),
     ("a.csv", b"id,text\r1,a\r2,b", "a.csv, line 1: the row that starts here cannot be read: new-line character"),
     ("a.csv", b"text,text\n1,a\n", "a.csv, line 1: the header has two columns 'text'."),
     ("a.csv", b"\nid,text\n1,a\n", "a.csv, line 1: the line is blank; the header belongs here."),
     ("a.csv", b"id,text\n1,a\n2,\xe9\n", "a.csv, line 3: invalid UTF-8: byte 0xe9 at byte 3 of the line."),
     ("a.csv", "id,text\n".encode("utf-16"), "a.csv, line 1: invalid UTF-8: byte 0xff at byte 1 of the line."),
-    ("a.csv", gzip.compress(b"text\na\n"), "a.csv, line 1: invalid UTF-8"),
     ("a.csv", b"id;text\n1;a\n", "a.csv: there is no column 'text'."),
     ("a.csv", b"", "a.csv: the file is empty."),
-    ("a.txt", b"\xef\xbb\xbf", "a.txt: the file is empty."),
     ("a.parquet", b"", "a.parquet: the file is empty."),
     ("a.csv", b"id,text\n1," + b"x" * BIG + b"\n", "a.csv, line 2: the text has 17,825,792 bytes of UTF-8"),
     ("a.txt", b"ok\n" + b"x" * BIG + b"\n", "a.txt, line 2: the line is longer than 16,777,216 bytes"),
@@ -139,13 +132,11 @@ CASES = [
     ("a.jsonl", b'["text"]\n', "a.jsonl, line 1: malformed JSON: not an object."),
     ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}\n', "a.jsonl, line 2: the line is blank, and rows follow."),
     ("a.jsonl", b'{"text": "a"}\n{"text": 1}\n', "a.jsonl, line 2: the column holds a number, not text."),
-    ("a.jsonl", b'{"text": NaN}\n', "a.jsonl, line 1: the column holds a number, not text."),
     ("a.jsonl", b'{"text": ["a"]}\n', "a.jsonl, line 1: the column holds an array, not text."),
     ("a.jsonl", b'{"text": "ok"}\n{"text": "a\\ud800"}\n', "a.jsonl, line 2: the text has a lone surrogate, '\\ud800'"),
     ("a.jsonl", b'{"texd": "a"}\n', "a.jsonl: there is no column 'text'."),
     ("a.jsonl", b"[" * 100_000 + b"\n", "a.jsonl, line 1: malformed JSON: nested too deeply."),
     ("a.csv.gz", wrap(".gz", b"text\n" + b"a\n" * 999)[:-9], "a.csv.gz: the gzip data is damaged or cut short"),
-    ("a.csv.gz", b"text\na\n", "a.csv.gz: the gzip data is damaged or cut short after line 0: Not a gzipped file"),
     ("a.csv.zst", wrap(".zst", b"text\n" + b"a\n" * 999)[:-3], "a.csv.zst: the zstd data is damaged or cut short"),
 ]
 

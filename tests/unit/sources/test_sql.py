@@ -137,7 +137,7 @@ UNSTABLE += ["list_transform([1], lambda x: random())::text", "(SELECT text FROM
 def test_what_is_not_made_of_the_row_is_refused(stage_here: Stage, tmp_path: Path, sql: str) -> None:
     """Chance, the clock, other rows and other tables are refused, in `sql` and in `where`."""
     (tmp_path / "a.csv").write_text("text\nx\n")
-    assert "whose value is not made of the row alone" in refusal(stage_here, tmp_path, "a.csv", sql=sql)
+    assert "whose value depends on more than the row" in refusal(stage_here, tmp_path, "a.csv", sql=sql)
     assert "`where` uses " in refusal(stage_here, tmp_path, "a.csv", column="text", where=f"({sql}) <> ''")
 
 
