@@ -24,13 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import EncodeConfig, ModelConfig, seconds_of
+from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_of
+from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
-from chunkvisor.sources.given import place_of, writing
+from chunkvisor.sources.given import WRITTEN, place_of, write_texts
 from chunkvisor.supervise.means import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
@@ -52,7 +53,8 @@ _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a w
 
 _MEANINGS = {
     "texts": "A list, a generator, a column of pandas, polars, NumPy, Arrow or datasets: whatever can be iterated once."
-    " None counts as an empty text. pandas has NaN for a missing text, which is refused: write texts.fillna('').",
+    " None counts as an empty text; an empty list gives an empty array. NaN, as pandas has it for a missing text, is "
+    "refused: write texts.fillna('').",
     "config_path": "A YAML config; `chunkvisor init` writes one with every key explained.",
     "model": "Name of a model on the hub, or the path of a model's folder, which needs no hub.",
     "column": "The texts are this column of a table (a DataFrame of pandas or polars, a pyarrow.Table, a "
@@ -122,7 +124,7 @@ def in_python(words: str) -> str:
     return words
 
 
-_LINE = re.compile(r"(?:/[^:\n]*)?/texts-[0-9a-f]{16}\.jsonl:(\d+)")
+_LINE = re.compile(rf"(?:/[^:\n]*)?/{WRITTEN}:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
 
 
@@ -148,7 +150,7 @@ class QuarantineWarning(UserWarning):
 def run(
     config_path: StrPath,
     *,
-    set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
+    set: str | Iterable[str] = (),  # noqa: A002 - as the command's option is called
     max_rows: int | None = None,
     from_scratch: bool = False,
     update: bool = False,
@@ -162,7 +164,7 @@ def run(
     some forms), and warned of (QuarantineWarning). Raises ChunkvisorError with the message and the code of the command;
     KeyboardInterrupt after SIGINT, once the chunks under way are done. Outside the main thread signals are not caught.
     """
-    loaded = load(Path(config_path), tuple(set))
+    loaded = load(Path(config_path), _overrides(set))
     if max_rows is not None:
         loaded = loaded.trial(max_rows)
     request = Request(loaded, max_rows, from_scratch, update, stop_after_s=_in_seconds(stop_after))
@@ -193,7 +195,7 @@ def encode(
     prompt_name: str | None = None,
     task: str | None = None,
     truncate_dim: int | None = None,
-    set: Iterable[str] = (),  # noqa: A002 - as the command's option is called
+    set: str | Iterable[str] = (),  # noqa: A002 - as the command's option is called
     from_scratch: bool = False,
     update: bool = False,
     stop_after: float | str | None = None,
@@ -214,29 +216,43 @@ def encode(
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     expect = os.fspath(expect) if isinstance(expect, os.PathLike) else expect
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
-    overrides, stop_after_s = tuple(set), _in_seconds(stop_after)
-    with _workdir(workdir) as place, writing(texts, column, place) as write:
+    overrides, stop_after_s, folder = _overrides(set), _in_seconds(stop_after), Path.cwd()
+    with _workdir(workdir) as place:
         given = CallOfTexts(partial(place_of, texts, column), kept=workdir is not None)
+        earlier = list(place.glob(WRITTEN))
+        output = {"source": str(place / "texts.jsonl"), "column": "text"}
+        values |= {"workdir": str(place), "outputs": {_OUTPUT: output}}
         try:
-            loaded = _loaded(values | {"workdir": str(place)}, overrides, write)
+            # Before the texts are read: a typing error costs nothing then.
+            config = from_values(values, folder, overrides)
+            if config.outputs[_OUTPUT].where is not None:
+                why = "texts are left out then, and encode returns a vector for each"
+                raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
+            source = write_texts(texts, column, place)
+            if source is None:
+                return np.empty((0, _dimension(config, config.effective_encode(_OUTPUT))), np.float32)
+            output["source"] = str(source)
+            config = from_values(values, folder, overrides)
+            loaded = LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
             request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=given.kept)
             vectors = _run(request, on_event, progress, given).outputs[_OUTPUT].vectors()
         except ChunkvisorError as error:
             error.what = given.in_words(error.what)
             raise
+        for path in earlier:
+            if path != source:
+                path.unlink(missing_ok=True)
         return vectors if given.kept else np.array(vectors)
 
 
-def _loaded(values: dict[str, Any], overrides: tuple[str, ...], write: Callable[[], Path]) -> LoadedConfig:
-    """Return the config of a call. Validated before the texts are written: a typing error costs nothing then."""
-    folder, output = Path.cwd(), {"source": str(Path(values["workdir"], "texts.jsonl")), "column": "text"}
-    values["outputs"] = {_OUTPUT: output}
-    if from_values(values, folder, overrides).outputs[_OUTPUT].where is not None:
-        why = "texts are left out then, and encode returns a vector for each"
-        raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
-    output["source"] = str(write())
-    config = from_values(values, folder, overrides)
-    return LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
+def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _dimension(config: Config, encode: EncodeConfig) -> int:
+    """Find the width of a vector as the model's folder describes it, or 0, without starting a worker."""
+    whole = read_model_folder(Path(config.model.name)).dimension if config.model.is_folder else None
+    return min(whole or 0, encode.truncate_dim or whole or 0)
 
 
 class _Listener(Observer):
@@ -293,21 +309,16 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
 def _workdir(given: StrPath | None) -> Iterator[Path]:
     """Yield the folder to work in. A temporary one is removed in the end, unless a run in it has failed."""
     place = Path(tempfile.mkdtemp(prefix="chunkvisor-") if given is None else given).absolute()
-    ours, failed = given is None or not place.exists(), False
     try:
         make_folders(place, mode=0o755)
     except OSError as error:
         raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
+    failed = False
     try:
         yield place
     except ChunkvisorError as error:
-        if ours:
-            with contextlib.suppress(OSError):  # there is something in it
-                place.rmdir()
-        if failed := given is None and place.exists():
-            error.add_note(
-                f"The work done so far and the logs are in {place}: give it as workdir to continue, or remove it."
-            )
+        if failed := given is None and any(place.iterdir()):
+            error.add_note(f"The work and the logs are in {place}: give it as workdir to continue, or remove it.")
         raise
     finally:
         if given is None and not failed:

@@ -6,7 +6,6 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +34,8 @@ def encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def encode(texts: Any, encoder: str = "good:make", **more: Any) -> np.ndarray:
     """On the CPU, without a standby."""
-    overrides = ("workers.standby=0", *more.pop("set", ()))
+    overrides = more.pop("set", ())
+    overrides = overrides if isinstance(overrides, str) else ("workers.standby=0", *overrides)
     return chunkvisor.encode(texts, model="m", encoder=encoder, device="cpu", set=overrides, **more)
 
 
@@ -60,6 +60,17 @@ def test_in_a_workdir(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "mine" / "embeddings.npy").exists()
     assert "output_already_complete" in events
     assert "staging" not in events[events.index("run_ended") :]
+
+
+@pytest.mark.parametrize(("more", "dimension"), [({}, 8), ({"truncate_dim": 4}, 4), ({"model": "org/model"}, 0)])
+def test_no_texts(tmp_path: Path, more: dict[str, Any], dimension: int) -> None:
+    """Of no texts there are no vectors, as wide as the model's folder says; no worker is started."""
+    folder = model_folder(tmp_path / "model")
+    (folder / "config.json").write_text('{"hidden_size": 8}')
+    vectors = chunkvisor.encode(iter([]), **{"model": str(folder), "workdir": "w", "device": "cuda:7", **more})
+    assert vectors.shape == (0, dimension)
+    assert vectors.dtype == np.float32
+    assert list((tmp_path / "w").iterdir()) == []
 
 
 def test_other_texts_in_the_same_workdir() -> None:
@@ -126,21 +137,16 @@ def test_interrupted_work_goes_on() -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["a", 3], r"texts\[1\] is not a string: int 3"),
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
-        ([], "there are no texts"),
         ({"t": ["a"], "u": ["b"]}, r"texts is dict, .*\ndo:  name one by column=…: t, u"),
-        (
-            SimpleNamespace(columns=["u"], iloc=None),
-            r"texts is SimpleNamespace, .*\ndo:  name one by column=…: u",
-        ),
+        (SimpleNamespace(columns=["u"], iloc=None), r"texts is SimpleNamespace, .*\ndo:  name one by column=…: u"),
     ],
-    ids=["int", "surrogate", "none", "dict", "frame"],
+    ids=["surrogate", "dict", "frame"],
 )
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     """What is not a text is refused by its index, and leaves nothing behind."""
     with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught:
-        encode(texts, column="t" if "'t'" in words and isinstance(texts, list) else None, workdir="w")
+        encode(texts, workdir="w")
     assert caught.value.code == 78
     assert list((tmp_path / "w").glob("*")) == []
 
@@ -151,6 +157,7 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
         ({"batch_size": 0}, r"^encode.batch_size: 0 should be .*\ndo:  correct this, then call it again$"),
         ({"chunk_size": 0}, "^chunk.size: 0 should be"),
         ({"set": ("chunk.sise=3",)}, "^set chunk.sise=3: chunk.sise: unknown key"),
+        ({"set": "chunk.sise=3"}, "^set chunk.sise=3: chunk.sise: unknown key"),
         ({"encoder": "good"}, '^model.encoder: "good" should be'),
         ({"prompt": "a", "prompt_name": "b"}, "prompt and prompt_name"),
         ({"set": ("outputs.embeddings.where=text<>''",)}, r"^outputs\.embeddings\.where is for chunkvisor\.run alone"),
@@ -245,7 +252,7 @@ def test_a_time_to_stop_at(workplace: Workplace) -> None:
 
 
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
-    """A run is shown if that is wanted; nothing is written unasked."""
+    """A run is shown if that is wanted; without the argument nothing is written."""
     workplace.write_source(["one", "two", "three", "one"])
     workplace.write_config("good:make", chunk__size=1)
     chunkvisor.run(workplace.config_path, progress=True)
@@ -262,21 +269,6 @@ def test_errors_travel_between_processes() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is chunkvisor.ChunkvisorError
     assert (again.code, again.lines()) == (error.code, error.lines())
-
-
-def test_in_a_thread() -> None:
-    """Two jobs in threads of one process, each in its own folder."""
-    found: dict[int, np.ndarray] = {}
-    threads = [
-        threading.Thread(target=lambda number=number: found.update({number: encode([f"text {number}"])}))
-        for number in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(2):
-        np.testing.assert_array_equal(found[number], expected([f"text {number}"]))
 
 
 SCRIPT = """

@@ -1,17 +1,19 @@
 """Writes the texts that a Python program gives as a source, one after the other."""
 
-import contextlib
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.errors import config_error
 from chunkvisor.store.disk import refusal
 from chunkvisor.units import listed
+
+WRITTEN = f"texts-{'[0-9a-f]' * 16}.jsonl"
+"""Names of the files, as a pattern."""
 
 
 def _texts_of(given: Any, column: str | None) -> Iterable[object]:
@@ -56,25 +58,10 @@ def place_of(given: Any, column: str | None, index: int) -> str:
     return f"texts[{index}][{column!r}]" if _columns_of(given) is None else f"texts[{column!r}]{by}[{index}]"
 
 
-@contextlib.contextmanager
-def writing(given: Any, column: str | None, folder: Path) -> Iterator[Callable[[], Path]]:
-    """Give what writes the texts, as `write_texts`; after a good end, what earlier calls have left there goes."""
-    before = set(folder.glob(f"texts-{'[0-9a-f]' * 16}.jsonl"))
-
-    def write() -> Path:
-        path = write_texts(given, column, folder)
-        before.discard(path)
-        return path
-
-    yield write
-    for path in before:
-        path.unlink(missing_ok=True)
-
-
-def write_texts(given: Any, column: str | None, folder: Path) -> Path:
+def write_texts(given: Any, column: str | None, folder: Path) -> Path | None:
     """Write the texts under a name made of their digest: equal texts are the same untouched file.
 
-    Raises Halt: 78 for what is not a text, 74 for a full disk; OSError. What the texts themselves raise goes through.
+    None if there are no texts. Raises Halt: 78 for what is not a text, 74 for a full disk; OSError; what they raise.
     """
     digest, partial = hashlib.sha256(), Path()
     try:
@@ -88,7 +75,7 @@ def write_texts(given: Any, column: str | None, folder: Path) -> Path:
             file.flush()
             os.fsync(file.fileno())
             if not file.tell():
-                raise config_error("there are no texts", remedy="give at least one")
+                return None
         path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
         if not path.exists():
             partial.replace(path)
