@@ -272,24 +272,23 @@ class ModelConfig(Section):
     """`model`: which model makes the vectors."""
 
     encoder: Encoder = SENTENCE_TRANSFORMERS
-    """sentence-transformers, or "package.module:factory" of a plug-in encoder."""
+    """sentence-transformers, or package.module:factory of a plug-in encoder."""
     name: Name
-    """Hub id or local folder; a plug-in encoder gets it as it is."""
+    """Hub id or local folder; a plug-in encoder gets it unchanged."""
     revision: Name | None = None
-    """Branch, tag or commit of the hub; resolved to a commit hash once. null = the default branch."""
+    """Branch, tag or commit on the hub; the first run pins the commit."""
     dtype: Dtype = Dtype.AUTO
-    """Type of the weights on the device, not of the vectors; auto = the checkpoint's own."""
+    """Type of the weights, not of the vectors; auto = that of the checkpoint."""
     max_length: Positive | None = None
-    """Tokens after which a text is cut; null = the model's own limit."""
+    """Tokens after which a text is cut; null = the model's limit."""
     pooling: Literal["mean", "cls", "lasttoken", "max"] | None = None
-    """How the vectors of a text's tokens become one; only for a model without modules.json, whose files do not say."""
+    """mean, cls, lasttoken or max: only for a model without modules.json."""
     trust_remote_code: StrictBool | None = None
-    """Run Python code that comes with the model: true, only for models you trust. false = leave that code out on
-    purpose, and take the class of transformers; null = undecided."""
+    """true = run Python code that comes with the model; false = use the class of transformers; null = undecided."""
     kwargs: PlainValues = Field(default={})
-    """More arguments for the model's constructor, such as attn_implementation."""
+    """More arguments for the constructor, such as attn_implementation."""
     expect: FilePath | None = None
-    """File (.jsonl) of texts and the vectors that the model must give for them; null = none."""
+    """File (.jsonl) of texts and the vectors that the model must give."""
 
     @property
     def is_plugin(self) -> bool:
@@ -319,23 +318,22 @@ class EncodeConfig(Section):
     """`encode`: how texts become vectors; as `outputs.*.encode` only the keys given there count."""
 
     batch_size: PositiveOrAuto = "auto"
-    """Texts in a batch, at most; auto = batch_tokens alone decides (32 for a plug-in encoder)."""
+    """Most texts in a batch; auto = batch_tokens decides (32 for a plug-in encoder)."""
     batch_tokens: PositiveOrAuto | None = "auto"
-    """Padded tokens in a batch, at most; auto = 2,048 on a CPU; on a GPU 32,768, or what fits the memory that is
-    measured free. null = texts alone decide (then batch_size auto is 32)."""
+    """Most padded tokens in a batch; auto = 2,048 on a CPU, on a GPU up to 32,768 within the free memory; null = no
+    limit (then batch_size auto is 32)."""
     normalize: StrictBool = False
     """Scale every vector to length 1."""
     prompt: StrictStr | None = None
-    """Text put before every text; not together with prompt_name."""
+    """Text to put before every text."""
     prompt_name: Name | None = None
-    """One of the model's own prompts, by name; not together with prompt."""
+    """Name of one of the model's prompts."""
     task: Literal["query", "document"] | None = None
-    """query or document: encode as encode_query or encode_document of sentence-transformers do, with the prompt and
-    the part of the model that are for it."""
+    """query or document: encode as encode_query or encode_document does."""
     kwargs: PlainValues = Field(default={})
-    """More arguments for the model's own encode, such as {task: retrieval.passage}."""
+    """More arguments for the model's encode, such as {task: retrieval.passage}."""
     truncate_dim: Positive | None = None
-    """Keep only this many leading dimensions; null = all."""
+    """Keep this many leading dimensions."""
 
     @field_validator("kwargs")
     @classmethod
@@ -354,8 +352,7 @@ class ChunkConfig(Section):
     """`chunk`: the unit of work that one worker process does."""
 
     size: PositiveOrAuto = 1000
-    """Distinct texts in a chunk; a fault costs at most this much work. auto = as many as a worker does in about 40
-    s."""
+    """Distinct texts in a chunk; auto = as many as a worker does in about 40 s."""
     keep: StrictBool = False
     """Keep the chunk files once the final file is verified."""
 
@@ -365,44 +362,41 @@ class WorkersConfig(Section):
 
     start: Start = Start.AUTO
     """fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the model; auto = warm
-    where that works. A retry is always fresh."""
+    if that works. A retry is always fresh."""
     standby: UpToEight = 1
-    """Workers prepared ahead, for each device; a fresh one holds a copy of the weights in host memory, warm ones share
-    it."""
+    """Workers prepared ahead for each device; each fresh one holds the weights in host memory."""
     per_device: OneToSixteen = 1
-    """Workers that compute on one device at the same time; workers on the CPU share its cores."""
+    """Workers that compute on one device at the same time."""
 
 
 class EngineConfig(Section):
     """`engine`: where workers run."""
 
     kind: EngineKind = EngineKind.LOCAL
-    """local = on this machine; ray = on the nodes of a Ray cluster (extra `ray`)."""
+    """local = this machine; ray = the nodes of a Ray cluster (extra `ray`)."""
     address: Name = "auto"
-    """Address of the Ray cluster; auto = the cluster that this machine belongs to."""
+    """Address of the Ray cluster; auto = that of this machine."""
 
 
 class RecoveryConfig(Section):
     """`recovery`: what is tried, and for how long, before rows or the run are given up."""
 
     attempts: Positive = 3
-    """Tries of a chunk for one cause, and failed starts in a row on one device; halving after out of memory does not
-    count."""
+    """Tries of a chunk for one cause, and failed starts in a row on one device."""
     min_batch_size: Positive = 1
-    """Halving after out of memory stops at this many texts."""
+    """Halving after out-of-memory stops at this many texts."""
     startup_timeout: Seconds = 600.0
-    """Seconds from the start of a worker to its first batch."""
+    """Time from the start of a worker to its first batch."""
     stall_timeout: Seconds = 300.0
-    """Seconds without progress after which a worker is ended."""
+    """Time without progress after which a worker is ended."""
     wait_timeout: Seconds = 600.0
-    """Seconds to wait for a busy GPU, a neighbour's memory, a full disk or the hub."""
+    """Time to wait for a busy GPU, a full disk or the hub."""
     grace: Seconds = 25.0
-    """Seconds from SIGTERM to the end of the run: what the chunks under way have encoded is saved by then. Keep it
-    shorter than the time after which whatever sent the SIGTERM kills the run."""
+    """Time from SIGTERM to the end of the run; the vectors so far are saved within it."""
     on_bad_row: OnBadRow = OnBadRow.QUARANTINE
-    """quarantine = a row that cannot be encoded becomes NaN and is listed in the manifest; fail = the run ends."""
+    """quarantine = a row that cannot be encoded becomes NaN and is listed; fail = the run ends."""
     max_bad_rows: NotNegative = 100
-    """With more quarantined rows than this the run ends: usually the config is wrong, not the data."""
+    """More quarantined rows end the run: then usually the config is wrong."""
 
 
 class IngestConfig(Section):
@@ -416,7 +410,7 @@ class MetricsConfig(Section):
     """`metrics`: figures for a monitoring system."""
 
     textfile: PromFile | None = None
-    """File, `*.prom`, that is kept up to date in Prometheus' text format; its folder must exist. null = none."""
+    """File (.prom) for figures in the text format of Prometheus."""
 
 
 class OutputChunkConfig(Section):
@@ -430,28 +424,26 @@ class OutputConfig(Section):
     """`outputs.*`: one final file; row i of it is row i of its source."""
 
     source: Sources
-    """File, glob or list of them, here or at s3://, hf:// and other addresses: .csv .tsv .jsonl .ndjson .txt, plain or
-    .gz or .zst; .parquet."""
+    """File, glob or list of them: .csv .tsv .jsonl .ndjson .txt, plain or .gz or .zst; .parquet."""
     template: Name | None = None
-    """Text with columns in braces, as in "Summary: {title}"; NULL is filled in as empty text."""
+    """Text with columns in braces, as in "Summary: {title}"; NULL becomes empty text."""
     sql: Name | None = None
-    """SQL expression over the columns, in DuckDB's dialect."""
+    """SQL expression over the columns (DuckDB)."""
     # After the other two, so that its validator sees them.
     column: Name | None = Field(default=None, validate_default=True)
-    """Column whose text is encoded; a .txt source has one, called text."""
+    """Column whose text is encoded; a .txt source has the column text."""
     skip_blank: StrictBool = False
-    """true = blank lines of a .txt source do not count as rows."""
+    """Blank lines of a .txt source are not rows."""
     where: Name | None = None
-    """SQL condition over the columns; only rows for which it holds are in the output, numbered from 0."""
+    """SQL condition; other rows are left out."""
     columns: Columns = ()
-    """Columns that are carried along: in parquet next to the vector, with npy in NAME.rows.parquet."""
+    """Columns to carry along: in parquet next to the vector, with npy in NAME.rows.parquet."""
     shards: Shards | None = None
-    """Number of files over which the rows are spread, in a folder of the output's name; null = one file."""
+    """Number of files, in a folder with the name of the output; null = one file."""
     format: FinalFormat = FinalFormat.NPY
-    """Of the final file: npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
+    """npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
     dtype: FinalDtype = FinalDtype.FLOAT32
-    """Of the numbers in the final file; int8 = 256 steps over the range of each dimension, ubinary = one bit for
-    each."""
+    """Type of the numbers in the final file."""
     encode: EncodeConfig = EncodeConfig()
     """Overrides of encode.* for this output."""
     chunk: OutputChunkConfig = OutputChunkConfig()
@@ -501,11 +493,11 @@ class Config(Section):
     chunk: ChunkConfig = ChunkConfig()
     """The unit of work that one worker process does."""
     reuse: StrictBool = True
-    """A text of which this workdir has a vector, made by the same model in the same way, is not encoded again."""
+    """Take the vector of a text that this workdir has encoded before, with the same model and settings."""
     reuse_from: Folders = ()
-    """Other workdirs whose finished outputs are looked up as well; they are only read, and what is taken is copied."""
+    """Other workdirs whose finished outputs are searched too. They are only read."""
     device: Devices = ("cuda",)
-    """cuda = every visible GPU; a run never falls back to the CPU by itself."""
+    """cuda = every visible GPU; cuda:N, a list of these, or cpu. A run never switches to the CPU."""
     workers: WorkersConfig = WorkersConfig()
     """How worker processes are started."""
     engine: EngineConfig = EngineConfig()
@@ -513,19 +505,17 @@ class Config(Section):
     recovery: RecoveryConfig = RecoveryConfig()
     """What is tried before rows or the run are given up."""
     env: Annotated[dict[EnvName, EnvValue], _OR_NULL] = Field(default={})
-    """More environment variables for the workers; not those that chunkvisor sets itself, such as
-    CUDA_VISIBLE_DEVICES."""
+    """More environment variables for the workers."""
     ingest: IngestConfig = IngestConfig()
     """How sources are read."""
     metrics: MetricsConfig = MetricsConfig()
     """Figures for a monitoring system."""
     notify: Addresses = ()
-    """Addresses that are told of the end and of the first bad row. They may hold passwords, and are never
-    repeated anywhere."""
+    """Addresses that get a notice of the end and of the first bad row. They are never repeated anywhere."""
     outputs: Annotated[dict[OutputName, OutputConfig], _OR_NULL, AfterValidator(_some)]
-    """The final files, one entry each, at least one."""
+    """The final files, one entry each."""
     combine: Annotated[dict[OutputName, OutputNames], _OR_NULL] = Field(default={})
-    """More final files: the vectors of several outputs side by side, for the same rows."""
+    """More final files: the vectors of several outputs side by side."""
 
     @model_validator(mode="after")
     def _possible_combinations(self) -> Self:
