@@ -56,7 +56,7 @@ soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_S=3600 for longer,
 test-ray: $(READY) ## run the tests of recovery on a Ray cluster with one working node, instead of the local engine
 	CHUNKVISOR_TEST_ENGINE=ray $(BIN)/pytest $(RAY_TESTS) $(PYTEST_ARGS)
 
-test-remote: $(READY) ## run the tests of object storage against an S3 server and a small hub on this machine; installs 130 MB more into .venv
+test-remote: $(READY) ## run the tests of object storage against an S3 server on this machine; installs 130 MB more into .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[remote]' --group remote
 	$(BIN)/pytest tests/process/test_remote.py tests/unit/sources/test_resolve.py $(PYTEST_ARGS)
 

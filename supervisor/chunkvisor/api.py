@@ -15,7 +15,6 @@ import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -128,18 +127,9 @@ _LINE = re.compile(rf"(?:/[^:\n]*)?/{WRITTEN}:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallOfTexts:
-    """A call of `encode`, in the words of its caller, who does not know the file of the texts."""
-
-    place: Callable[[int], str]
-    """Where the text of that number stands: `texts[7]`, `texts.iloc[7]`."""
-    kept: bool
-    """Otherwise the workdir is a temporary folder, which is gone when the caller reads of it."""
-
-    def in_words(self, words: str) -> str:
-        """Return news or an error with the text's place in the call instead of its line in the file."""
-        return _LINE.sub(lambda found: self.place(int(found[1]) - 1), words)
+def _placed(place: Callable[[int], str], words: str) -> str:
+    """Return news or an error with `texts[7]`, the text's place in the call, instead of its line in the file."""
+    return _LINE.sub(lambda found: place(int(found[1]) - 1), words)
 
 
 class QuarantineWarning(UserWarning):
@@ -217,42 +207,41 @@ def encode(
     expect = os.fspath(expect) if isinstance(expect, os.PathLike) else expect
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s, folder = _overrides(set), _in_seconds(stop_after), Path.cwd()
-    with _workdir(workdir) as place:
-        given = CallOfTexts(partial(place_of, texts, column), kept=workdir is not None)
-        earlier = list(place.glob(WRITTEN))
-        output = {"source": str(place / "texts.jsonl"), "column": "text"}
-        values |= {"workdir": str(place), "outputs": {_OUTPUT: output}}
+    with _workdir(workdir) as work:
+        place, keeps, earlier = partial(place_of, texts, column), workdir is not None, list(work.glob(WRITTEN))
+        output = {"source": str(work / "texts.jsonl"), "column": "text"}
+        values |= {"workdir": str(work), "outputs": {_OUTPUT: output}}
         try:
             # Before the texts are read: a typing error costs nothing then.
             config = from_values(values, folder, overrides)
             if config.outputs[_OUTPUT].where is not None:
                 why = "texts are left out then, and encode returns a vector for each"
                 raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
-            source = write_texts(texts, column, place)
+            source = write_texts(texts, column, work)
             if source is None:
-                return np.empty((0, _dimension(config, config.effective_encode(_OUTPUT))), np.float32)
+                return np.empty((0, _dimension(config)), np.float32)
             output["source"] = str(source)
             config = from_values(values, folder, overrides)
             loaded = LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
-            request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=given.kept)
-            vectors = _run(request, on_event, progress, given).outputs[_OUTPUT].vectors()
+            request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps)
+            vectors = _run(request, on_event, progress, place).outputs[_OUTPUT].vectors()
         except ChunkvisorError as error:
-            error.what = given.in_words(error.what)
+            error.what = _placed(place, error.what)
             raise
         for path in earlier:
             if path != source:
                 path.unlink(missing_ok=True)
-        return vectors if given.kept else np.array(vectors)
+        return vectors if keeps else np.array(vectors)
 
 
 def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _dimension(config: Config, encode: EncodeConfig) -> int:
+def _dimension(config: Config) -> int:
     """Find the width of a vector as the model's folder describes it, or 0, without starting a worker."""
     whole = read_model_folder(Path(config.model.name)).dimension if config.model.is_folder else None
-    return min(whole or 0, encode.truncate_dim or whole or 0)
+    return min(whole or 0, config.effective_encode(_OUTPUT).truncate_dim or whole or 0)
 
 
 class _Listener(Observer):
@@ -266,13 +255,15 @@ class _Listener(Observer):
         self._on_event(event.name, event.details())
 
 
-def _run(request: Request, on_event: OnEvent | None, progress: bool | None, texts: CallOfTexts | None = None) -> Report:
-    listens, kept = on_event is not None, texts is None or texts.kept
+def _run(
+    request: Request, on_event: OnEvent | None, progress: bool | None, place: Callable[[int], str] | None = None
+) -> Report:
+    listens, in_words = on_event is not None, partial(_placed, place) if place else str
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)
-    if isinstance(on_event, Console) and texts is not None:
-        on_event.in_words = texts.in_words
+    elif isinstance(on_event, Console):
+        on_event.in_words = in_words
     shown = list[Observer]()
     if progress and can_draw(sys.stderr):
         from chunkvisor.show.terminal import Live  # rich with it
@@ -280,20 +271,20 @@ def _run(request: Request, on_event: OnEvent | None, progress: bool | None, text
         shown.append(Live(sys.stderr))
     elif progress:
         console = Console()
-        console.in_words = texts.in_words if texts else str
+        console.in_words = in_words
         shown.append(console)
-    logger = Logger(told=listens or bool(shown), in_words=texts.in_words if texts else str)
+    logger = Logger(told=listens or bool(shown), in_words=in_words)
     try:
         run_session(request, Observers(on_event, guarded=[*shown, logger]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            then = f"; {in_python(error.remedy)}" if kept else f". {_NOT_KEPT}"
+            then = f"; {in_python(error.remedy)}" if request.keeps else f". {_NOT_KEPT}"
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
             raise
     report = Report.of(request.loaded.config)
     if report.quarantined:
-        words = loss_in_words(report, texts.place if texts else None, kept=kept)
+        words = loss_in_words(report, place, kept=request.keeps)
         warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
     return report
 

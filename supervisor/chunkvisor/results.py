@@ -83,7 +83,7 @@ class Report:
 def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True) -> str:
     """Say how many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`.
 
-    A line each, as a notebook shows it. `place` is what the caller of `encode` calls the text of a row.
+    `place` is what the caller of `encode` calls the text of a row.
     """
     own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
@@ -95,8 +95,7 @@ def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, 
     again = shlex.join(["chunkvisor", "retry", str(report.workdir)])
     where = f"listed in {listed(files, _SHOWN)}; to try them again: `{again}`, and then the same call"
     if not kept:
-        are_nan = all(form_of(each).dtype.is_float for each in manifests.values())
-        where = f"to find them: {'numpy.isnan(vectors).any' if are_nan else '(vectors == 0).all'}(axis=1)"
+        where = "to find them: numpy.isnan(vectors).any(axis=1)"
     lost = f"{counted(len(rows), 'row')} {'has' if len(rows) == 1 else 'have'} no vector: {first}"
     return "\n  ".join([lost, *reasons, where])
 

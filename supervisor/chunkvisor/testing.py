@@ -69,12 +69,10 @@ FAULTS: tuple[DrillFault, ...] = (
 """In the order in which they are provoked."""
 
 _BY_OUTCOME = {
-    fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.name not in (PARENT_KILLED, POISON_ROW)
-} | {
+    **{fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.name not in (PARENT_KILLED, POISON_ROW)},
     Outcome.HUNG: "hang",
-    Outcome.BAD_OUTPUT: "nan-row",
 }
-"""The fault that stands for an outcome: the first of the table but for two."""
+"""The fault that stands for an outcome: the first of the table but for one."""
 
 NAMES = tuple(fault.name for fault in FAULTS if fault.name != PARENT_KILLED)
 
@@ -112,15 +110,13 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
         folder = Path(place)
         write_message(AttemptFiles(folder).fault, provoked, durable=False)
         found = Provoked(provoked.name, chunk, output)
-        before = os.environ.get(TESTING_FAULTS)
-        os.environ[TESTING_FAULTS] = f"{before}{os.pathsep}{folder}" if before else str(folder)
+        before = os.environ.get(TESTING_FAULTS, "")
+        os.environ[TESTING_FAULTS] = os.pathsep.join(filter(None, [before, place]))
         try:
             yield found
         finally:
-            if before is None:
-                del os.environ[TESTING_FAULTS]
-            else:
-                os.environ[TESTING_FAULTS] = before
+            os.environ.pop(TESTING_FAULTS)
+            os.environ.update({TESTING_FAULTS: before} if before else {})
             found.struck = next(number for number in itertools.count() if not (folder / f"struck-{number}").exists())
     if not found.struck:
         of_output = f" of output {output}" if output else ""
