@@ -40,10 +40,6 @@ class Call:
     vectors: np.ndarray
 
 
-class Panic(BaseException):
-    pass
-
-
 def torch_error(name, base=RuntimeError, module="torch", **attributes):
     return type(name, (base,), {"__module__": module, **attributes})
 
@@ -85,10 +81,6 @@ def killing(number):
     return misbehave
 
 
-def exiting(code):
-    return lambda call: os._exit(code)
-
-
 def at_exit(do):
     """Do it where the worker ends itself: its result is on disk by then."""
 
@@ -103,29 +95,12 @@ def returning(change):
     return lambda call: change(call.vectors)
 
 
-def with_row(value):
-    def change(vectors):
-        vectors[1] = value
-        return vectors
-
-    return returning(change)
-
-
 def with_element(value):
     def change(vectors):
         vectors[min(1, len(vectors) - 1), 3] = value
         return vectors
 
     return returning(change)
-
-
-def recursion(call):
-    return recursion(call)
-
-
-def memory_limit(call):
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-    np.ones(1 << 30)
 
 
 def no_file_may_grow(call):
@@ -203,11 +178,6 @@ def beat_garbage(call):
     garbage(ATTEMPT / "beat.json")
 
 
-def beat_is_a_folder(call):
-    (ATTEMPT / "beat.json").unlink()
-    (ATTEMPT / "beat.json").mkdir()
-
-
 def endless_log(call):
     for _ in range(100):
         os.write(1, b"chatter chatter\n" * (1 << 16))
@@ -224,10 +194,6 @@ def close_streams(call):
     for fd in (1, 2):
         with contextlib.suppress(OSError):
             os.close(fd)
-
-
-def drop_the_mask(call):
-    os.umask(0)
 
 
 def forget_the_texts(call):
@@ -254,10 +220,7 @@ MISBEHAVIOURS = {
     "runtime_error": raising(lambda: RuntimeError("something else broke")),
     "value_error": raising(lambda: ValueError("a bad value")),
     "memory_error": raising(MemoryError),
-    "memory_limit": memory_limit,
-    "keyboard_interrupt": raising(KeyboardInterrupt),
     "system_exit_0": raising(lambda: SystemExit(0)),
-    "base_exception": raising(lambda: Panic("called unwrap() on a None value")),
     "import_error": raising(lambda: ModuleNotFoundError("No module named 'flash_attn'")),
     "surrogate_message": raising(lambda: RuntimeError("half an emoji \ud83d and a NUL \0")),
     # the GPU's faults, as torch words them
@@ -268,9 +231,7 @@ MISBEHAVIOURS = {
     "cublas_alloc": full_above(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`")),
     "resource_exhausted": full_above(lambda: RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")),
     "exit_20_above": full_above(lambda: os._exit(20)),
-    "cuda_710": cuda_error(710, "device-side assert triggered"),
     "cuda_700": cuda_error(700, "an illegal memory access was encountered"),
-    "cuda_214": cuda_error(214, "uncorrectable ECC error encountered"),
     "no_gpu": raising(lambda: RuntimeError("No CUDA GPUs are available")),
     # the world
     "hub_429": raising(lambda: _with_status(HubError("429 Too Many Requests"), 429)),
@@ -282,10 +243,7 @@ MISBEHAVIOURS = {
     "abort": lambda call: os.abort(),
     "sigkill": killing(signal.SIGKILL),
     "sigterm": killing(signal.SIGTERM),
-    "sigbus": killing(signal.SIGBUS),
-    "exit_0": exiting(0),
-    "exit_1": exiting(1),
-    "exit_20": exiting(20),
+    "exit_0": lambda call: os._exit(0),
     # standstill
     "sleep": sleep,
     "deaf_sleep": deaf_sleep,
@@ -298,20 +256,16 @@ MISBEHAVIOURS = {
     # a good result, then trouble
     "exit_20_after": at_exit(lambda leave: leave(20)),
     "segfault_after": at_exit(lambda leave: ctypes.string_at(0)),
-    "sigkill_after": at_exit(lambda leave: killing(signal.SIGKILL)(None)),
     "sleep_after": at_exit(lambda leave: time.sleep(3600)),
     # wrong vectors
     "row_missing": returning(lambda vectors: vectors[:-1]),
-    "row_extra": returning(lambda vectors: np.vstack([vectors, vectors[:1]])),
     "float64": returning(lambda vectors: vectors.astype(np.float64)),
     "int8": returning(lambda vectors: vectors.astype(np.int8)),
     "list": returning(lambda vectors: vectors.tolist()),
     "nothing": returning(lambda vectors: 0),
     "nan": with_element(np.nan),
     "inf": with_element(np.inf),
-    "zero_row": with_row(0),
     "other_dimension": returning(lambda vectors: np.ascontiguousarray(vectors[:, :7])),
-    "no_dimension": returning(lambda vectors: vectors[:, :0]),
     # lies and damage on the wire
     "half_a_file": half_a_file,
     "lie_digest": lie(digest="0" * 64),
@@ -320,14 +274,10 @@ MISBEHAVIOURS = {
     "fault_garbage": leaving("fault.json", garbage),
     "fault_huge": leaving("fault.json", huge),
     "fault_is_a_pipe": leaving("fault.json", os.mkfifo),
-    "result_is_a_folder": leaving("result.json", Path.mkdir),
-    "log_is_gone": leaving("worker.log", Path.unlink),
     "beat_garbage": beat_garbage,
-    "beat_is_a_folder": beat_is_a_folder,
     # bad manners
     "endless_log_then_die": endless_log_then_die,
     "close_streams": close_streams,
-    "drop_the_mask": drop_the_mask,
     "forget_the_texts": forget_the_texts,
     "change_the_texts": change_the_texts,
     "remove_the_attempt": remove_the_attempt,

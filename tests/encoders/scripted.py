@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -61,23 +60,15 @@ def kill_both():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave_child():
-    """A child that outlives this process: in a session of its own, with all descriptors that can be inherited."""
-    subprocess.Popen(["sleep", "600"], start_new_session=True, close_fds=False)
-    kill_both()
-
-
 FAULTS = {
     "oom": out_of_memory,
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "value_error": value_error,
     "damage": damage,
     "device_assert": device_assert,
     "kill_worker": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "kill_supervisor": kill_supervisor,
     "kill_both": kill_both,
-    "leave_child": leave_child,
     "wait": signal.pause,
     "wait_for_release": wait_for_release,
 }

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,20 +95,3 @@ def test_a_gpu_in_trouble(job: Workplace) -> None:
     told = found(job, 69, PATH=f"{path.parent}{os.pathsep}{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="0")
 
     assert (told["gpu-health"]["state"], told["encoding"]["state"]) == ("fault", "ok")
-
-
-@pytest.mark.model
-@pytest.mark.soak(only=True)
-def test_a_real_model(job: Workplace, minilm_path: Path) -> None:
-    """The real model passes; without its tokenizer's files it is the config's fault, though its vectors look right."""
-    job.write_config("sentence-transformers", model__name=str(minilm_path))
-    told = found(job, 0)
-    assert {told[check]["state"] for check in ("torch", "model", "encoding")} == {"ok"}
-
-    folder = job.folder / "model"
-    folder.mkdir()
-    for path in minilm_path.iterdir():
-        if path.name not in ("tokenizer.json", "vocab.txt"):
-            (folder / path.name).symlink_to(path)
-    job.write_config("sentence-transformers", model__name=str(folder))
-    found(job, 78)

@@ -1,8 +1,6 @@
 """What a run leaves alone: the supervisor's own process, and everybody else on the machine."""
 
 import json
-import os
-import stat
 import subprocess
 import sys
 
@@ -37,21 +35,3 @@ def test_nothing_heavy_is_loaded(workplace: Workplace) -> None:
     assert not set(HEAVY).intersection(told["modules"])
     assert told["peak_kib"] << 10 < 150e6
     assert workplace.vectors()[::1999].tobytes() == expected(texts[::1999]).tobytes()
-
-
-def test_files_are_private(workplace: Workplace) -> None:
-    """Whatever the umask, nobody but the user can read or write any state, kept attempts included."""
-    workplace.write_source([f"text {number}" for number in range(12)])
-    kwargs = {"plan": {"out/1": "segfault@encode", "out/2": "drop_the_mask@import"}, "times": None}
-    workplace.write_config(
-        "misbehaving:make", model__kwargs=kwargs, chunk__size=4, chunk__keep=True, recovery__attempts=1
-    )
-    before = os.umask(0)
-    try:
-        ended = workplace.run()
-    finally:
-        os.umask(before)
-    assert ended.returncode == 3, ended.stderr
-    readable = {path.name for path in workplace.workdir.iterdir() if stat.S_IMODE(path.lstat().st_mode) & 0o077}
-    assert readable == {"out.json", "out.npy", "report.html"}
-    assert stat.S_IMODE(workplace.hidden.stat().st_mode) == 0o700

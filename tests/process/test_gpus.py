@@ -300,17 +300,6 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi) -> N
     check_rows(gpus, TEXTS)
 
 
-def test_a_list_of_gpus_is_kept_to(gpus: Workplace, smi: FakeSmi) -> None:
-    """A list names the GPUs, and CUDA_VISIBLE_DEVICES is what their numbers count."""
-    smi.say(gpus="0 1 2 3 4 5")
-    gpus.write_config("gpus:make", device=["cuda:1", "cuda:0"])
-    ended = gpus.run(env={"CUDA_VISIBLE_DEVICES": "5,3,4"})
-    assert ended.returncode == 0, ended.stderr
-    assert "GPU-00000005" in ended.stderr
-    assert "GPU-00000003" in ended.stderr
-    assert "GPU-00000004" not in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("encoder", "device", "start"),
     [("make", "cpu", "fresh"), ("make", "cpu", "warm"), ("make_on_gpu", "cuda", "fresh")],
@@ -327,12 +316,3 @@ def test_the_next_computes_while_vectors_are_written(gpus: Workplace, encoder: s
     order = [(event["event"], event["chunk"]) for event in events_of(gpus, "go", "worker_ended")]
     assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
     check_rows(gpus, texts)
-
-
-def test_several_workers_share_the_cpu(workplace: Workplace) -> None:
-    """`workers.per_device` lets several workers compute at a time, and the rows stay in order."""
-    workplace.write_source(TEXTS)
-    workplace.write_config("good:make", workers={"per_device": 3, "standby": 1, "start": "fresh"})
-    ended = workplace.run()
-    assert ended.returncode == 0, ended.stderr
-    check_rows(workplace, TEXTS)

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from chunkvisor.config.model import ModelConfig
-from chunkvisor.engine.modelsource import ModelSource, fetch_model, pinned_source, resolve_hub, resolve_local
+from chunkvisor.engine.modelsource import ModelSource, pinned_source, resolve_hub, resolve_local
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.judge import Verdict
-from chunkvisor_worker.contract.messages import ONLY_ASK
 from late import needs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -161,11 +159,3 @@ def test_a_model_that_is_not_there_ends_the_run(hub: Hub, tmp_path: Path) -> Non
     assert halt.value.code is ExitCode.CONFIG
     assert "some/typo" in str(halt.value)
     assert waits == []
-
-
-def test_only_asked_nothing_is_downloaded(hub: Hub, tmp_path: Path) -> None:
-    """The doctor asks whether the hub has a model, and gets its commit, or why not."""
-    found = fetch_model("some/model", None, ONLY_ASK, tmp_path / "ask", lambda: None)
-    assert found == ModelSource("", COMMIT)
-    assert not [path for path in hub.asked if "/resolve/" in path]
-    assert isinstance(fetch_model("some/typo", None, ONLY_ASK, tmp_path / "ask", lambda: None), Verdict)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.errors import Halt
-from chunkvisor.printing import say
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t2"]
@@ -127,16 +125,3 @@ def test_nothing_printed_steers_a_terminal(tmp_path: Path) -> None:
         ended = place.here(*arguments)
         assert not steers(ended.stdout + ended.stderr), (arguments, ended)
         assert "Traceback" not in ended.stderr, ended.stderr
-
-
-def test_say_where_nothing_can_be_written(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard output that is full is an error in words; standard error that is full is passed over."""
-    assert say(ESCAPE)
-    assert not steers(capsys.readouterr().out)
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(Halt, match="standard output cannot be written"):
-            say("x")
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stderr", full)
-        assert not say("x", err=True)

@@ -73,15 +73,3 @@ def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
     assert [text for call in place.calls()[done_before:] for text in call] == ["t0", "t1"]
     assert ("keeps chunks of 2 texts" in ended.stderr) == ("chunk__size" in change)
     assert (place.hidden / "outputs/out" / "chunks").exists() == ("chunk__keep" in change)
-
-
-@local_engine_only
-def test_result_without_a_judge(tmp_path: Path) -> None:
-    """A result that a killed run had no time to look at is adopted by the next, and not computed again."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
-    told = sweep("each", "before", place.folder, tmp_path / "each", "chunkvisor.heart.loop:Loop._conclude")
-    assert [line["returncode"] for line in told] == [0, 0]
-    killed = ScriptedWorkplace(Path(told[0]["folder"]))
-    np.testing.assert_array_equal(killed.vectors(), expected(TEXTS))
-    assert len(killed.calls()) == 1
-    assert [event["event"] for event in killed.events()].count("attempt_started") == 1

@@ -149,24 +149,3 @@ def test_bad_rows_are_no_vectors(tmp_path: Path) -> None:
     assert set(encoded(place)[before:]) == {"b"}
     for name, texts in {"out": FIRST, "more": SECOND, "third": ["b", "c"]}.items():
         np.testing.assert_array_equal(vectors(place, name), expected(texts))
-
-
-def test_final_that_is_gone_before_the_join(tmp_path: Path) -> None:
-    """A final file may go once its vectors were taken over: at a resume, none of them is encoded again."""
-    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=1)
-    assert place.run_here().returncode == 0
-    write_more(place, [*SECOND, "z"])
-    add_output(place)
-    place.lay("z", "crash!")
-    assert place.run_here("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail").returncode not in (0, 3)
-    done = encoded(place)
-    assert {"x", "y"} <= set(done)
-    config = yaml.safe_load(place.config_path.read_text())
-    del config["outputs"]["out"]
-    place.config_path.write_text(yaml.safe_dump(config))
-    (place.workdir / "out.npy").unlink()
-    place.lift("z")
-    ended = place.run_here()
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(set(encoded(place)[len(done) :])) == ["z"]
-    np.testing.assert_array_equal(vectors(place, "more"), expected([*SECOND, "z"]))

@@ -1,6 +1,5 @@
 """A changed source costs only its new texts; the earlier final file stays valid until the new one replaces it."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -88,29 +87,6 @@ def test_other_template(finished: ScriptedWorkplace, tmp_path: Path) -> None:
     assert ended.returncode == 78
     assert "--update" not in ended.stderr
     assert_final(place, TEXTS)
-
-
-def test_rows_that_move_between_outputs(tmp_path: Path) -> None:
-    """Rows that go from one output to another, both updated in one run, are not encoded again."""
-    more = {"source": "more.jsonl", "column": "text"}
-    place = ScriptedWorkplace.make(tmp_path, TEXTS, chunk__size=4, outputs__more=more)
-    others = [f"m{number}" for number in range(6)]
-    write(place, others)
-    assert place.run_here().returncode == 0
-    before = len(calls(place))
-    out, more_texts = [*TEXTS[:8], *others[:3], "n0"], [*others[3:], *TEXTS[8:], "n0", "n1"]
-    place.write_source(out)
-    write(place, more_texts)
-    ended = place.run_here("--update")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(calls(place)[before:]) == ["n0", "n1"]
-    np.testing.assert_array_equal(place.vectors(), expected(out))
-    np.testing.assert_array_equal(np.load(place.workdir / "more.npy"), expected(more_texts))
-
-
-def write(place: ScriptedWorkplace, texts: list[str]) -> None:
-    """The source of the other output."""
-    (place.folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def test_source_that_changes_again(finished: ScriptedWorkplace, tmp_path: Path) -> None:

@@ -239,15 +239,6 @@ def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None
     assert starts(workplace) == [(0, 1, "warm")]
 
 
-@local_engine_only
-def test_auto_loads_no_template_for_a_few_chunks(workplace: Workplace) -> None:
-    """What is started at once anyway would not wait for a template."""
-    prepare(workplace, PLAIN[:4], start="auto", **{"workers.standby": 1})
-
-    assert workplace.run().returncode == 0
-    assert counts(workplace)["template_started"] == 0
-
-
 @pytest.mark.parametrize(
     ("wanted", "kind", "cores", "threads"),
     [(None, "cpu", 6, 6), (None, "cpu", 0, 1), (None, "cuda", 64, 8), ("4,2", "cuda", 64, 4), ("many", "cpu", 2, 2)],
