@@ -42,7 +42,7 @@ class NullGpu:
     gpus: Sequence[int] = (8 * GIB,)
     """Memory of each GPU, in bytes."""
     _settings: dict[str, str] = field(default_factory=dict)
-    _neighbours: list[tuple[int, str]] = field(default_factory=list)
+    _neighbours: list[str] = field(default_factory=list)
     _faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,38 +75,26 @@ class NullGpu:
                 del self._settings[key.replace("__", ".")]
         self._write()
 
-    def neighbour(self, gpu: int, size_bytes: int, pid: int = 999_999, name: str = "python3") -> None:
+    def neighbour(self, gpu: int, size_bytes: int) -> None:
         """Memory that somebody else holds from now on."""
-        self._neighbours.append((gpu, f"{gpu}:{size_bytes}:{pid}:{name}"))
+        self._neighbours.append(f"{gpu}:{size_bytes}:999999:python3")
         self._write()
 
-    def neighbours_leave(self, gpu: int | None = None) -> None:
-        """The neighbours on this GPU, or all, give their memory back."""
-        self._neighbours = [each for each in self._neighbours if gpu is not None and each[0] != gpu]
+    def neighbours_leave(self) -> None:
+        """All neighbours give their memory back."""
+        self._neighbours = []
         self._write()
 
-    def fault(
-        self,
-        what: int | str,
-        place: str,
-        *,
-        process: int | str | None = None,
-        gpu: int | None = None,
-        times: int = 0,
-        argv: str = "",
-    ) -> None:
+    def fault(self, what: str, place: str, *, gpu: int | None = None, argv: str = "") -> None:
         """Add a fault at a place such as "launch:35": a CUDA error code, "hang", "hold", "kill", "kill:6", "slow:2.5".
 
         A process that is held goes on when the fault is taken out (`release`).
 
         Places: init, context, call, launch, memcpy, malloc, wait, "kernel:part of its name", any function's name; with
-        ":N" the Nth, ":N+" from it on, ":N-M". `process` is the place in the order in which processes first asked the
-        driver; `times` bounds it over all processes together.
+        ":N" the Nth, ":N+" from it on, ":N-M".
         """
         words = [f"{what}@{place}"]
-        words += [f"process={process}"] if process is not None else []
         words += [f"gpu={gpu}"] if gpu is not None else []
-        words += [f"times={times}"] if times else []
         words += [f"argv={argv}"] if argv else []
         self._faults.append(",".join(words))
         self._write()
@@ -116,15 +104,6 @@ class NullGpu:
         self._faults = [each for each in self._faults if not each.startswith(f"hold@{place}")]
         self._write()
 
-    def nvml(self, *, init: int = 0, handle: int = 0, processes: int = 0, smi: str = "") -> None:
-        """Let NVML fail with these codes (999: unknown; 18: version mismatch); 0 = it works.
-
-        nvidia-smi fails with nvmlInit, unless `smi` says "ok".
-        """
-        self.set(nvml__init=init, nvml__handle=handle, nvml__processes=processes)
-        if smi:
-            self.smi(smi)
-
     def smi(self, mode: str) -> None:
         """How nvidia-smi behaves: ok, absent, broken, mismatch, unknown, lost, hang, "slow:SECONDS"."""
         link = self.folder / "bin" / "nvidia-smi"
@@ -133,44 +112,29 @@ class NullGpu:
             link.symlink_to(self.built.smi)
             self.set(smi=_SMI.get(mode, mode))
 
-    def lose(self, gpu: int, code: int = 999) -> None:
-        """The GPU falls off the bus: whoever uses it gets the code; nvidia-smi ends with 15."""
-        self.set(**{f"lost__{gpu}": code})
-
     def trace(self) -> dict[int, list[str]]:
         """The calls of each process by its pid, where trace=1 is set; a launch has its kernel's name behind it."""
         return {int(path.name): path.read_text().splitlines() for path in (self.folder / "trace").glob("*")}
 
     def used_bytes(self, gpu: int = 0) -> int:
         """Memory in use, as nvidia-smi tells it (whole MiB)."""
-        answer = self.ask_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu))
+        answer = self.call("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu))
         return int(answer.stdout) * MIB
 
-    def ask_smi(self, *arguments: str) -> Ended:
-        """Call nvidia-smi."""
-        return self.call(["nvidia-smi", *arguments])
-
-    def call(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Ended:
+    def call(self, *command: str) -> Ended:
         """Run a command on these GPUs, to its end."""
-        return finish(self.start(command, env), LIMIT_S)
-
-    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command on these GPUs."""
-        environment = {**os.environ, **self.environment(), **(env or {})}
+        environment = {**os.environ, **self.environment()}
         program = shutil.which(command[0], path=environment["PATH"]) or command[0]
-        return subprocess.Popen(
-            [program, *command[1:]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
+        pipe = subprocess.PIPE
+        started = subprocess.Popen(
+            [program, *command[1:]], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
         )
+        return finish(started, LIMIT_S)
 
     def _write(self) -> None:
         lines = [f"gpus={len(self.gpus)}", *(f"memory.{index}={size}" for index, size in enumerate(self.gpus))]
         lines += [f"{key}={value}" for key, value in self._settings.items()]
-        lines += [f"neighbour={line}" for _, line in self._neighbours]
+        lines += [f"neighbour={line}" for line in self._neighbours]
         lines += [f"fault={line}" for line in self._faults]
         temporary = self.folder / ".control"
         temporary.write_text("\n".join(lines) + "\n")
@@ -211,9 +175,9 @@ class GpuWorkplace(Workplace):
         """The events of this name, in their order."""
         return [each for each in self.events() if each["event"] == event]
 
-    def attempts(self, output: str = "out") -> list[Path]:
+    def attempts(self) -> list[Path]:
         """Folders of the attempts that were kept, in their order."""
-        return sorted((self.workdir / ".chunkvisor" / "outputs" / output / "attempts").glob("*/*"))
+        return sorted((self.hidden / "outputs/out/attempts").glob("*/*"))
 
 
 def texts(count: int, words: int = 8) -> list[str]:

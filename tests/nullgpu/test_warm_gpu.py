@@ -4,9 +4,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from harness import finish, wait_for
@@ -55,51 +53,6 @@ def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(gpu
         assert "cudaLaunchKernel" in names
 
 
-_PRODUCTS = """
-import numpy as np
-import torch
-
-WEIGHTS = torch.from_numpy(np.arange(26 * 8, dtype=np.float32).reshape(26, 8) % 7 + 1)
-
-
-class Encoder:
-    def __init__(self, device):
-        self.device, self.weights = device, WEIGHTS.to(device)
-
-    def encode(self, texts, batch_size):
-        counts = [[text.count(chr(code)) for code in range(ord("a"), ord("z") + 1)] for text in texts]
-        return (torch.tensor(counts, dtype=torch.float32).to(self.device).cpu() @ self.weights.cpu()).numpy()
-
-
-def make(model, device):
-    return Encoder(device)
-"""
-"""A null GPU computes nothing, but what was copied to it comes back as it was; so the host makes the product."""
-
-
-def plug_in(workplace: GpuWorkplace, code: str, **changes: Any) -> None:
-    """A config and four texts in two chunks, for an encoder `theirs:make`."""
-    (workplace.folder / "theirs.py").write_text(code)
-    workplace.write_source([f"{'abc' * row} and so on" for row in range(4)])
-    ours = {"model.encoder": "theirs:make", "chunk.size": 2}
-    workplace.write_model_config(**ours | changes)
-
-
-def test_warm_and_fresh_workers_make_the_same_vectors(gpu_workplace: GpuWorkplace) -> None:
-    """Weights that were loaded before the fork get to the device as they are: the products are the right ones."""
-    weights = np.arange(26 * 8, dtype=np.float32).reshape(26, 8) % 7 + 1
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    for start in ("warm", "fresh"):
-        plug_in(gpu_workplace, _PRODUCTS, **{"workers.start": start, "workdir": start})
-        gpu_workplace.workdir = gpu_workplace.folder / start
-        ended = gpu_workplace.run()
-        assert ended.returncode == 0, ended.stderr
-        assert starts(gpu_workplace) == [start] * 2
-        texts = [json.loads(line)["text"] for line in gpu_workplace.source.read_text().splitlines()]
-        counts = np.array([[text.count(letter) for letter in letters] for text in texts], dtype=np.float32)
-        assert np.array_equal(gpu_workplace.vectors(), counts @ weights)
-
-
 _INITIALISES = {
     "torch": ("torch.zeros(1, device='cuda')", "a template shows it none (RuntimeError: No CUDA GPUs"),
     "device-of-its-own": (
@@ -115,7 +68,10 @@ _INITIALISES = {
 def test_a_plug_in_that_starts_cuda_at_import_is_not_forked(gpu_workplace: GpuWorkplace, how: str) -> None:
     """`warm` ends with 78 and says why, before any worker."""
     code, words = _INITIALISES[how]
-    plug_in(gpu_workplace, f"import ctypes, os\n{_PRODUCTS}\n{code}\n", **{"workers.start": "warm"})
+    program = f"import ctypes, os, torch\nfrom torch_alone import make\n{code}\n"
+    (gpu_workplace.folder / "theirs.py").write_text(program)
+    gpu_workplace.write_texts(4)
+    gpu_workplace.write_torch_config(**{"model.encoder": "theirs:make", "workers.start": "warm"})
     ended = gpu_workplace.run()
     assert ended.returncode == 78, ended.stderr
     assert "no worker can be started warm" in ended.stderr

@@ -1,8 +1,6 @@
 """What would give other vectors is refused with words for the old and the new; what would not, is not."""
 
-import csv
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +68,13 @@ def test_changed_config(place: ScriptedWorkplace, changes: dict[str, Any], words
     assert snapshot(place) == before
 
 
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        (["t0", "t1", "t0", "tX"], "source: same number of rows, other content"),
-        (["t0", "t1", "t0", "t2", "t3"], "source: 4 rows before, 5 now"),
-    ],
-)
-def test_changed_source(place: ScriptedWorkplace, texts: list[str], words: str) -> None:
-    """Other texts, or the same in another order, are refused; the staged table of the first run stays."""
+def test_changed_source(place: ScriptedWorkplace) -> None:
+    """Other texts are refused; the staged table of the first run stays."""
     before = snapshot(place)
-    place.write_source(texts)
+    place.write_source(["t0", "t1", "t0", "tX"])
     ended = place.run_here()
     assert ended.returncode == 78, ended.stderr
-    assert words in ended.stderr
+    assert "source: same number of rows, other content" in ended.stderr
     assert snapshot(place) == before
 
 
@@ -97,25 +88,12 @@ def test_a_trial_is_in_no_ones_way(place: ScriptedWorkplace) -> None:
     assert place.run_here().returncode == 0
 
 
-def rewrite(place: ScriptedWorkplace) -> None:
-    """A new file."""
-    place.source.unlink()
-    place.write_source(TEXTS)
-
-
-def convert(place: ScriptedWorkplace) -> None:
-    """Another format."""
-    with open(place.folder / "rows.csv", "w", newline="") as file:
-        csv.writer(file).writerows([["text"], *([text] for text in TEXTS)])
-    place.source.unlink()
-    configure(place, outputs={"out": {"source": "rows.csv", "column": "text"}})
-
-
-@pytest.mark.parametrize("change", [rewrite, convert])
-def test_same_content(place: ScriptedWorkplace, change: Callable[[ScriptedWorkplace], None]) -> None:
+def test_same_content(place: ScriptedWorkplace) -> None:
     """The same texts in the same order go on, whatever became of the files that hold them."""
     done_before = [text for call in place.calls() for text in call]
-    change(place)
+    (place.folder / "rows.csv").write_text("\n".join(["text", *TEXTS]) + "\n")
+    place.source.unlink()
+    configure(place, outputs={"out": {"source": "rows.csv", "column": "text"}})
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))

@@ -58,13 +58,11 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["status", LONG],
         ["run", LONG],
         ["init", LONG],
         ["encode", f"{LONG}.csv", "--model", "m", "--column", "text", "-o", "o.npy"],
         ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o", f"{LONG}.npy"],
         ["report", "{work}", "-o", LONG],
-        ["report", "{work}", "-o", "/nowhere/at/all.html"],
         ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o", ""],
         ["run", "{config}", "--max-rows", "1" + "0" * 23],
         ["run", "{config}", "--set", f"workdir={LONG}"],
@@ -107,7 +105,6 @@ def test_nothing_printed_steers_a_terminal(tmp_path: Path) -> None:
     calls = [
         ["run", str(place.config_path)],
         ["status", str(place.workdir)],
-        ["status", str(place.workdir), "--watch"],
         ["report", str(place.workdir)],
         ["verify", str(place.workdir)],
         ["retry", str(place.workdir)],

@@ -1,4 +1,4 @@
-"""A text that has a vector is not encoded again: in another output, an earlier state, another workdir."""
+"""A text that has a vector is not encoded again: in another output, an earlier state or form, another workdir."""
 
 import json
 from collections.abc import Sequence
@@ -23,17 +23,10 @@ def write_more(place: ScriptedWorkplace, texts: Sequence[str], name: str = "more
     (place.folder / f"{name}.jsonl").write_text("".join(lines))
 
 
-def change(place: ScriptedWorkplace, **keys: object) -> None:
-    """Other top-level keys of the config."""
+def set_output(place: ScriptedWorkplace, name: str = "more", **keys: object) -> None:
+    """One more output, or other keys of one that is there."""
     config = yaml.safe_load(place.config_path.read_text())
-    config |= keys
-    place.config_path.write_text(yaml.safe_dump(config))
-
-
-def add_output(place: ScriptedWorkplace, name: str = "more", **keys: object) -> None:
-    """One more output."""
-    config = yaml.safe_load(place.config_path.read_text())
-    config["outputs"][name] = {"source": f"{name}.jsonl", "column": "text", **keys}
+    config["outputs"].setdefault(name, {"source": f"{name}.jsonl", "column": "text"}).update(keys)
     place.config_path.write_text(yaml.safe_dump(config))
 
 
@@ -76,23 +69,20 @@ def test_finished_output_serves_a_new_one(tmp_path: Path, shards: int | None) ->
     assert place.run_here().returncode == 0
     assert place.here("clean", str(place.workdir)).returncode == 0
     write_more(place, SECOND)
-    add_output(place)
+    set_output(place)
     assert place.run_here().returncode == 0
     assert encoded(place)[5:] == ["x", "y"]
     np.testing.assert_array_equal(vectors(place, "more"), expected(SECOND))
 
 
-@pytest.mark.parametrize(
-    "keys", [{"reuse": False}, {"encode": {"prompt": "q: "}}], ids=["switched off", "other vectors"]
-)
-def test_nothing_to_take_over(tmp_path: Path, keys: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("flags", "keys"), [(["--set", "reuse=false"], {}), ([], {"encode": {"prompt": "q: "}})])
+def test_nothing_to_take_over(tmp_path: Path, flags: list[str], keys: dict[str, Any]) -> None:
     """With `reuse: false`, and where the vectors would be others, everything is encoded."""
     place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
     assert place.run_here().returncode == 0
     write_more(place, SECOND)
-    add_output(place, **{key: each for key, each in keys.items() if key == "encode"})
-    change(place, **{key: each for key, each in keys.items() if key != "encode"})
-    assert place.run_here().returncode == 0
+    set_output(place, **keys)
+    assert place.run_here(*flags).returncode == 0
     assert sorted(text.removeprefix("q: ") for text in encoded(place)[5:]) == ["b", "d", "e", "x", "y"]
 
 
@@ -137,7 +127,7 @@ def test_bad_rows_are_no_vectors(tmp_path: Path) -> None:
     assert [each["row"] for each in place.manifest()["quarantined"]] == [1]
     assert [each["row"] for each in manifest(place, "more")["quarantined"]] == [3, 5]  # type: ignore[attr-defined]
     write_more(place, ["b", "c"], "third")
-    add_output(place, "third")
+    set_output(place, "third")
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
     assert [each["row"] for each in manifest(place, "third")["quarantined"]] == [0]  # type: ignore[attr-defined]
@@ -149,3 +139,69 @@ def test_bad_rows_are_no_vectors(tmp_path: Path) -> None:
     assert set(encoded(place)[before:]) == {"b"}
     for name, texts in {"out": FIRST, "more": SECOND, "third": ["b", "c"]}.items():
         np.testing.assert_array_equal(vectors(place, name), expected(texts))
+
+
+TEXTS = [f"t{number}" for number in range(8)]
+NEW_TEXTS = ["n0", *TEXTS[3:], TEXTS[4]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new"),
+    [
+        ("float32", "int8", ["n0"]),
+        ("float32", "float16", ["n0"]),
+        ("int8", "float32", list(dict.fromkeys(NEW_TEXTS))),
+    ],
+)
+def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None:
+    """From float32, only new texts are encoded, whatever is made of it; nothing is taken from what is rounded."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__out__dtype=before)
+    assert place.run_here().returncode == 0
+    done = len(encoded(place))
+    place.write_source(NEW_TEXTS)
+    set_output(place, "out", dtype=after)
+    ended = place.run_here("--update")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(encoded(place)[done:]) == sorted(new)
+    assert ("which is rounded" in ended.stderr) == (before == "int8")
+    files = {"out.npy", "out.json"} | ({"out.ranges.npy"} if after == "int8" else set())
+    assert {path.name for path in place.workdir.glob("out*")} == files
+    fresh = ScriptedWorkplace.make(tmp_path / "fresh", NEW_TEXTS, chunk__size=3, outputs__out__dtype=after)
+    assert fresh.run_here().returncode == 0
+    assert (place.workdir / "out.npy").read_bytes() == (fresh.workdir / "out.npy").read_bytes()
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    assert "complete already" in place.run_here().stderr
+
+
+def test_what_tables_have_is_not_encoded_again(tmp_path: Path) -> None:
+    """Tables in one run share texts, in one file and in shards, and so do those of another workdir; `retry` as well."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
+    set_output(place, "out", format="parquet", shards=3)
+    set_output(place, format="parquet")
+    more = [*TEXTS[::-1], "n1", "bad"]
+    write_more(place, more)
+    place.lay("bad", "value_error!")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert "from output more" in ended.stderr
+    assert sorted(set(encoded(place))) == sorted({*more})
+    others = TEXTS[:-1]  # the last one, the first of `more`, is the canary, too
+    assert sorted(text for text in encoded(place) if text in others) == others
+
+    other = ScriptedWorkplace.make(
+        tmp_path / "other",
+        more,
+        chunk__size=3,
+        reuse_from=[str(place.workdir)],
+    )
+    assert other.run_here().returncode == 0
+    assert encoded(other) == ["bad"]
+    np.testing.assert_array_equal(other.vectors(), expected(more))
+    place.lift("bad")
+    done = len(encoded(place))
+    assert place.here("retry", str(place.workdir)).returncode == 0
+    assert place.run_here().returncode == 0
+    assert encoded(place)[done:] == ["bad"]
+    assert pq.read_table(place.workdir / "more.parquet")["vector"].to_pylist() == expected(more).tolist()
+    assert place.here("verify", str(place.workdir)).returncode == 0

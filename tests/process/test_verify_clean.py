@@ -105,23 +105,15 @@ def test_a_damaged_chunk_that_no_run_needs_is_cleaned_away(place: ScriptedWorkpl
     assert (ended.returncode, ended.stdout) == (0, "2 files checked: all are intact\n")
 
 
-@pytest.fixture
-def quarantined(tmp_path: Path) -> ScriptedWorkplace:
-    """A complete workdir in which t2 has no vector."""
+@pytest.mark.parametrize("lost", ["record", "chunk"])
+def test_retry_finds_what_the_manifest_lists(tmp_path: Path, lost: str) -> None:
+    """D16: whatever is lost, no text is left in quarantine for ever, and after `retry` nothing counts as damaged."""
     place = ScriptedWorkplace.make(tmp_path / "quarantined", TEXTS, chunk__size=2)
     place.lay("t2", "nan!")
     assert place.run_here().returncode == 3
-    return place
-
-
-@pytest.mark.parametrize("lost", ["nothing", "record", "chunk"])
-def test_retry_finds_what_the_manifest_lists(quarantined: ScriptedWorkplace, lost: str) -> None:
-    """D16: whatever is lost, no text is left in quarantine for ever, and after `retry` nothing counts as damaged."""
-    place = quarantined
     (record,) = state(place, "parts").glob("*/index.json")
     damaged = next(state(place, "chunks").rglob(f"{record.parent.name}-*.npy"))
-    if lost != "nothing":
-        {"record": record, "chunk": damaged}[lost].unlink()
+    {"record": record, "chunk": damaged}[lost].unlink()
     place.lift("t2")
 
     ended = place.here("retry", str(place.workdir))

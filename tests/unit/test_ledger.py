@@ -52,30 +52,25 @@ def committed(ledger: Ledger) -> list[int]:
 
 
 def test_read_back(layout: OutputLayout) -> None:
-    """A new process knows what the old one knew."""
+    """A new process knows what the old one knew; without the facts one chunk is computed again, which brings them."""
     ledger = loaded(layout)
     assert committed(ledger) == [0, 1, 2]
     assert ledger.bad == {3: BAD}
     assert ledger.facts == Facts(DIMENSION)
-
-
-def test_lost_facts(layout: OutputLayout) -> None:
-    """Without the facts one chunk is computed again, which brings them back; the others stay."""
     layout.facts.unlink()
     assert committed(loaded(layout)) == [0, 1]
 
 
-@pytest.mark.parametrize("content", [b"{}", b""])
-def test_damaged_record_of_bad_texts(layout: OutputLayout, content: bytes) -> None:
+def test_damaged_record_of_bad_texts(layout: OutputLayout) -> None:
     """It counts as none: whoever joins the chunk finds rows without a vector, and has it computed again."""
     (record,) = layout.parts.glob("*/index.json")
-    record.write_bytes(content)
+    record.write_bytes(b"{}")
     ledger = loaded(layout)
     assert committed(ledger) == [0, 1, 2]
     assert ledger.bad == {}
 
 
-@pytest.mark.parametrize(("chunk", "bad"), [(0, [3]), (1, []), (2, [3])])
+@pytest.mark.parametrize(("chunk", "bad"), [(0, [3]), (1, [])])
 def test_discard(layout: OutputLayout, chunk: int, bad: list[int]) -> None:
     """What is discarded is pending again, but for its bad texts."""
     ledger = loaded(layout)
@@ -100,12 +95,9 @@ def parts_in(folder: Path, fingerprint: str = "f") -> Parts:
     ("taken", "bad", "missing", "composed"),
     [
         ([], [], [10, 11, 12, 13], None),
-        ([[10, 11, 12, 13]], [], [], [1, 1, 1, 1]),
-        ([[10, 12]], [], [11, 13], None),
         ([[10, 12]], [11], [13], None),
         ([[12, 13], [10, 11]], [], [], [2, 2, 1, 1]),
         ([[10, 12], [12, 13]], [11], [], [1, 0, 1, 2]),
-        ([[11, 12]], [10, 13], [], [0, 1, 1, 0]),
     ],
 )
 def test_what_is_left_and_what_is_joined(
@@ -124,7 +116,7 @@ def test_what_is_left_and_what_is_joined(
         assert np.nan_to_num(np.load(parts.compose(DIMENSION)[0]))[:, 0].tolist() == composed
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("damage", ["flip", "remove"])
 def test_damaged_parts(tmp_path: Path, damage: str) -> None:
     """Vectors that are not what was taken over are missing again; what else is known stays known."""
     parts_in(tmp_path).add(10, vectors(tmp_path, 4), [10, 11])
@@ -135,7 +127,7 @@ def test_damaged_parts(tmp_path: Path, damage: str) -> None:
     if damage == "remove":
         path.unlink()
     else:
-        path.write_bytes(data[:130] if damage == "cut" else data[:128] + b"\1" + data[129:])
+        path.write_bytes(data[:128] + b"\1" + data[129:])
         with pytest.raises(OSError, match="is damaged"):
             parts_in(tmp_path).compose(DIMENSION)
     assert parts_in(tmp_path).missing() == [10, 11]

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,21 +44,12 @@ def rewrite(path: Path) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def copy(path: Path) -> None:
-    """Another file of the same content."""
-    shutil.copy2(path, path.with_name("copy"))
-    path.with_name("copy").replace(path)
-
-
 @pytest.mark.parametrize(
     ("change", "untouched", "holds"),
     [
-        (lambda path: None, True, True),
         (lambda path: path.read_bytes(), True, True),
         (os.utime, False, True),
-        (copy, False, True),
         (rewrite, False, False),
-        (lambda path: path.write_bytes(b""), False, False),
         (lambda path: path.write_bytes(b"x" * 101), False, False),
         (Path.unlink, False, False),
     ],
@@ -74,7 +64,7 @@ def test_stamp(tmp_path: Path, change: Callable[[Path], object], untouched: bool
     assert (stamp.untouched(path), stamp.holds(path)) == (untouched, holds)
 
 
-@pytest.mark.parametrize(("error", "refused"), [("EMFILE", True), ("ENOMEM", True), ("EACCES", True), ("EIO", False)])
+@pytest.mark.parametrize(("error", "refused"), [("EMFILE", True), ("EIO", False)])
 def test_a_file_that_may_not_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, refused: bool
 ) -> None:
