@@ -170,7 +170,7 @@ _LEAVES_A_RECORD = (Outcome.SETUP, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT, Out
 
 _OTHER_DIMENSION = (
     "One model gives vectors of one dimension: correct the encoder. If the chunks that are done are the wrong ones, "
-    "begin anew with --from-scratch."
+    "start over with --from-scratch."
 )
 
 

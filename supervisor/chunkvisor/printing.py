@@ -47,7 +47,7 @@ def columns_of(stream: TextIO | None) -> int:
 def unwritten(error: OSError) -> Halt:
     """Return the end of a command whose output cannot be written; it is not tried again."""
     _silence(sys.stdout)
-    what, remedy = "standard output cannot be written", "free some space where it goes"
+    what, remedy = "standard output cannot be written", "free some space on the target disk"
     return Halt(ExitCode.DISK, what, why=str(error), remedy=remedy)
 
 

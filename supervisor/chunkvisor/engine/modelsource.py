@@ -79,7 +79,7 @@ class LocalModel:
             changed = [f"{error.filename}: {error.strerror}"]
         if changed:
             raise config_error(
-                f"the model folder {self.folder} was changed while the run was under way",
+                f"the model folder {self.folder} was changed during the run",
                 why=f"{changed[0]} is not what it was when the run began; vectors of two models would be mixed in one "
                 "file",
                 remedy="Put the folder back as it was, and run the same command again: what was committed before the "

@@ -188,7 +188,7 @@ class Draining(Event):
 
     words, stage = "{signal}: {how}; a second signal stops at once", STOPPING
     signal: str = ""  # or the option that ends the run
-    how: str = "finishing the chunks under way"
+    how: str = "finishing the chunks in progress"
 
 
 class Halted(Event):

@@ -247,7 +247,7 @@ class Loop:
         signals = self._signals
         if signals.draining and self._drains != (drains := (signals.why, signals.until_s)):
             self._drains = drains
-            how = "finishing the chunks under way"
+            how = "finishing the chunks in progress"
             if signals.until_s is not None:
                 how = f"saving within {human_time(max(0.0, signals.until_s - time.monotonic()))} what they have done"
             self._emit(event.Draining(signals.why, how))
