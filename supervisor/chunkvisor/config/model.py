@@ -539,7 +539,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _possible_for_a_plugin(self) -> Self:
         if self.model.is_plugin and self.model.pooling is not None:
-            raise refused("model.pooling is for a model of sentence-transformers; a plug-in encoder does its own pooling")
+            raise refused("model.pooling is for a model of sentence-transformers; a plug-in encoder pools alone")
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
             given = [key for key in ("prompt_name", "task", "kwargs") if getattr(encode, key)]
