@@ -22,7 +22,7 @@ from ingest_files import write_texts
 
 
 def nothing() -> None:
-    """Wait on."""
+    """Wait."""
 
 
 def request_for(path: Path) -> IngestRequest:

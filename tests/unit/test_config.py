@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import chunkvisor
-from chunkvisor.config.choices import OnBadRow, Start
+from chunkvisor.config.choices import Start
 from chunkvisor.config.load import LoadedConfig, from_values, load, parse
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
-from soaked import soaked
 
 STARTER = Path(chunkvisor.__file__).with_name("starter.yaml").read_text()
 OUTPUT = {"source": "a.csv", "column": "text"}
@@ -77,26 +74,17 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
     ("key", "given", "read"),
     [
         ("chunk.size", "1_000", 1000),
-        ("chunk.size", "1e3", 1000),
         ("chunk.size", 200.0, 200),
         ("chunk.size", "auto", "auto"),
-        ("encode.batch_tokens", None, None),
         ("encode.prompt", "", ""),
-        ("model.expect", "e.jsonl", Path("/data/e.jsonl")),
-        ("encode.kwargs", {"task": "retrieval.passage"}, {"task": "retrieval.passage"}),
         ("encode.kwargs", None, {}),
         ("model.encoder", "my_package.encoders:build", "my_package.encoders:build"),
         ("model.kwargs", {"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}),
         ("device", ["cuda:0", "cuda:3"], ("cuda:0", "cuda:3")),
-        ("device", "cpu", ("cpu",)),
         ("workers.start", "fresh", Start.FRESH),
         ("recovery.startup_timeout", "10m", 600.0),
         ("recovery.wait_timeout", "1.5 h", 5400.0),
-        ("recovery.grace", 90, 90.0),
-        ("recovery.on_bad_row", "fail", OnBadRow.FAIL),
         ("ingest.memory_limit", "512 MiB", 512 << 20),
-        ("ingest.memory_limit", 1 << 28, 1 << 28),
-        ("env", {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
         ("env", None, {}),
         ("recovery", None, build().recovery),
     ],
@@ -233,10 +221,9 @@ def test_starter(folder: Path) -> None:
     ("added", "problem"),
     [
         ("chunk: {sise: 2}", "5: chunk.sise: unknown key; did you mean chunk.size?"),
-        ("chunk: {zzz: 1}", "5: chunk.zzz: unknown key; valid here: size, keep"),
+        ("zzz: {zzz: 1}", "5: zzz: unknown key; valid are: workdir, model"),
         ("encode:\n  batch_size: 0", "6: encode.batch_size: 0 should be greater than or equal to 1, or 'auto'"),
         ("batch_size: 2", "5: batch_size: unknown key; did you mean encode.batch_size?"),
-        ("chunk: 5", "5: chunk: 5 should be a mapping"),
         ("chunk: {size: 1e99}", "5: chunk.size: 1e+99 should be a valid integer, or 'auto'"),
         ("device: cpu\ndevice: cuda", "6: device: this key stands twice, in lines 5 and 6; keep one"),
         ("encode: {prompt: no}", "5: encode.prompt: false should be text; text needs quotes here"),
@@ -247,10 +234,6 @@ def test_starter(folder: Path) -> None:
         ("env: {A-: x}", "5: env.A-: this should be a name for an environment variable"),
         ('env: {TOKEN: "secret\\0"}', "5: env.TOKEN: the value has a character that no path or variable can hold"),
         ("workers:\n\n  start: cold", "7: workers.start: \"cold\" should be 'fresh', 'warm' or 'auto'"),
-        ("encode: {long: windows}", "5: encode.long: this key is gone: cut long texts into pieces"),
-        ("upload: s3://bucket/embeddings", "5: upload: this key is gone: copy the finished files with `aws s3 cp`"),
-        ("identity: strict", "5: identity: this key is gone: a run notes other versions of the libraries"),
-        ("ingest: {head: auto}", "5: ingest.head: this key is gone: a run reads its sources to the end"),
         ('"[key]": 1', "5: [key]: unknown key"),
     ],
 )
@@ -265,15 +248,14 @@ def test_problem_with_line(folder: Path, added: str, problem: str) -> None:
     [
         ("org/model", "m, backend: openvino", "model.backend: this key is gone: torch computes"),
         ("org/model", "m, dtype: int8", 'model.dtype: "int8" is gone: write float32 or bfloat16'),
-        (
-            "a.csv",
-            "{database: a.db, query: SELECT 1}",
-            "outputs.a.source: this mapping is gone: write a parquet file of it",
-        ),
+        ("a.csv", "{database: a.db}", "outputs.a.source: this mapping is gone: write a parquet file of it"),
+        ("name: org/model", "name: m}\nupload: {a: b", "upload: this key is gone: copy the finished files"),
+        ("name: org/model", "name: m}\ningest: {head: auto", "ingest.head: this key is gone: a run reads"),
+        ("name: org/model", "name: m}\nencode: {long: windows", "encode.long: this key is gone: cut long texts"),
     ],
 )
 def test_what_is_gone(folder: Path, old: str, new: str, problem: str) -> None:
-    """A value of an earlier version is refused by name, with what to do instead."""
+    """A key or a value of an earlier version is refused by name, with what to do instead."""
     (said,) = problems_of(LEAST.replace(old, new))
     assert problem in said
 
@@ -295,13 +277,11 @@ def test_all_problems_at_once(folder: Path) -> None:
     ("text", "problem"),
     [
         ("# nothing\n", ": the file has no keys and values; if it is a source"),
-        ("- a\n", ": the file has no keys and values"),
         ("a: b: c", ":1: not valid YAML: mapping values are not allowed here (column 5)"),
         (
             'a: 1\nb: "x\nc: d\n',
             ":4: not valid YAML: found unexpected end of stream (column 1, while scanning a quoted",
         ),
-        ("a: 1\n---\nb: 2", ":2: not valid YAML: but found another document"),
         ("- token: s3cret: x", ":1: not valid YAML"),
         ("a: \0", r":1: the character '\x00' has no place in YAML"),
         (b"a: 1\nb: \xff", ": not UTF-8 text"),
@@ -322,13 +302,10 @@ def test_unreadable_text(folder: Path, text: str | bytes, problem: str) -> None:
     ("text", "value"),
     [
         ("1e3", 1000.0),
-        ("1_000", 1000),
         ("0123456", "0123456"),
         ("1:30", "1:30"),
         ("2024-01-01", "2024-01-01"),
-        ("12345e", "12345e"),
         ("yes", True),
-        ("'yes'", "yes"),
         ("", None),
     ],
 )
@@ -357,10 +334,8 @@ def test_unreadable_path(folder: Path) -> None:
         ("encode.batch_tokens=", lambda config: config.encode.batch_tokens is None),
         ("model.kwargs.a.b=[1, 2]", lambda config: config.model.kwargs == {"a": {"b": [1, 2]}}),
         ("outputs.a.encode.normalize=true", lambda config: config.outputs["a"].encode.normalize),
-        ("outputs.new={source: n.csv, column: c}", lambda config: config.outputs["new"].column == "c"),
         ("env.A=x=y", lambda config: config.env == {"A": "x=y", "B": "9.10", "C": "007"}),
         ("env.A=1.50", lambda config: config.env == {"A": "1.50", "B": "9.10", "C": "007"}),
-        ("device=cpu", lambda config: config.device == ("cpu",)),
     ],
 )
 def test_override(folder: Path, override: str, read: Any) -> None:
@@ -378,37 +353,9 @@ def test_override(folder: Path, override: str, read: Any) -> None:
         ("chunk.size=0", "--set chunk.size=0: chunk.size: 0 should be greater than or equal to 1, or 'auto'"),
         ("chunk.size", "--set chunk.size: write it as --set KEY=VALUE, such as --set chunk.size=200"),
         ("workdir.x=3", "--set workdir.x=3: workdir is a single value or a list and has no keys"),
-        ("outputs.b.column=c", "--set outputs.b.column=c: there is no output b; valid here: a"),
         ("env.TOKEN=[secret]", "--set env.TOKEN=…: env.TOKEN: the value should be text"),
     ],
 )
 def test_wrong_override(folder: Path, override: str, problem: str) -> None:
     """A wrong override is shown as it was given in place of a line; a value for env stays secret."""
     assert problems_of(LEAST, override) == [problem]
-
-
-def check_words(halt: Halt) -> None:
-    """Assert that the message is printable, and without pydantic's jargon."""
-    assert halt.code is ExitCode.CONFIG
-    halt.what.encode()
-    for jargon in ("Input should", "pydantic.dev", "[type=", "Extra inputs"):
-        assert jargon not in halt.what
-
-
-@pytest.mark.soak
-@soaked(400)
-@given(
-    st.text(alphabet="ab:-[]{}&*#!|>'\"%@`,?~<.=\t\n 01e\\x", max_size=40) | st.text(max_size=30), st.text(max_size=10)
-)
-def test_any_text_gives_a_config_or_a_message(tmp_path: Path, text: str, override: str) -> None:
-    """Whatever a file or an override holds, there is no traceback."""
-    path = tmp_path / "config.yaml"
-    path.write_bytes(text.encode(errors="surrogatepass"))
-    with pytest.raises(Halt) as caught:
-        load(path, [override])
-    check_words(caught.value)
-    path.write_text(LEAST)
-    try:
-        load(path, [override, f"chunk.size={text}", f"{override}={text}"])
-    except Halt as halt:
-        check_words(halt)

@@ -27,7 +27,6 @@ Key = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"
 _SIZE_LIMIT_BYTES = 1 << 20
-_ANY = "*"  # stands for the name of an output in a key of the schema
 _SECRET_KEYS = frozenset({"env", "notify"})
 _CUT = "cut long texts into pieces in the source, one a row; a run says how many it has cut off"
 
@@ -235,14 +234,14 @@ def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _all_keys(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield all valid keys; outputs.*.column is ("outputs", "*", "column")."""
+def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield all valid keys, such as outputs.*.column."""
     for name, info in model.model_fields.items():
-        yield (*prefix, name)
-        named = [_ANY] if get_origin(info.annotation) is dict else []
+        yield f"{prefix}{name}"
+        below = f"{prefix}{name}.*." if get_origin(info.annotation) is dict else f"{prefix}{name}."
         for kind in (info.annotation, *get_args(info.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _all_keys(kind, (*prefix, name, *named))
+                yield from _all_keys(kind, below)
 
 
 def without_secret(text: str) -> str:
@@ -287,9 +286,6 @@ def _override(document: Document, places: dict[Key, int | str], place: str, text
     key = tuple(dotted.split("."))
     if not equals or not all(key):
         return "write it as --set KEY=VALUE, such as --set chunk.size=200"
-    outputs = document.value.get("outputs")
-    if key[0] == "outputs" and len(key) > 2 and isinstance(outputs, dict) and key[1] not in outputs:
-        return f"there is no output {key[1]}; {did_you_mean(key[1], outputs, 'valid here')}"
     given = parse(value_text, key)
     if given.problems:
         return given.problems[0][1]
@@ -313,7 +309,7 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, int |
     found: dict[Key, list[str]] = {}
     for item in error.errors(include_url=False):
         key, kind, value, context = item["loc"], item["type"], item["input"], item.get("ctx", {})
-        # pydantic's mark for the key of a mapping being wrong, not its value; a person may have written it, too.
+        # pydantic's mark if the name of a key is wrong, not its value; a config may have a key of that name as well.
         is_name = len(key) > 2 and key[-1] == "[key]" and kind != "extra_forbidden"
         if is_name or context.get("of_section"):
             key = key[:-1]
@@ -355,24 +351,17 @@ def _depth(values: Any, key: Key) -> int:
 
 
 def _unknown(key: tuple[str, ...]) -> str:
-    """Name the nearest key of the section, or else a key of that name in another section."""
-    if instead := GONE.get(key[2:] if key[0] == "outputs" else key):
+    is_of_output = key[0] == "outputs" and len(key) > 2
+    if instead := GONE.get(key[2:] if is_of_output else key):
         return f"this key is gone: {instead}"
-    keys = list(_all_keys(Config))
-    section = (key[0], _ANY, *key[2:-1]) if key[0] == "outputs" else key[:-1]
-    siblings = [known[-1] for known in keys if known[:-1] == section]
-    if near := difflib.get_close_matches(key[-1].lower(), siblings, 1):
-        return f"unknown key; did you mean {'.'.join((*key[:-1], near[0]))}?"
-    if elsewhere := [known for known in keys if known[-1] == key[-1]]:
-        return f"unknown key; did you mean {'.'.join(elsewhere[0]).replace(_ANY, '<name>')}?"
-    return f"unknown key; valid here: {', '.join(siblings)}"
+    asked = ".".join(("outputs", "*", *key[2:]) if is_of_output else key)
+    return f"unknown key; {did_you_mean(asked.lower(), list(_all_keys(Config)), 'valid are')}"
 
 
 def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         return _shortened(json.dumps(value, ensure_ascii=False))
-    kinds = {"dict": "this mapping", "list": "this list"}
-    return kinds.get(type(value).__name__, f"an object of type {type(value).__name__}")
+    return {"dict": "this mapping", "list": "this list"}.get(type(value).__name__, "this object")
 
 
 def _shortened(text: str) -> str:

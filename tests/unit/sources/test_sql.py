@@ -129,11 +129,10 @@ def test_order_of_many_rows(tmp_path: Path, stage_here: Stage, rows_of: RowsOf, 
     assert rows_of(stage_here(f"a{suffix}", sql="text")) == [text or "" for text in texts]
 
 
-UNSTABLE = ["text || gen_random_uuid()::text", "CURRENT_DATE::text", "main.now()::text", "lag(text) OVER ()"]
-UNSTABLE += ["list_transform([1], lambda x: random())::text", "(SELECT text FROM 'a.csv')", "unnest(['a', 'b'])"]
+UNSTABLE = ["CURRENT_DATE::text", "lag(text) OVER ()", "list_transform([1], lambda x: random())::text"]
 
 
-@pytest.mark.parametrize("sql", UNSTABLE)
+@pytest.mark.parametrize("sql", [*UNSTABLE, "(SELECT text FROM 'a.csv')", "unnest(['a', 'b'])"])
 def test_what_is_not_made_of_the_row_is_refused(stage_here: Stage, tmp_path: Path, sql: str) -> None:
     """Chance, the clock, other rows and other tables are refused, in `sql` and in `where`."""
     (tmp_path / "a.csv").write_text("text\nx\n")
@@ -145,16 +144,12 @@ def test_what_is_not_made_of_the_row_is_refused(stage_here: Stage, tmp_path: Pat
     ("wanted", "expected"),
     [
         ({"sql": "id"}, "a.jsonl: `sql` gives BIGINT, not text."),
-        ({"sql": "nested->0"}, "a.jsonl: `sql` gives JSON, not text."),
         pytest.param({"sql": "text ||"}, "`sql` cannot be parsed: syntax error", marks=duckdb_of_today),
         ({"sql": "text) FROM (SELECT 1"}, "`sql` is not one expression"),
         ({"sql": "max(text)"}, "a.jsonl: `sql` fails: Binder Error"),
-        ({"sql": "text::INT::VARCHAR"}, "a.jsonl: `sql` fails: Conversion Error"),
         ({"sql": "CASE WHEN id = 3 THEN error('bad one') ELSE text END"}, "a.jsonl: `sql` fails: Invalid Input Error"),
         ({"sql": "repeat(text, 5000000)"}, "a.jsonl, line 3: the text has 25,000,000 bytes"),
-        ({"template": "{nested}"}, "a.jsonl, line 1: the column holds an array, not text."),
         ({"column": "text", "where": "text"}, "a.jsonl: `where` fails: Conversion"),
-        ({"column": "text", "where": "split ="}, "`where` cannot be parsed"),
     ],
 )
 def test_expression(tmp_path: Path, stage_here: Stage, wanted: dict[str, str], expected: str) -> None:
@@ -169,7 +164,6 @@ def test_expression(tmp_path: Path, stage_here: Stage, wanted: dict[str, str], e
     ("select", "wanted", "expected"),
     [
         ("id AS text", {"column": "text"}, "a.parquet: column 'text' holds BIGINT, not text."),
-        ("encode(text) AS text", {"column": "text"}, "a.parquet: column 'text' holds BLOB, not text."),
         ("[text] AS text", {"template": "{text}"}, "a.parquet: column 'text' holds VARCHAR[], not text."),
         ("text", {"sql": "repeat(text, 16800000)"}, "a.parquet, row 0: the text has 16,800,000 bytes"),
     ],
