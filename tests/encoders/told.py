@@ -45,10 +45,6 @@ def leave():
     os._exit(44)
 
 
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def template_pid():
     """Of the template; a fresh worker has none and, with auto, may be first."""
     parent = os.getppid()
@@ -78,9 +74,9 @@ def hold_the_gil():
     ctypes.PyDLL(None).sleep(3600)
 
 
-DEEDS = {deed.__name__: deed for deed in (segfault, leave, kill, kill_template, stop_template)}
+DEEDS = {deed.__name__: deed for deed in (segfault, leave, kill_template, stop_template)}
 DEEDS |= {"sleep": sleep, "hold_the_gil": hold_the_gil}
-DEADLY = (segfault, leave, kill, sleep, hold_the_gil)
+DEADLY = (segfault, leave, sleep, hold_the_gil)
 
 
 def make(model, device):

@@ -18,15 +18,10 @@ TEXTS = ["one", "two", "three", "one", "four"]
 class Desk(Workplace):
     """A place in which `encode` is called."""
 
-    @property
-    def out(self) -> Path:
-        """The file asked for."""
-        return self.folder / "vectors" / "out.npy"
-
-    @property
-    def state(self) -> Path:
-        """Where its state is kept."""
-        return self.out.with_name("out.npy.chunkvisor")
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.out = folder / "vectors" / "out.npy"
+        self.state = self.out.with_name("out.npy.chunkvisor")
 
     def encode(self, *arguments: str, encoder: str = "good:make") -> Ended:
         """The command; the encoder comes from tests/encoders."""

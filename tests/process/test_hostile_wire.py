@@ -20,7 +20,7 @@ from chunkvisor.heart.policy import History, decide
 from chunkvisor.judge import EndedBy, Evidence, judge
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import gather, look
-from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts, Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
@@ -132,20 +132,3 @@ def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: 
     left = look(files, spec, known, lambda row: not CHUNK[row])
     if left.done:
         right_rows(files.partial, list(left.done))
-
-
-@soaked(150)
-@given(st.data())
-def test_worker_over_folder_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
-    """A worker whose spec or texts are anything at all ends with one of its exit codes, or with the right vectors."""
-    folder = tmp_path / "attempt"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    files, original = AttemptFiles(folder), attempts(place)[0]
-    for source, target in ((original.spec, files.spec), (original.texts, files.texts)):
-        content = source.read_bytes()
-        target.write_bytes(data.draw(another(content)) if data.draw(st.booleans()) else content)
-    code = by_hand(folder)
-    assert code in set(WorkerExit), (code, files.log.read_text())
-    if code == WorkerExit.DONE:
-        right_rows(files.vectors, list(range(6)))

@@ -36,29 +36,17 @@ class Hub(http.server.ThreadingHTTPServer):
         self.asked: list[str] = []
         self.errors: list[int] = []
 
-    @property
-    def url(self) -> str:
-        """For HF_ENDPOINT."""
-        return f"http://127.0.0.1:{self.server_port}"
-
 
 class Visitor(http.server.BaseHTTPRequestHandler):
     """One request; the addresses and headers are those that huggingface_hub reads."""
 
     server: Hub
 
-    def do_GET(self) -> None:
-        """Answer with a body."""
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        """Answer without."""
-        self._answer(with_body=False)
-
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
-    def _answer(self, *, with_body: bool) -> None:
+    def do_GET(self) -> None:
+        """Answer, to HEAD without the body."""
         self.server.asked.append(self.path)
         status, body, headers = 404, b"{}", {"X-Error-Code": "RepoNotFound"}
         name = self.path.partition(f"/resolve/{COMMIT}/")[2]
@@ -77,8 +65,10 @@ class Visitor(http.server.BaseHTTPRequestHandler):
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
-        if with_body:
+        if self.command == "GET":
             self.wfile.write(body)
+
+    do_HEAD = do_GET
 
 
 @pytest.fixture
@@ -86,7 +76,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that huggingface_hub asks, and an empty cache."""
     hub = Hub()
     threading.Thread(target=hub.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     yield hub

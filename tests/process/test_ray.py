@@ -10,7 +10,7 @@ import psutil
 import pytest
 from local_cluster import LocalCluster, local_cluster
 
-from harness import MARK, SOAK_SEED, Workplace, expected, finish, kill, wait_for
+from harness import MARK, SOAK_SEED, Workplace, bearing, expected, finish, kill, wait_for
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
 
@@ -47,15 +47,7 @@ def of(place: Workplace, *names: str) -> list[dict[str, Any]]:
 
 def bridges() -> list[psutil.Process]:
     """Bridges of this test's runs."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            ours = process.environ().get(MARK) == os.environ[MARK]
-            if ours and "chunkvisor.engine.ray.bridge" in process.cmdline():
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
+    return [each for each in bearing(os.environ[MARK]) if "chunkvisor.engine.ray.bridge" in each.cmdline()]
 
 
 def agents() -> list[psutil.Process]:

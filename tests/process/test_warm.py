@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 
 from chunkvisor.cli import main
-from chunkvisor.devices.gpu import CPU
 from chunkvisor.engine import local
-from chunkvisor.engine.process import thread_count, worker_environment
+from chunkvisor.engine.process import thread_count
 from chunkvisor_worker.contract.exits import WorkerExit
 from harness import MARK, Workplace, bearing, expected, kill, local_engine_only, wait_for
-from soaked import wide
 
 PLAIN = [f"text {number}" for number in range(12)]
 
@@ -72,14 +70,8 @@ def test_warm_workers_make_the_same_vectors(workplace: Workplace, start: str, st
     assert order.index("template_ready") < order.index("attempt_started")
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("start", "deed", "reason"),
-    [
-        ("warm", "segfault", "Segmentation fault"),
-        ("auto", "leave", "exit code 44"),
-        *wide(("warm", "kill", "ended by SIGKILL"), ("warm", "leave", "exit code 44")),
-    ],
+    ("start", "deed", "reason"), [("warm", "segfault", "Segmentation fault"), ("auto", "leave", "exit code 44")]
 )
 def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     workplace: Workplace, start: str, deed: str, reason: str
@@ -191,12 +183,11 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
     assert np.array_equal(workplace.vectors(), expected(PLAIN))
 
 
-@pytest.mark.parametrize("deed", ["sleep", pytest.param("hold_the_gil", marks=pytest.mark.soak(only=True))])
-def test_nothing_outlives_a_killed_parent(workplace: Workplace, deed: str) -> None:
+def test_nothing_outlives_a_killed_parent(workplace: Workplace) -> None:
     """Template and workers end, even a worker that cannot listen to its lifeline."""
-    prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
+    prepare(workplace, ["hold_the_gil", *PLAIN], **{"workers.standby": 1})
     run = workplace.start("run", str(workplace.config_path))
-    wait_for((workplace.folder / f"done-{deed}").exists)
+    wait_for((workplace.folder / "done-hold_the_gil").exists)
     assert len(bearing(os.environ[MARK])) >= 3  # the run, its template, a worker
 
     kill(run)
@@ -240,17 +231,11 @@ def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kind", "cores", "threads"),
-    [(None, "cpu", 6, 6), (None, "cpu", 0, 1), (None, "cuda", 64, 8), ("4,2", "cuda", 64, 4), ("many", "cpu", 2, 2)],
+    ("wanted", "kind", "cores", "threads"), [(None, "cpu", 6, 6), (None, "cuda", 64, 8), ("4,2", "cuda", 64, 4)]
 )
 def test_thread_count(wanted: str | None, kind: str, cores: int, threads: int) -> None:
-    """The user's OMP_NUM_THREADS counts, else the cores, few of them next to a GPU; idle threads sleep soon."""
+    """The user's OMP_NUM_THREADS counts, else the cores, few of them next to a GPU."""
     assert thread_count(wanted, kind, cores) == threads
-    environment = worker_environment({}, CPU, "run", {}, threads=threads)
-    assert environment["OMP_NUM_THREADS"] == str(threads)
-    given = {"OPENBLAS_THREAD_TIMEOUT": "26"}
-    assert environment["OPENBLAS_THREAD_TIMEOUT"] == "18"
-    assert worker_environment(given, CPU, "run", {}, threads=2)["OPENBLAS_THREAD_TIMEOUT"] == "26"
 
 
 @pytest.mark.parametrize("start", ["fresh", "warm"])
@@ -270,11 +255,10 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.soak(only=True)), "warm"])
-def test_torch_has_all_its_threads(workplace: Workplace, start: str) -> None:
-    """Torch and its MKL have the threads of the config, in a forked worker as in a fresh one."""
+def test_torch_has_all_its_threads(workplace: Workplace) -> None:
+    """Torch and its MKL have the threads of the config, in a forked worker too."""
     workplace.write_source(["a", "b"])
-    workplace.write_config("torch_threads:make", **{"workers.start": start}, env__OMP_NUM_THREADS="2")
+    workplace.write_config("torch_threads:make", workers__start="warm", env__OMP_NUM_THREADS="2")
 
     ended = workplace.run()
 

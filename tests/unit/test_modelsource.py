@@ -64,7 +64,7 @@ def test_a_node_must_have_the_same_model(models: Path, tmp_path: Path) -> None:
     assert "no model folder" in halt.value.why
 
 
-@pytest.mark.parametrize(("try_s", "limit_s"), [(7.0, 60.0), (0.5, 60.0), (7.0, 5.0), (900.0, 100.0)])
+@pytest.mark.parametrize(("try_s", "limit_s"), [(7.0, 60.0), (900.0, 100.0)])
 def test_a_wait_for_the_hub_ends(try_s: float, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last try begins within `recovery.wait_timeout` of the first failure, and there are some between."""
     now_s, began_s = 1.0, list[float]()
