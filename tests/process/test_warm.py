@@ -183,11 +183,12 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
     assert np.array_equal(workplace.vectors(), expected(PLAIN))
 
 
-def test_nothing_outlives_a_killed_parent(workplace: Workplace) -> None:
+@pytest.mark.parametrize("deed", ["sleep", pytest.param("hold_the_gil", marks=pytest.mark.soak(only=True))])
+def test_nothing_outlives_a_killed_parent(workplace: Workplace, deed: str) -> None:
     """Template and workers end, even a worker that cannot listen to its lifeline."""
-    prepare(workplace, ["hold_the_gil", *PLAIN], **{"workers.standby": 1})
+    prepare(workplace, [deed, *PLAIN], **{"workers.standby": 1})
     run = workplace.start("run", str(workplace.config_path))
-    wait_for((workplace.folder / "done-hold_the_gil").exists)
+    wait_for((workplace.folder / f"done-{deed}").exists)
     assert len(bearing(os.environ[MARK])) >= 3  # the run, its template, a worker
 
     kill(run)
