@@ -94,7 +94,7 @@ _AT_WORK = {
     "700@kernel:layer_norm": ("illegal-memory-access", "CUDA error: an illegal memory access was encountered"),
     "719@kernel:layer_norm": ("illegal-memory-access", "CUDA error: unspecified launch failure"),
     "226@kernel:layer_norm": ("context-lost", "CUDA error: Invalid access of peer GPU memory over nvlink or"),
-    "716@kernel:layer_norm": ("broken-kernel", "CUDA error: misaligned address"),
+    "716@kernel:layer_norm": ("context-lost", "CUDA error: misaligned address"),
     "911@kernel:layer_norm": ("context-lost", "CUDA error: an async error has occured in external entity"),
     "999@kernel:layer_norm": ("cuda-error", "CUDA error: unknown error"),
     "1@kernel:layer_norm": ("cuda-error", "CUDA error: invalid argument"),

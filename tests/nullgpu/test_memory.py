@@ -49,7 +49,7 @@ from transformers.models import bert, qwen2
 from chunkvisor.config.model import AUTO_TOKENS
 from chunkvisor_worker.contract.messages import Limits
 from chunkvisor_worker.batching import cut_measured, gpu_needs
-from chunkvisor_worker.sentence_transformer import _compute_groups_by_fused_kernels
+from chunkvisor_worker.sentence_transformer import repeat_keys_without_fused_kernel
 bert.BertModel, qwen2.Qwen2Model
 """
 """What takes seconds: it is imported once, for all the models."""
@@ -73,7 +73,7 @@ def begin():
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
 
-_compute_groups_by_fused_kernels()  # as a worker does
+repeat_keys_without_fused_kernel(dtype)  # as a worker does
 forward(1, 8)  # cuBLAS takes its workspace with the first call
 """
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from chunkvisor_worker import sentence_transformer
-from chunkvisor_worker.contract.exits import LINEAR
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase
+from chunkvisor_worker.cpu import LINEAR
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.model import Heard, WrongModelError, is_placed_by_loading, load_model, split_kwargs
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder

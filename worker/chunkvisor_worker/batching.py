@@ -35,9 +35,8 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
     """Batches of positions in `lengths`, longest texts first, equal lengths in their given order.
 
     The longest come first so that a batch too large for the device fails in the first seconds. A batch also ends where
-    the next text would bring its padding above `limits.padding`: with that at the tokens a device computes in the time
-    that one more batch costs it, batches come near to the best that can be (the ski-rental rule: at most twice the
-    best; 2 to 4 % above it on commit messages).
+    the next text would bring its padding above `limits.padding`: at best the tokens that a device computes in the time
+    that one more batch costs it (the ski-rental rule).
 
     Each batch is int64 of shape (n,), 1 <= n <= `limits.rows`, and its `padded_tokens` <= `limits.tokens`, except for a
     text longer than that, which is a batch of its own. Raises ValueError if `limits.rows` is below 1.

@@ -9,11 +9,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from chunkvisor_worker.batching import Indices, Vectors
-from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR, most_lanes
 
+LINEAR = "CHUNKVISOR_LINEAR"
+"""Which kernel computes the linear layers of a model: `torch` or `onednn`; not set: the faster one."""
+BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
+"""How many batches are computed at a time, at most; not set: as many as there are threads."""
 TORCH, ONEDNN = "torch", "onednn"
 
 _WORTHWHILE = 0.9
@@ -86,8 +90,11 @@ def packable(model: Any) -> list[Any]:
 
 def pack(layers: Iterable[Any]) -> None:
     """Put a packed weight in the place of each layer's; one after the other, so that one at most is there twice."""
+    import torch
+
     for layer in layers:
-        _replace(layer, _packed(layer.weight), _packed_linear())
+        layer.weight = torch.nn.Parameter(_packed(layer.weight), requires_grad=False)
+        layer.forward = functools.partial(_product, layer)
 
 
 def unpack(layers: Iterable[Any]) -> None:
@@ -96,29 +103,8 @@ def unpack(layers: Iterable[Any]) -> None:
 
     for layer in layers:
         if layer.weight.is_mkldnn:
-            _replace(layer, layer.weight.to_dense(), torch.nn.Linear)
-
-
-def _replace(layer: Any, weight: Any, kind: type) -> None:
-    import torch
-
-    layer.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
-    layer.__class__ = kind
-
-
-@functools.cache
-def _packed_linear() -> type:
-    import torch
-
-    class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # torch is Any where it is not installed
-        """A linear layer whose weight oneDNN has packed."""
-
-        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name in torch.nn.Linear
-            """The product, of any number of dimensions, plus the bias."""
-            found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
-            return found
-
-    return PackedLinear
+            layer.weight = torch.nn.Parameter(layer.weight.detach().to_dense(), requires_grad=False)
+            del layer.forward
 
 
 def _packed(weight: Any) -> Any:
@@ -128,32 +114,40 @@ def _packed(weight: Any) -> Any:
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS)
 
 
+def _product(layer: Any, given: Any) -> Any:
+    """What a packed layer makes of an input of any number of dimensions."""
+    import torch
+
+    return torch.ops.mkldnn._linear_pointwise(given, layer.weight, layer.bias, "none", [], "")
+
+
 def measured_ratio(layers: Sequence[Any]) -> float:
-    """Time both kernels for the largest of the layers, packed by own.
+    """Time both kernels for the largest of the layers: the packed one's share of torch's own time.
 
     It counts the CPU time of one thread, which is the same on a busy machine.
     """
     import torch
 
     layer = max(layers, key=lambda each: each.weight.numel())
+    packed = SimpleNamespace(weight=_packed(layer.weight), bias=layer.bias)
     rows = min(512, max(16, _MULTIPLICATIONS // layer.weight.numel()))
-    given, weight, bias = torch.rand(rows, layer.in_features), _packed(layer.weight), layer.bias
-    took_s = [math.inf, math.inf]
+    given = torch.rand(rows, layer.in_features)
+
+    def took_s(product: Callable[[], Any]) -> float:
+        best_s = math.inf
+        for _ in range(3):  # the first makes the kernel
+            before_s = time.thread_time()
+            product()
+            best_s = min(best_s, time.thread_time() - before_s)
+        return best_s
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():
-            for turn in range(6):  # the first two make the kernels
-                before_s = time.thread_time()
-                if turn % 2:
-                    torch.ops.mkldnn._linear_pointwise(given, weight, bias, "none", [], "")
-                else:
-                    torch.nn.functional.linear(given, layer.weight, bias)
-                if turn > 1:
-                    took_s[turn % 2] = min(took_s[turn % 2], time.thread_time() - before_s)
+            return took_s(lambda: _product(packed, given)) / took_s(lambda: layer(given))
     finally:
         torch.set_num_threads(threads)
-    return took_s[1] / took_s[0] if took_s[0] > 0 else math.inf
 
 
 Wait: TypeAlias = Callable[[], Vectors]
@@ -164,6 +158,8 @@ _MOST_PRODUCTS = 160e9
 a batch may take 8 s: within a grace of 25 s, a worker that is asked to leave has to finish the batches under way and
 the one that waits for a lane."""
 
+_BATCHES_A_LANE = 4
+"""At least: the last batches of a chunk leave cores without work."""
 STATELESS = frozenset(
     {
         *("bert", "camembert", "distilbert", "electra", "eurobert", "gemma3_text", "llama", "mistral", "modernbert"),
@@ -196,6 +192,11 @@ class Lanes:
         more. Raises what `start` raises.
         """
         under_way: deque[tuple[Indices, Wait]] = deque()
+
+        def oldest() -> tuple[Indices, Vectors]:
+            indices, wait = under_way.popleft()
+            return indices, wait()
+
         pool = None
         if self.count > 1:
             import torch
@@ -206,7 +207,7 @@ class Lanes:
             for indices in batches:
                 alone = pool is not None and len(indices) == 1
                 while under_way and alone:
-                    yield under_way[0][0], under_way.popleft()[1]()
+                    yield oldest()
                 if not begins(indices):
                     break
                 if pool is None or alone:
@@ -214,18 +215,20 @@ class Lanes:
                 else:
                     under_way.append((indices, pool.submit(lambda batch: start(batch)(), indices).result))
                 while len(under_way) > (0 if alone else self.ahead):
-                    yield under_way[0][0], under_way.popleft()[1]()
+                    yield oldest()
             while under_way:
-                yield under_way[0][0], under_way.popleft()[1]()
+                yield oldest()
         finally:
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
 def lanes_for(threads: int, batches: int, products: float) -> Lanes:
-    """For so many batches, the largest of which has so many products: its padded tokens times the model's weights."""
+    """For this number of batches; `products` are those of the largest: its padded tokens times the model's weights."""
     least_threads = max(1, math.ceil(products / _MOST_PRODUCTS))
-    count = most_lanes(threads // least_threads, batches, os.environ.get(BATCHES_AT_ONCE, ""))
+    wanted = os.environ.get(BATCHES_AT_ONCE, "")
+    most = min(threads // least_threads, int(wanted) if wanted.isdigit() else threads)
+    count = min(most, batches // _BATCHES_A_LANE)
     return Lanes(count, threads // count, count) if count > 1 else Lanes()
 
 

@@ -36,10 +36,7 @@ Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]
 def simulated(
     name: str, message: str, base: type[Exception] = RuntimeError, *, code: int | None = None, status: int | None = None
 ) -> Exception:
-    """An exception whose class has the qualified name `name`, with torch's error code or an HTTP status.
-
-    It is the very class if torch is loaded.
-    """
+    """An exception of the class with this qualified name, or of a stand-in, with torch's error code or HTTP status."""
     module, _, attribute = name.rpartition(".")
     known = sys.modules.get(module) if module in ("builtins", "torch") else None
     kind: type[Exception] | None = getattr(known, attribute, None)
@@ -54,12 +51,8 @@ def simulated(
 
 def _accelerator_error(code: int, text: str) -> Exception:
     """torch.AcceleratorError with the advice that torch appends to the text of a cudaError_t."""
-    message = (
-        f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
-        "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
-    return simulated("torch.AcceleratorError", message, code=code)
+    advice = "CUDA kernel errors might be asynchronously reported at some other API call"
+    return simulated("torch.AcceleratorError", f"CUDA error: {text}\n{advice}", code=code)
 
 
 def _oom(_files: AttemptFiles) -> Exception:
@@ -71,8 +64,7 @@ def _oom(_files: AttemptFiles) -> Exception:
     return simulated(
         "torch.OutOfMemoryError",
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.31 GiB is "
-        "free. Including non-PyTorch memory, this process has 77.93 GiB memory in use. Of the allocated memory "
-        "76.58 GiB is allocated by PyTorch, and 871.48 MiB is reserved by PyTorch but unallocated.",
+        "free. Including non-PyTorch memory, this process has 77.93 GiB memory in use.",
     )
 
 
@@ -154,12 +146,11 @@ _MOMENTS = {
     "nan-row": Phase.WRITE,
     **dict.fromkeys(("exit-1-after-result", "lost-vectors"), Phase.DONE),
 }
-"""When those strike that do not strike in a batch: instead of loading the model, when the vectors of the chunk are
-about to be written, or when all is done, on the way out."""
+"""When those strike that do not strike in a batch: instead of loading, before vectors are written, or at the end."""
 
 
 class Tripwire(BeatWriter):
-    """The beat of a worker, with a fault in its way that a test has asked for; it strikes at its moment."""
+    """The beat of a worker, with a fault in its way that a test has asked for."""
 
     def __init__(self, files: AttemptFiles, spec: Spec, fault: ProvokedFault, folder: Path) -> None:
         super().__init__(files.beat)

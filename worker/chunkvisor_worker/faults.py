@@ -1,7 +1,4 @@
-"""Makes the record of a fault out of an exception.
-
-Nothing here raises, whatever the exception is, and no token gets into the record.
-"""
+"""Makes the record of a fault out of an exception: never raises, and lets no token get into the record."""
 
 import contextlib
 import os
@@ -14,10 +11,7 @@ from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import masked, write_message
 
-CHAIN_LIMIT = 8
-"""Exceptions of a chain that are recorded."""
-MESSAGE_CHARS = 8 << 10
-TRACEBACK_CHARS = 32 << 10
+CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS = 8, 8 << 10, 32 << 10
 _MASKED_CHARS = 256 << 10
 """Of a longer text only the two ends are searched for tokens, and kept: bounds time and memory."""
 
@@ -48,13 +42,10 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *
 
 @contextlib.contextmanager
 def recorded(path: Path, phase: Phase) -> Iterator[None]:
-    """A context that nothing raised within it leaves: the process ends, with the record at the path.
-
-    Rust's panics (pyo3's PanicException, of tokenizers or hf_xet) are not an Exception, and need their record, too.
-    """
+    """A context that nothing raised within it leaves: the process ends, with the record at the path."""
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 - see above
+    except BaseException as error:  # noqa: BLE001 - Rust's panics (pyo3's PanicException) are not an Exception
         fault = fault_of(error, phase)
         write_fault(path, fault)
         os._exit(exit_code_of(fault))
@@ -97,11 +88,8 @@ def _cause_of(exception: BaseException) -> Cause:
 
 def _ends(text: str, limit: int) -> str:
     """Head and tail: the outermost frames say where, the innermost say what."""
-    if len(text) <= limit:
-        return text
-    gap = "\n[…]\n"
-    half = (limit - len(gap)) // 2
-    return f"{text[:half]}{gap}{text[-half:]}"
+    half = limit // 2 - 3
+    return text if len(text) <= limit else f"{text[:half]}\n[…]\n{text[-half:]}"
 
 
 def _number(value: object, *names: str) -> int | None:

@@ -59,9 +59,8 @@ def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path:
 def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     """Do what the folder's spec asks for; the exit code tells in short what the folder tells in full.
 
-    It ends the process, without a return to the interpreter and, after a fault, from within the `except` block: a CUDA
-    fault that is sticky makes torch abort where pinned memory or an event is freed (pytorch#84756), and that is what
-    the frames of the traceback hold. The abort would replace the exit code.
+    After a fault it ends the process from within the `except` block: a sticky CUDA fault makes torch abort where pinned
+    memory or an event is freed (pytorch#84756), which the frames of the traceback hold.
     """
     files = AttemptFiles(folder)
     spec = read_message(Spec, files.spec)
@@ -101,8 +100,8 @@ def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: Be
     progress.phase(Phase.TOKENIZE)
     texts = _read_texts(files.texts, spec)
     canary = spec.canary if spec.canary_row is None else texts[spec.canary_row]
-    # In doubt, nothing but the canary is touched before the device has shown that it works: not even its tokenizer,
-    # which may die of a text, may then be taken for a device that fails.
+    # In doubt, nothing but the canary is touched before the device has shown that it works: a tokenizer that dies of a
+    # text must not be taken for a device that fails.
     encoder.tokenize(texts if canary is None else [canary], progress)
     vectors = VectorFile(files, spec.stop - spec.start, spec.skip, encoder.facts)
     progress.phase(Phase.READY)

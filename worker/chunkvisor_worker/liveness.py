@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
 
 CALL = b"!"
 """Said on the lifeline: when the worker stands at the gate, and when it needs its device no longer."""
-_PR_SET_PDEATHSIG = 1
-_OOM_SCORE = 500
 _INTERVAL_S = 0.05
 """Between two beats within a phase, at least; a new phase is written at once."""
 
@@ -87,26 +85,22 @@ def only_argument(usage: str) -> Path:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)).
-
-    Set here and not by a preexec_fn in the parent, which is unsafe next to threads. A parent that died before the call
-    sends nothing any more, hence the check behind it. A process that was started by hand has no such parent.
-    """
+    """Have the kernel kill this process when the thread that started it ends; not one that was started by hand."""
     if parent_pid := os.environ.get(PARENT_PID):
         set_death_signal(signal.SIGKILL)
-        if os.getppid() != int(parent_pid):
+        if os.getppid() != int(parent_pid):  # it died before the call, and sends nothing any more
             os._exit(WorkerExit.ORPHANED)
 
 
 def set_death_signal(number: int) -> None:
-    """Set the signal that comes with the parent's end; 0 = none."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    """Set the signal that comes with the parent's end, by PR_SET_PDEATHSIG of prctl(2); 0 = none."""
+    ctypes.CDLL(None).prctl(1, number, 0, 0, 0)
 
 
 def be_first_victim() -> None:
     """Have the kernel choose this process, not the parent, when memory runs out (proc(5), oom_score_adj)."""
     with contextlib.suppress(OSError):  # no procfs, or a stricter sandbox: the order of victims is the kernel's own
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 class BeatWriter:

@@ -21,12 +21,10 @@ from typing import Any
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
 from chunkvisor_worker.contract.wire import masked
 
-CONSTRUCTOR_KWARGS = frozenset(
-    {
-        *("backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs", "prompts"),
-        "tokenizer_kwargs",
-    }
-)
+CONSTRUCTOR_KWARGS = {
+    *("backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs", "prompts"),
+    "tokenizer_kwargs",
+}
 """Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers model's."""
 EXCLUDE_PROMPT = frozenset({"hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl"})
 """sentence-transformers knows these by their hub id, which the path of a snapshot hides from it."""
@@ -79,20 +77,10 @@ class Heard(logging.Handler):
         rows = _REPORTED.findall(text)
         self.made_up += [name for name, state in rows if state != "UNEXPECTED"]
         self.left_over += [name for name, state in rows if state == "UNEXPECTED"]
-        if not rows:
-            self.note(text)
-
-    def note(self, text: str) -> None:
-        """Keep a message."""
         line = " ".join(masked(text[: 10 * _NOTE_CHARS]).split())
         line = line if len(line) <= _NOTE_CHARS else line[: _NOTE_CHARS - 1] + "…"
-        if line and line not in self.notes:
+        if line and not rows and line not in self.notes and len(self.notes) < _MOST_NOTES:
             self.notes.append(line)
-
-    def bounded(self) -> tuple[str, ...]:
-        """Return the notes, with the number of those left out at the end."""
-        more = len(self.notes) - _MOST_NOTES
-        return (*self.notes[:_MOST_NOTES], *([f"{more} more messages of this kind"] if more > 0 else []))
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -122,8 +110,7 @@ class Heard(logging.Handler):
 def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
     """The SentenceTransformer in eval mode on `device`, with its maximum length set as asked, and checked.
 
-    `heard` gets what the libraries say, and notes. Raises WrongModelError, ValueError for another setting that the
-    model cannot meet, and whatever sentence-transformers raises.
+    Raises WrongModelError, ValueError for another setting that the model cannot meet, and whatever the library raises.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -265,18 +252,16 @@ def _fit_length(model: Any, asked: int | None) -> None:
         try:
             model.max_seq_length = asked
         except AttributeError as error:
-            name = type(model[0]).__name__
-            raise ValueError(
-                f"model.max_length is {asked}, but a model of {name} has no length to set; set null"
-            ) from error
+            what = f"a model of {type(model[0]).__name__} has no length to set; set null"
+            raise ValueError(f"model.max_length is {asked}, but {what}") from error
     elif limit is not None and own is not None and own > limit:
         # Only a table of positions ends: rotary ones go on.
         tables = (getattr(module, "position_embeddings", None) for module in transformer.modules())
         if any(hasattr(table, "num_embeddings") for table in tables):
             raise WrongModelError(
                 f"the model says that it reads {own} tokens (max_seq_length in sentence_bert_config.json, or the "
-                f"tokenizer's), but it has positions for {limit}: a longer text would fail, on a GPU by a device-side "
-                f"assert. Set model.max_length to {limit}."
+                f"tokenizer's), but it has positions for {limit}: a longer text would fail. Set model.max_length to "
+                f"{limit}."
             )
 
 
@@ -284,8 +269,7 @@ def _fit_length(model: Any, asked: int | None) -> None:
 def _code_of(spec: ModelSpec) -> Iterator[None]:
     """Run code that came with the model: what fails in it because of other versions says which to install.
 
-    Memory that nothing fills is filled with NaN meanwhile, so that `_check_buffers` sees it: transformers 5 leaves
-    buffers that are not saved with the weights empty, and expects a model's code to fill them.
+    Memory that nothing fills is filled with NaN meanwhile, so that `_check_buffers` sees it.
     """
     if not spec.trust_remote_code:
         yield
@@ -325,7 +309,6 @@ def _older(spec: ModelSpec) -> str:
 def _check_weights(heard: Heard) -> None:
     made_up = [name for name in heard.made_up if not _POOLER.search(name)]
     if made_up:
-        # A message is cut in the terminal: what to do comes before the other names.
         others = f" The files have weights of other names: {_some(sorted(heard.left_over))}." if heard.left_over else ""
         raise WrongModelError(
             f"weights of the model are in none of its files, and were drawn at random: {_some(sorted(made_up))}. "
@@ -333,11 +316,11 @@ def _check_weights(heard: Heard) -> None:
             f"names.{others}"
         )
     if heard.left_over:
-        heard.note(f"weights that the files have and the model does not use: {_some(heard.left_over)}")
+        heard.hear(f"weights that the files have and the model does not use: {_some(heard.left_over)}")
 
 
 def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
-    """Refuse a buffer that is not saved with the weights, and that neither transformers nor the model's code fills."""
+    """Refuse buffers that are not saved with the weights: transformers 5 leaves them to the model's code to fill."""
     import torch
 
     empty = []
@@ -368,19 +351,18 @@ def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
 
 
 def _check_pad_token(tokenizer: Any, transformer: Any) -> None:
-    if getattr(tokenizer, "pad_token", "") is None:
-        token = json.dumps(getattr(tokenizer, "eos_token", None) or "TOKEN")
-        raise WrongModelError(
-            "the tokenizer has no pad token: two texts of different lengths could not be encoded in one batch. Name "
-            f"one, as the model's author did: model.kwargs: {{processor_kwargs: {{pad_token: {token}}}}}."
-        )
     rows, pad_id = table_rows(transformer), getattr(tokenizer, "pad_token_id", None)
-    if rows and isinstance(pad_id, int) and pad_id >= rows:
-        raise WrongModelError(
-            f"the tokenizer's pad token {tokenizer.pad_token} has the id {pad_id}, but the model's embedding table has "
-            f"{rows} rows: a batch of two texts would fail, on a GPU by a device-side assert. Name the one that the "
-            "model's author used: model.kwargs: {processor_kwargs: {pad_token: TOKEN}}."
-        )
+    if getattr(tokenizer, "pad_token", "") is None:
+        wrong = "the tokenizer has no pad token"
+    elif rows and isinstance(pad_id, int) and pad_id >= rows:
+        wrong = f"the tokenizer's pad token {tokenizer.pad_token} has the id {pad_id}, but the model's embedding table "
+        wrong += f"has {rows} rows"
+    else:
+        return
+    raise WrongModelError(
+        f"{wrong}: two texts of different lengths could not be encoded in one batch. Name the one that the model's "
+        "author used, often the end token: model.kwargs: {processor_kwargs: {pad_token: TOKEN}}."
+    )
 
 
 def _check_added_tokens(tokenizer: Any, spec: ModelSpec) -> None:
@@ -406,24 +388,25 @@ def _check_added_tokens(tokenizer: Any, spec: ModelSpec) -> None:
 def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
     """Refuse a tokenizer that cannot be the one the model was trained with. Raises WrongModelError.
 
-    If a model folder lacks its files, transformers (seen with 5.23) builds a tokenizer of the five special tokens and
-    says nothing. Embedding tables (None = not known) are padded by a few percent at most, and may lack a few tokens.
+    If a model folder lacks its files, transformers builds a tokenizer of the special tokens and says nothing. Embedding
+    tables (None = not known) are padded by a few percent at most, and may lack a few tokens.
     """
-    known, wrong = len(tokenizer), ""
+    known, table = len(tokenizer), f"but the model's embedding table has {table_rows} rows: "
     if table_rows and known < 0.5 * table_rows:
-        wrong = f"knows {known} tokens, but the model's embedding table has {table_rows} rows: most words would be "
-        wrong += "unknown. Tokenizer files (tokenizer.json, vocab.txt, ...) are probably missing from its folder"
+        wrong = (
+            f"knows {known} tokens, {table}most words would be unknown. Tokenizer files (tokenizer.json, vocab.txt, "
+        )
+        wrong += "...) are probably missing from its folder"
     elif table_rows and known > 1.01 * table_rows:
-        wrong = f"knows {known} tokens, but the model's embedding table has {table_rows} rows: its files belong to "
-        wrong += "another model"
+        wrong = f"knows {known} tokens, {table}its files belong to another model"
     else:
         with _no_threads():
             samples = [tokenizer.tokenize(sample) for sample in _SAMPLES]
-        if all(2 * tokens.count(tokenizer.unk_token) >= max(1, len(tokens)) for tokens in samples):
-            wrong = f"({type(tokenizer).__name__}, {known} tokens) knows the words of no language: {_SAMPLES[0]!r} is "
-            wrong += "unknown to it. Its vocabulary is damaged or missing"
-    if wrong:
-        raise WrongModelError(f"the tokenizer {wrong}. Download the model again, with all its tokenizer files.")
+        if any(2 * tokens.count(tokenizer.unk_token) < max(1, len(tokens)) for tokens in samples):
+            return
+        wrong = f"({type(tokenizer).__name__}, {known} tokens) knows the words of no language: {_SAMPLES[0]!r} is "
+        wrong += "unknown to it. Its vocabulary is damaged or missing"
+    raise WrongModelError(f"the tokenizer {wrong}. Download the model again, with all its tokenizer files.")
 
 
 def check_attention(model: Any, spec: ModelSpec) -> bool | None:
@@ -463,7 +446,7 @@ def _is_causal(model: Any, spec: ModelSpec) -> bool | None:
     return bool(torch.equal(*seen))
 
 
-def describe(model: Any, prompt: str | None, causal: bool | None, notes: tuple[str, ...]) -> Loaded:
+def describe(model: Any, prompt: str | None, causal: bool | None, notes: Iterable[str]) -> Loaded:
     """Describe what was loaded, for the manifest."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     # A Router's routes may pool in different ways.
@@ -477,7 +460,7 @@ def describe(model: Any, prompt: str | None, causal: bool | None, notes: tuple[s
         prompt=prompt or None,
         padding_side=str(tokenizer.padding_side) if ours else "",
         probe_ids=tuple(_ids(tokenizer)) if ours else (),
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -527,12 +510,10 @@ def _some(names: Iterable[str]) -> str:
 @contextlib.contextmanager
 def _no_threads() -> Iterator[None]:
     """Keep tokenizers from starting its thread pool, which would not survive a fork of the process that has loaded."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
+    before = dict(os.environ)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         yield
     finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        os.environ.update(before)

@@ -4,9 +4,7 @@ Its vectors are those that `SentenceTransformer.encode` gives for the same texts
 another batch. If there is no GPU to be had it fails, and does not fall back to the CPU.
 """
 
-import functools
 import gc
-import inspect
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -115,42 +113,25 @@ class PinnedBuffers:
         return buffer[: tensor.numel()].view(tensor.shape)
 
 
-def _compute_groups_by_fused_kernels() -> None:
-    """Have sdpa hear of grouped queries only if a fused kernel takes them; else keys and values are repeated for it.
+def repeat_keys_without_fused_kernel(dtype: Any) -> None:
+    """Have keys and values of grouped queries repeated, if no fused kernel of the current GPU takes them as they are.
 
-    Only the flash and cuDNN kernels take them, which want half precision and Ampere: in float32, or on an older
-    GPU, sdpa would take the math kernel, with all scores in memory (48 GiB for one text of 32k tokens, Qwen2-1.5B).
-    The function is that of transformers 5.23; if it is another, all stays as it is.
+    The flash and cuDNN kernels want half precision and Ampere. Otherwise sdpa would take the math kernel, with all
+    scores in memory: 48 GiB for one text of 32k tokens (Qwen2-1.5B).
     """
-    try:
-        from transformers.integrations import sdpa_attention
-    except ImportError:
-        return
-    original = getattr(sdpa_attention, "use_gqa_in_sdpa", None)
-    if original is None or hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def use_gqa(attention_mask: Any, key: Any, value: Any) -> bool:
-        return bool(original(attention_mask, key, value)) and (key.device.type != "cuda" or _has_fused_kernel(key))
-
-    if list(inspect.signature(original).parameters) == ["attention_mask", "key", "value"]:
-        sdpa_attention.use_gqa_in_sdpa = use_gqa
-
-
-def _has_fused_kernel(key: Any) -> bool:
     import torch
+    from transformers.integrations import sdpa_attention
 
-    half = key.dtype in (torch.float16, torch.bfloat16)
-    return half and torch.cuda.get_device_capability(key.device) >= (8, 0)
+    half = dtype in (torch.float16, torch.bfloat16)
+    if not half or torch.cuda.get_device_capability() < (8, 0):
+        sdpa_attention.use_gqa_in_sdpa = lambda *_given: False
 
 
 class SentenceTransformerEncoder:
     """A sentence-transformers model as an encoder (see `chunkvisor_worker.job`).
 
     A plain text model is tokenized once, ahead of the device, and forwarded in batches of like token length. Any other
-    (custom or multimodal modules, static embeddings, ONNX) goes batch by batch through the
-    library's own `encode`, with token counts estimated from the length in bytes.
+    goes batch by batch through the library's own `encode`, with tokens estimated from bytes.
     """
 
     def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str) -> None:
@@ -180,8 +161,7 @@ class SentenceTransformerEncoder:
         there already are kept. Raises ImportError, ValueError, OSError, and whatever the libraries raise.
         """
         progress.phase(Phase.IMPORT)
-        # What an import makes stays. To look for what can be freed among its 400,000 objects, seven times meanwhile and
-        # now and then later, takes 0.8 of the 6 s that the import takes.
+        # What an import makes stays. To look for what can be freed among its 400,000 objects takes 0.8 of its 6 s.
         gc.disable()
         import huggingface_hub.utils
         import sentence_transformers  # noqa: F401 - the import is the work of this phase
@@ -205,7 +185,6 @@ class SentenceTransformerEncoder:
         if self._device != "cpu":
             import torch
 
-            _compute_groups_by_fused_kernels()
             progress.phase(Phase.CUDA_INIT)
             # An allocation gives the reason (no driver, no device, CPU-only build); is_available() only says no.
             torch.zeros(1, device=self._device)
@@ -216,6 +195,7 @@ class SentenceTransformerEncoder:
             progress.phase(Phase.WEIGHTS_COPY)
             self._model.to(self._device)
         if self._device != "cpu":
+            repeat_keys_without_fused_kernel(self._model.dtype)
             self._causal = check_attention(self._model, self._spec)
 
     def texts_cut(self) -> Indices:
@@ -230,8 +210,6 @@ class SentenceTransformerEncoder:
         text.
         """
         counted = self._rows is not None
-        if counted:
-            progress.know(tokens_total=int(self._lengths.sum()))
         batches, lanes = self._batches(limits), Lanes(ahead=1)
         if self._device == "cpu":
             batches = list(batches)
@@ -269,7 +247,7 @@ class SentenceTransformerEncoder:
             max_length(self._model),
             versions,
             self._linear,
-            loaded=describe(self._model, self._prompt, self._causal, self._heard.bounded()),
+            loaded=describe(self._model, self._prompt, self._causal, self._heard.notes),
             counts_cut=self._cut is not None,
         )
 

@@ -1,10 +1,7 @@
 """`python -m chunkvisor_worker.template FOLDER`: loads a model once, then forks a worker for each chunk that asks.
 
 It starts neither CUDA nor NVML nor a second thread: none of them survives a fork. Standard input is the socket to the
-parent; its end is the parent's.
-
-The standard library's forkserver gives a child no standard input, log or process group, and reaps at once, so that the
-number of a group that is still to be killed can be given away.
+parent; its end is the parent's. (The standard library's forkserver gives a child no standard input, log or group.)
 """
 
 import contextlib
@@ -127,9 +124,7 @@ def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[in
 
     There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
     parent is gone, the lifeline ends this process, or the template does (a library may never let go of the GIL).
-
-    `not_ours` are the template's own descriptors. Others stay open: an import may have opened them, and a Python object
-    whose descriptor was closed would close another one later.
+    `not_ours` are the template's own descriptors; what an import has opened stays open.
     """
     try:
         os.setsid()
@@ -155,9 +150,8 @@ def _begin_anew(files: AttemptFiles) -> None:
     """Undo what the template had to do otherwise than a fresh worker."""
     spec = read_message(Spec, files.spec)
     if spec is not None and spec.threads:
-        # As many threads for torch, OpenMP and BLAS as a fresh worker has. What the user's own code has chosen stays,
-        # as far as that is known: one thread is what the template had. Asked first: the answer is OpenMP's, which the
-        # pools change, while torch's own MKL is reached by torch alone.
+        # As many threads as a fresh worker has, unless the user's own code has chosen: one is what the template had.
+        # torch is asked first: its answer is OpenMP's, which the pools change.
         torch = sys.modules.get("torch")
         untouched = torch is not None and torch.get_num_threads() == 1
         if (pools := _find_pools()) is not None:
@@ -171,7 +165,7 @@ def _begin_anew(files: AttemptFiles) -> None:
 
 @functools.cache
 def _find_pools() -> Any:
-    """Return a controller of the OpenMP and BLAS libraries loaded so far, or None; the template asks first."""
+    """Return a controller of the OpenMP and BLAS libraries that the template has loaded, or None."""
     try:
         return importlib.import_module("threadpoolctl").ThreadpoolController()
     except ImportError:  # a numpy loaded by the template then multiplies with one thread
@@ -181,9 +175,8 @@ def _find_pools() -> Any:
 def find_gpu_use() -> str:
     """Say in words by what this process has begun to use a GPU; empty if it has not.
 
-    No CUDA context survives a fork (CUDA C++ Programming Guide, "CUDA initialization and fork"). CUDA and NVML
-    themselves are not asked: to ask them is to start them. What is initialized, by whatever framework, holds a file of
-    the driver open; that its library is mapped says nothing, since every `import torch` of a CUDA build maps it.
+    No CUDA context survives a fork. CUDA and NVML themselves are not asked: to ask them is to start them. What is
+    initialized, by whatever framework, holds a file of the driver open.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of this listing itself
@@ -215,10 +208,9 @@ def find_taint() -> str:
 
 
 class ShownGpu(importlib.abc.MetaPathFinder):
-    """A context in which torch says what it says in a worker: that there is one GPU, which nothing can use yet.
+    """A context in which torch says what it says in a worker: that there is one GPU.
 
-    Code builds on that answer as it is loaded, such as `"cuda" if torch.cuda.is_available() else "cpu"` in the module
-    of a plug-in, and transformers keeps it. torch itself is not asked, since that would ask the driver.
+    Code that is loaded builds on that answer, and transformers keeps it; torch itself would ask the driver.
     """
 
     def __init__(self) -> None:

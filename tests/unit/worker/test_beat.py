@@ -17,7 +17,7 @@ BEAT = Beat(7, 4711, Phase.FORWARD, rows_total=1000, rows_done=32, tokens_done=1
 def test_a_beat_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     """The file stays the same one, so that the disk has nothing to do; its content is the last beat."""
     path = tmp_path / "beat.json"
-    write_beat(path, replace(BEAT, tokens_total=123456789))
+    write_beat(path, replace(BEAT, padded_tokens=123456789))
     inode = path.stat().st_ino
     write_beat(path, BEAT)
     assert read_beat(path) == BEAT
@@ -38,7 +38,7 @@ def test_of_a_beat_half_written_nothing_is_believed(tmp_path: Path, forward: boo
     # Of all lengths, so that any two of their fields may meet where one ends and the other begins.
     for later in [
         Beat(9, 1, Phase.DONE),
-        *(replace(BEAT, seq=8, tokens_total=10**digits, opening_s=1.5) for digits in range(0, 30, 3)),
+        *(replace(BEAT, seq=8, padded_tokens=10**digits, opening_s=1.5) for digits in range(0, 30, 3)),
     ]:
         pair = (BEAT, later) if forward else (later, BEAT)
         before, written = map(content, pair)

@@ -11,8 +11,17 @@ import pytest
 
 from chunkvisor_worker import cpu
 from chunkvisor_worker.batching import Indices, Vectors
-from chunkvisor_worker.contract.exits import BATCHES_AT_ONCE, LINEAR
-from chunkvisor_worker.cpu import Lanes, choose, is_stateless, lanes_for, pack, packable, unpack
+from chunkvisor_worker.cpu import (
+    BATCHES_AT_ONCE,
+    LINEAR,
+    Lanes,
+    choose,
+    is_stateless,
+    lanes_for,
+    pack,
+    packable,
+    unpack,
+)
 from late import Late, needs
 
 torch: Any = Late("torch")

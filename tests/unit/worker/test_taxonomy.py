@@ -135,7 +135,7 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (FORWARD, "device-side-assert", chained(TorchOOM(OOM), cuda(710))),
     *((FORWARD, "illegal-memory-access", cuda(code)) for code in (700, 702, 719)),
     (FORWARD, "illegal-memory-access", cuda(700, "device-side assert triggered")),  # the number beats the text
-    *((FORWARD, "broken-kernel", cuda(code)) for code in range(714, 719)),
+    *((FORWARD, "context-lost", cuda(code)) for code in range(714, 719)),
     *((FORWARD, "context-lost", cuda(code)) for code in (220, 226, 721, 911)),
     *((phase, "gpu-fault-before-work", cuda(code))
       for code in (1, 226, 700, 702, 710, 715, 719, 721, 999) for phase in (INIT, Phase.WEIGHTS_COPY)),
@@ -163,7 +163,7 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     *((INIT, "cuda-does-not-start", cuda(code)) for code in (304, 800, 801)),
     *((FORWARD, "gpu-not-supported-by-torch", cuda(code)) for code in (98, 200, 209, 218, 221, 222, 223, 300)),
     (FORWARD, "gpu-not-supported-by-torch", RUNTIME(CUBLAS.format("ARCH_MISMATCH"))),
-    (INIT, "container-lost-gpu", RUNTIME("Failed to initialize NVML: Unknown Error")),
+    (INIT, "cuda-does-not-start", RUNTIME("Failed to initialize NVML: Unknown Error")),
     # Host
     (LOAD, "host-out-of-memory", MemoryError()),
     (FORWARD, "host-out-of-memory", RUNTIME(CPU_ALLOCATOR)),
@@ -182,8 +182,8 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     *((LOAD, "hub-access-denied", hub(status)) for status in (401, 403)),
     (LOAD, "hub-unreachable",
      chained(OSError("We couldn't connect to 'https://hf.co'"), NotCached("An error happened"), Connect("refused"))),
-    (LOAD, "network-failed", OSError("We couldn't connect to 'https://hf.co' to load the files")),
-    (LOAD, "network-failed", ConnectionRefusedError(errno.ECONNREFUSED, "refused")),
+    (LOAD, "hub-unreachable", OSError("We couldn't connect to 'https://hf.co' to load the files")),
+    (LOAD, "hub-unreachable", ConnectionRefusedError(errno.ECONNREFUSED, "refused")),
     (LOAD, "model-not-cached",
      chained(OSError("We couldn't connect to 'https://hf.co'"), NotCached("outgoing traffic has been disabled."))),
     # Model and configuration
@@ -324,14 +324,14 @@ LFS = b"version https://git-lfs.github.com/spec/v1\n"
 # With torch or transformers, which take seconds to import.
 SLOW: list[tuple[Provoke, Phase, str]] = [
     (lambda _: torch.nn.Embedding(3, 2)(torch.tensor([5])), FORWARD, "token-out-of-range"),
-    (lambda _: torch.zeros(2, 402) + torch.zeros(2, 64), FORWARD, "text-too-long"),
-    (lambda _: torch.zeros(1, 64).expand(2, 402), FORWARD, "text-too-long"),
+    (lambda _: torch.zeros(2, 402) + torch.zeros(2, 64), FORWARD, "token-out-of-range"),
+    (lambda _: torch.zeros(1, 64).expand(2, 402), FORWARD, "token-out-of-range"),
     (lambda _: torch.empty(1 << 50), FORWARD, "host-out-of-memory"),
     (_no_cuda, INIT, "torch-without-cuda"),
     (lambda _: torch.save(torch.zeros(1_000_000), "/dev/full"), WRITE, "disk-full"),
     (_damaged_weights, LOAD, "model-files-damaged"),
     (_transformers('{"model_type": "zzz"}'), LOAD, "architecture-unknown"),
-    (_transformers(CUSTOM), LOAD, "custom-code-refused"),
+    (_transformers(CUSTOM), LOAD, "unknown-at-load"),
     (_transformers(BERT), LOAD, "model-files-damaged"),
     (_transformers("{"), LOAD, "model-files-damaged"),
     (lambda _: transformers.AutoConfig.from_pretrained("a b/c d"), LOAD, "model-not-found"),

@@ -8,23 +8,8 @@ RUN_ID = "CHUNKVISOR_RUN_ID"
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
 """Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has it not."""
 
-LINEAR = "CHUNKVISOR_LINEAR"
-"""Which kernel computes the linear layers of a model on the CPU: `torch` or `onednn`; not set: the faster one."""
-
-BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
-"""How many batches a worker on the CPU computes at a time, at most; not set: as many as it has threads."""
-
 TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
 """The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`."""
-
-_BATCHES_A_LANE = 4
-"""At least: the last batches of a chunk leave cores without work."""
-
-
-def most_lanes(threads: int, batches: int, wanted: str) -> int:
-    """Say how many batches are computed at a time; `wanted` is what the variable BATCHES_AT_ONCE says, or empty."""
-    most = min(threads, int(wanted)) if wanted.isdigit() else threads
-    return max(1, min(most, batches // _BATCHES_A_LANE))
 
 
 class Outcome(StrEnum):

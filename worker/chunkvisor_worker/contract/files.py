@@ -71,9 +71,8 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
 def write_atomic(path: Path, data: bytes, *, durable: bool = True, made_in: Path | None = None) -> None:
     """Replace `path` by `data` in one rename.
 
-    With `durable` the file and its folder are synced, so that it survives a power cut. It is made in the same folder,
-    or in `made_in` on the same file system. Raises OSError, and then leaves neither a half-written `path` nor a
-    temporary file.
+    With `durable` the file and its folder are synced. It is made in the same folder, or in `made_in` on the same file
+    system. Raises OSError, and then leaves neither a half-written `path` nor a temporary file.
     """
     write_blocks(path, [data], durable=durable, made_in=made_in)
 
@@ -119,8 +118,7 @@ def set_aside(path: Path) -> Path | None:
 def make_folder(folder: Path, *, durable: bool = True) -> None:
     """Make a folder if it is missing; with `durable`, its name as well. Raises OSError.
 
-    What is synced in a folder is lost all the same if the folder's own name is. The name is synced also if the folder
-    is there: whoever made it may have died before, or not yet come to it. So a process calls it once for each.
+    The name is synced also if the folder is there: whoever made it may have died before. So call it once for each.
     """
     folder.mkdir(exist_ok=True)
     if durable:
@@ -137,11 +135,8 @@ def read_bounded(path: Path) -> bytes | None:
     try:
         # A worker may have put a pipe there: to open or read one must not hang the parent, and is nothing to read.
         with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            # Room for what is there: to map and unmap that for the largest record costs more than to read a small one.
-            there_bytes = os.fstat(file.fileno()).st_size
-            data = file.read(min(there_bytes, READ_LIMIT_BYTES) + 1) or b""
-            if len(data) > there_bytes:  # it grows
-                data += file.read(max(0, READ_LIMIT_BYTES + 1 - len(data))) or b""
+            # Not room for the largest record: to map and unmap that costs more than to read a small one.
+            data = file.read(min(os.fstat(file.fileno()).st_size, READ_LIMIT_BYTES) + 1) or b""
     except OSError:
         return None
     return data if len(data) <= READ_LIMIT_BYTES else None

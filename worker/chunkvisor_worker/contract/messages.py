@@ -106,7 +106,6 @@ class Beat:
     rows_done: int = 0
     rows_total: int = 0
     tokens_done: int = 0
-    tokens_total: int = 0  # of all its texts, without padding; 0 = unknown
     padded_tokens: int = 0  # of the batches that are done; 0 = unknown
     batch_rows: int = 0  # of the batch under way
     batch_tokens: int = 0  # padded tokens of the batch under way; 0 = unknown
@@ -117,10 +116,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a model of sentence-transformers was found to be once it was loaded.
-
-    Each attempt's result repeats it, so it is short: no list of weights, no message in full length.
-    """
+    """What a model of sentence-transformers was found to be; short, since each attempt's result repeats it."""
 
     modules: tuple[str, ...]  # class of each module, in order
     pooling: str  # mean, cls, lasttoken, …; empty if no module pools

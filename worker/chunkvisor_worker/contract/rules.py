@@ -163,22 +163,15 @@ _KERNELS = (
         row_can_cause=True,
     ),
     at_work(
-        "broken-kernel",
-        "The GPU refused a kernel's instructions: a wrong build or a bug of a kernel.",
-        "Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this GPU and each "
-        "other, or set model.kwargs.attn_implementation to sdpa.",
-        r"an illegal instruction was encountered|CUDA error: misaligned address|invalid program counter"
-        r"|operation not supported on global/shared address space|hardware stack error",
-        *(714, 715, 716, 717, 718),
-        exit_code=MACHINE,
-    ),
-    at_work(
         "context-lost",
-        "The CUDA context is broken by an error that CUDA calls fatal for the process, mostly one of the hardware.",
-        "Look for Xid messages in the kernel's log, see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset the GPU.",
-        r"Invalid access of peer GPU memory over nvlink or a hardware error|uncorrectable NVLink error"
+        "The CUDA context is broken by an error that CUDA calls fatal: a kernel of a wrong build, or the hardware.",
+        "Install builds of torch and of the extensions (flash-attn, bitsandbytes) that fit this GPU and each other. If "
+        "the kernel's log has Xid messages, see `nvidia-smi -q -d ECC,ROW_REMAPPER`, and reset the GPU.",
+        r"an illegal instruction was encountered|CUDA error: misaligned address|invalid program counter"
+        r"|operation not supported on global/shared address space|hardware stack error"
+        r"|Invalid access of peer GPU memory over nvlink or a hardware error|uncorrectable NVLink error"
         r"|tensor memory not completely freed|an async error has occured in external entity outside of CUDA",
-        *(220, 226, 721, 911),
+        *(220, 226, 714, 715, 716, 717, 718, 721, 911),
         exit_code=MACHINE,
     ),
     device_fault(
@@ -323,22 +316,18 @@ _DRIVER = (
         log=r"CUDA error: no kernel image is available for execution on the device",
     ),
     setup(
-        "container-lost-gpu",
-        "The container lost its right to the GPU's devices, mostly by a reload of systemd on the host.",
-        "Recreate the container with the devices given explicitly (NVIDIA/nvidia-container-toolkit#48 lists the ways).",
-        error(r"Failed to initialize NVML: Unknown Error|operating system has blocked the request"),
-    ),
-    setup(
         "cuda-does-not-start",
         "The driver could not be started, or the system, the container or this kind of GPU does not allow a CUDA call.",
         "See whether `nvidia-smi` works and what the kernel's log says. Take expandable_segments and the like out of "
-        "PYTORCH_CUDA_ALLOC_CONF, give a container all devices of the GPU (`docker run --gpus all`), or reboot.",
+        "PYTORCH_CUDA_ALLOC_CONF, start the container again with all devices of the GPU (`docker run --gpus all`), or "
+        "reboot.",
         runtime_error(
             r"CUDA driver initialization failed|CUDA unknown error - this may be due to"
             r"|CUDA (?:driver )?error: (?:initialization error|operation not (?:permitted|supported)\b(?! on global))"
             r"|Unexpected error from cudaGetDeviceCount|OS call failed or operation not supported on this OS",
             *(3, 304, 800, 801),
         ),
+        error(r"Failed to initialize NVML: Unknown Error|operating system has blocked the request"),
     ),
     device_fault(
         # Codes that mean a kernel's or a text's fault once there has been a kernel and a text are here as well.
@@ -452,18 +441,13 @@ _HUB = (
         error(r"^Repo id must ", "builtins.OSError"),
     ),
     hub(
+        # Not in the later phases: there a broken pipe is a ConnectionError too.
         "hub-unreachable",
         "The model hub cannot be reached.",
         "Check the network, the proxy and HF_ENDPOINT, or give model.name a local folder.",
         of_class("httpx.TransportError", "httpx2.TransportError"),
         of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
         error(r"An error happened while trying to locate", f"{_HUBS}.LocalEntryNotFoundError"),
-    ),
-    hub(
-        # Not in the later phases: there a broken pipe is a ConnectionError too.
-        "network-failed",
-        "A network connection failed while the model was being loaded.",
-        "Check the network and the proxy.",
         of_class("builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror"),
         error(r"We couldn't connect to '", "builtins.OSError"),
         phases=LOAD,
@@ -487,12 +471,6 @@ _MODEL = (
         "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
         "The message says what to set, to install or to download. docs/reference/right-vectors.md has all checks.",
         of_class("chunkvisor_worker.model.WrongModelError"),
-    ),
-    misconfigured(
-        "custom-code-refused",
-        "The model brings Python code of its own, which is not run without consent.",
-        "Read that code; if you trust it, set model.trust_remote_code to true.",
-        error(r"contains custom code which must be executed|trust_remote_code=True", "builtins.ValueError"),
     ),
     misconfigured(
         "architecture-unknown",
@@ -523,8 +501,7 @@ _MODEL = (
         "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF has an option that torch does not take.",
         "Correct it under `env:` or in the shell; commas part the options, and Booleans are True and False.",
         error(
-            r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator backend|c10/core/AllocatorConfig\.h"
-            r"|^Expected 'True' or 'False' at index|is invalid, set it in [(\[]0\.0, 1\.0|^For roundups, the divisions",
+            r"in .{0,40}allocator config|CachingAllocator option |Unknown allocator backend|core/AllocatorConfig\.h",
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
     ),
@@ -571,14 +548,10 @@ _INPUT = (
     ),
     bad_input(
         "token-out-of-range",
-        "A token id or a position is more than the model has.",
-        "If it is one row, correct it; if many, tokenizer and model do not belong together.",
+        "A text has a token id or a position that is more than the model has.",
+        "If it is one row, correct it. If it is many, set model.max_length to what the model was built for; or "
+        "tokenizer and model do not belong together.",
         error(r"^index out of range in self|^token id \d+ is ", "builtins.IndexError", "builtins.ValueError"),
-    ),
-    bad_input(
-        "text-too-long",
-        "A text has more tokens than the model has positions.",
-        "Set model.max_length to what the model was built for.",
         runtime_error(
             r"^The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
             r"|^The expanded size of the tensor \(\d+\) must match the existing size"

@@ -12,8 +12,7 @@ from chunkvisor_worker.contract.rules import AT_WORK, OF_GPUS, ON_TEXTS, RULES, 
 HEAD_CHARS = 16 << 10
 """How much of a message is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
 TAIL_CHARS = 32 << 10
-"""Of the end of a log: behind the reason of an abort come torch's C++ stack, Python's own, and the list of extension
-modules, 15,000 characters with the smallest of models."""
+"""Of the end of a log: behind the reason of an abort come the stacks of C++ and Python, and a list of modules."""
 LINE_CHARS = 500
 """The line for the person is no longer."""
 
@@ -27,11 +26,9 @@ _ADVICE = re.compile(
 )
 _CONTROL = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
-_DECISIVE = frozenset(
-    {
-        *(Outcome.HARDWARE_FAULT, Outcome.SETUP, Outcome.GPU_BUSY, Outcome.DISK_FULL, Outcome.HUB),
-        Outcome.DEVICE_FAULT,
-    }
+_DECISIVE = (
+    *(Outcome.HARDWARE_FAULT, Outcome.SETUP, Outcome.GPU_BUSY, Outcome.DISK_FULL, Outcome.HUB),
+    Outcome.DEVICE_FAULT,
 )
 """Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about."""
 _SPEAKERS = (
@@ -57,7 +54,8 @@ def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
     """The first rule that any exception of the chain falls under; never raises, always finds one."""
     heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
     for rule in _rules(fault.phase, on_cpu=on_cpu):
-        at_start = _is_decisive(rule) and fault.phase in ON_TEXTS
+        decisive = rule.outcome in _DECISIVE or (rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None)
+        at_start = decisive and fault.phase in ON_TEXTS
         for cause, head in heads or [(Cause("unknown", (), ""), "")]:
             if rule.phases and fault.phase not in rule.phases:
                 continue
@@ -101,10 +99,6 @@ def _rules(phase: Phase | None, *, on_cpu: bool) -> Sequence[Rule]:
         return RULES
     at_texts = phase is None or phase in (*AT_WORK, *ON_TEXTS)
     return [rule for rule in RULES if rule.name not in OF_GPUS or (rule.row_can_cause and at_texts)]
-
-
-def _is_decisive(rule: Rule) -> bool:
-    return rule.outcome in _DECISIVE or (rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None)
 
 
 def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
