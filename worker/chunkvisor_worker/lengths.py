@@ -94,16 +94,10 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
     tokens = padded = batches = 0
     for start in range(0, task.count, task.chunk_size * task.every):
         stop = min(task.count, start + task.chunk_size)
-        lengths = np.array(
-            [
-                length
-                for first in range(start, stop, BLOCK_TEXTS)
-                for length in counter.count(
-                    [prompt + text for text in _texts(task, first, min(stop, first + BLOCK_TEXTS))]
-                )
-            ],
-            dtype=np.int64,
-        )
+        counts: list[int] = []
+        for first in range(start, stop, BLOCK_TEXTS):
+            counts += counter.count([prompt + text for text in _texts(task, first, min(stop, first + BLOCK_TEXTS))])
+        lengths = np.array(counts, dtype=np.int64)
         kept = lengths if counter.max_length is None else np.minimum(lengths, counter.max_length)
         parts = cut(kept, task.limits)
         tokens += int(kept.sum())

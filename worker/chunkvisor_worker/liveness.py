@@ -87,14 +87,9 @@ def only_argument(usage: str) -> Path:
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends; not one that was started by hand."""
     if parent_pid := os.environ.get(PARENT_PID):
-        set_death_signal(signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         if os.getppid() != int(parent_pid):  # it died before the call, and sends nothing any more
             os._exit(WorkerExit.ORPHANED)
-
-
-def set_death_signal(number: int) -> None:
-    """Set the signal that comes with the parent's end, by PR_SET_PDEATHSIG of prctl(2); 0 = none."""
-    ctypes.CDLL(None).prctl(1, number, 0, 0, 0)
 
 
 def be_first_victim() -> None:

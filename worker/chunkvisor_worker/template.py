@@ -13,7 +13,6 @@ import importlib.abc
 import os
 import re
 import select
-import signal
 import socket
 import sys
 import time
@@ -42,11 +41,8 @@ from chunkvisor_worker.liveness import (
     die_with_parent,
     leave,
     only_argument,
-    set_death_signal,
 )
 
-_GRACE_S = 5.0
-"""How long workers may outlive their parent before they are killed."""
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 """Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without it in the child."""
 _GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
@@ -85,16 +81,6 @@ class Template:
                 for received in fds:
                     os.close(received)
 
-    def end_stragglers(self) -> None:
-        """Give the workers time to see that the parent is gone, then kill their groups."""
-        deadline_s = time.monotonic() + _GRACE_S
-        while self._alive and (left_s := deadline_s - time.monotonic()) > 0:
-            for pidfd in select.select(list(self._alive), [], [], left_s)[0]:
-                del self._alive[pidfd]
-        for pid in self._alive.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-
     def _fork(self, order: TemplateOrder, fds: list[int]) -> int | None:
         """Start a worker, and report it; returns its pidfd, None if there is none."""
         try:
@@ -123,7 +109,7 @@ def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[in
     """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
 
     There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
-    parent is gone, the lifeline ends this process, or the template does (a library may never let go of the GIL).
+    parent is gone, the lifeline ends this process, or the next run does (a library may never let go of the GIL).
     `not_ours` are the template's own descriptors; what an import has opened stays open.
     """
     try:
@@ -263,7 +249,6 @@ def main() -> None:
     """Parse the one argument, load, serve."""
     folder = only_argument("python -m chunkvisor_worker.template FOLDER")
     faulthandler.enable()
-    # While it loads it cannot see the end of the socket.
     die_with_parent()
     be_first_victim()
     orders = socket.socket(fileno=os.dup(0))
@@ -277,13 +262,10 @@ def main() -> None:
     # What is here now stays: the collector must not write to its pages, which all workers share.
     gc.collect()
     gc.freeze()
-    # From now on it is the second line for its workers: it must outlive the parent for a moment to end them.
-    set_death_signal(0)
     template = Template(orders, encoder)
     with contextlib.suppress(ConnectionError):  # the parent is gone
         orders.send(to_json(TemplateNews(loaded_s=round(time.monotonic() - started_s, 3))))
         template.serve()
-    template.end_stragglers()
     leave(WorkerExit.DONE)
 
 

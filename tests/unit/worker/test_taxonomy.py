@@ -189,8 +189,8 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     # Model and configuration
     (INIT, "allocator-config", ValueError("Unrecognized key 'x' in Accelerator allocator config.")),
     (LOAD, "model-files-damaged", RUNTIME("You set `ignore_mismatched_sizes` to `False`, thus raising an error.")),
-    (LOAD, "library-missing", ImportError("libcudart.so.13: cannot open shared object file: No such file")),
-    (FORWARD, "library-missing", RUNTIME(CUDNN.format("SUBLIBRARY_LOADING_FAILED"))),
+    (LOAD, "import-failed", ImportError("libcudart.so.13: cannot open shared object file: No such file")),
+    (FORWARD, "import-failed", RUNTIME(CUDNN.format("SUBLIBRARY_LOADING_FAILED"))),
     (LOAD, "attention-unsupported", ImportError("FlashAttention2 has been toggled on, but it cannot be used due to")),
     (FORWARD, "setting-impossible", ValueError("Prompt name 'z' not found in the configured prompts dictionary")),
     (LOAD, "setting-impossible", ValueError("prompt_name 'z' is not a prompt of this model; it has: 'query'")),
@@ -398,7 +398,7 @@ THROWN = "terminate called after throwing an instance of "
         ("Traceback\nModuleNotFoundError: No module named 'numpy'\n", 1, "worker-not-started"),
         ("", 127, "worker-not-started"),
         ("Fatal Python error: init_fs_encoding: failed\n<no frame>", 1, "worker-not-started"),
-        ("", -signal.SIGILL, "illegal-instruction"),
+        ("", -signal.SIGILL, "segmentation-fault"),
         ("CUDA out of memory", -signal.SIGTERM, "interrupted"),
         ("", -signal.SIGHUP, "interrupted"),
         # What was printed before native code crashed was survived; only an abort is explained by it.

@@ -505,20 +505,6 @@ _MODEL = (
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
     ),
-    misconfigured(
-        "library-missing",
-        "A package is installed, but a shared library that it needs is missing or of another version.",
-        "Install builds that belong together, in a separate environment, and take other copies of the library (cuDNN) "
-        "out of LD_LIBRARY_PATH; the message names it.",
-        runtime_error(
-            r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
-            r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
-        ),
-        error(
-            r"cannot open shared object file|undefined symbol|version `.{1,80}' not found",
-            *("builtins.ImportError", "builtins.OSError"),
-        ),
-    ),
 )
 
 # What the tokenizer and a CPU say of a text; the GPU's word for the same is `device-side-assert`.
@@ -585,15 +571,6 @@ _PROCESS = (
         returncodes=(126, 127),
     ),
     crashed(
-        "illegal-instruction",
-        "The processor does not know an instruction of an installed package: the CPU is older than the build.",
-        "Install builds for this CPU, or use another machine.",
-        log=r"Fatal Python error: Illegal instruction",
-        returncodes=(-SIGILL,),
-        row_can_cause=True,  # if that text takes another way through native code
-        exit_code=MACHINE,
-    ),
-    crashed(
         # A page of a memory-mapped file that has no disk behind it: np.memmap on a full disk, truncated weights.
         "bus-error",
         "The process touched a part of a mapped file that is not there: the disk is full, /dev/shm is too small, "
@@ -605,10 +582,10 @@ _PROCESS = (
     ),
     crashed(
         "segmentation-fault",
-        "Native code crashed: a bug or a clash of packages; the log has the Python stack.",
+        "Native code crashed: a bug, a clash of packages, or a build for another CPU; the log has the Python stack.",
         "Update torch and the packages on the stack.",
-        log=r"Fatal Python error: (?:Segmentation fault|Floating.point exception)",
-        returncodes=(-SIGSEGV, -SIGFPE),
+        log=r"Fatal Python error: (?:Segmentation fault|Floating.point exception|Illegal instruction)",
+        returncodes=(-SIGSEGV, -SIGFPE, -SIGILL),
         smaller_batch_helps=True,
         row_can_cause=True,
     ),
@@ -626,10 +603,15 @@ _PROCESS = (
 _UNKNOWN = (
     misconfigured(
         "import-failed",
-        "What the model or the plug-in imports is missing, broken, or has an error in its own code.",
-        "Install the package that the message names into the workers' environment; if it is your own code, correct "
-        "it. The end of the log has the line.",
+        "What the model or the plug-in needs is missing, broken, of another version, or has an error in its own code.",
+        "Install the package that the message names into the workers' environment, in builds that belong together; if "
+        "it is your own code, correct it. Take other copies of a library (cuDNN) out of LD_LIBRARY_PATH.",
         of_class("builtins.ImportError", "builtins.SyntaxError"),
+        error(r"cannot open shared object file|undefined symbol|version `.{1,80}' not found", "builtins.OSError"),
+        runtime_error(
+            r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
+            r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
+        ),
     ),
     misconfigured(
         "unknown-at-load",
