@@ -179,7 +179,7 @@ class Workplace:
 def _child_here(
     command: Sequence[str], log: Path, on_wait: Callable[[], None] = lambda: None, *others: Any, **more: Any
 ) -> int:
-    """Of `ask_child`, by the main thread: streams and umask are those of the whole process.
+    """A reader of sources, by the main thread: streams and umask are those of the whole process.
 
     A module that is imported meanwhile may keep this as its `run_child`, for children of its own.
     """

@@ -1,21 +1,24 @@
 """The parent's side of reading sources: starts the child, waits for it, and puts its table in place."""
 
 import errno
+import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from chunkvisor.child import ask_child
+from chunkvisor import child
 from chunkvisor.config.model import Config
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error, halt_of
 from chunkvisor.sources.resolve import IngestRequest, is_remote, resolve, signature
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.disk import disk_halt
 from chunkvisor.store.layout import Layout, unfinished
-from chunkvisor_worker.contract.files import remove_folder
+from chunkvisor_worker.contract.files import read_bounded, remove_folder
+from chunkvisor_worker.contract.wire import write_message
 
 
 def stage_table(
@@ -31,12 +34,16 @@ def stage_table(
     remove_folder(partial)
     partial.mkdir(parents=True)
     log = partial / "ingest.log"
-    status, halt = ask_child("chunkvisor.sources.stage", request, partial, log, on_wait)
-    if halt is not None:
+    write_message(partial / "request.json", request, durable=False)
+    # -P keeps the current folder off sys.path: a csv.py in it would shadow the standard library's.
+    command = [sys.executable, "-P", "-m", "chunkvisor.sources.stage", str(partial), str(os.getpid())]
+    if status := child.run_child(command, log, on_wait):
+        try:
+            halt = halt_of(json.loads(read_bounded(partial / "answer.json") or b""))
+        except (ValueError, KeyError, TypeError):
+            raise _halt(status, log) from None
         remove_folder(partial)
         raise halt
-    if status:
-        raise _halt(status, log)
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
         remove_folder(partial)
         where = f" for which `where` is true ({request.where})" if request.where is not None else ""

@@ -6,13 +6,16 @@ rows or at the clock is refused.
 """
 
 import contextlib
+import ctypes
 import errno
 import glob
 import json
 import os
 import re
 import shutil
+import signal
 import sys
+import traceback
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,12 +25,13 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from chunkvisor.child import answer_parent
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources import readers
 from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, fetch, resolve, signature
 from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
 from chunkvisor.store.disk import disk_halt, refusal
+from chunkvisor_worker.contract.files import write_atomic
+from chunkvisor_worker.contract.wire import from_json
 
 _SHARE_BYTES = 256 << 20
 """Of memory for Python and one batch of rows; and for a thread, which holds row groups of parquet."""
@@ -325,8 +329,30 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
 
 
 def main(arguments: list[str]) -> int:
-    """See `answer_parent`; 0 means a whole table."""
-    return answer_parent(arguments, IngestRequest, stage, _in_words)
+    """Stage `request.json` of `FOLDER [PARENT_PID]`; return the exit code, which is that of `chunkvisor`.
+
+    Why it could not be done is in `answer.json`, but for a bug; the log has the traceback of either.
+    """
+    os.umask(0o077)
+    folder, request = Path(arguments[0]), None
+    if len(arguments) > 1:
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(arguments[1]):  # it has ended before that call
+            return ExitCode.TERMINATED
+    try:
+        request = from_json(IngestRequest, (folder / "request.json").read_bytes())
+        assert request is not None
+        stage(request, folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the log gets its traceback and the parent a code
+        halt = _in_words(error, request, folder)
+        # On a full disk there is no room for either: the exit code has to do.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        with contextlib.suppress(OSError):
+            if halt is not None:
+                write_atomic(folder / "answer.json", json.dumps(halt.details()).encode())
+        return halt.code if halt is not None else ExitCode.BUG
+    return ExitCode.COMPLETE
 
 
 if __name__ == "__main__":
