@@ -7,7 +7,7 @@ from typing import Any
 from chunkvisor.assemble.forms import Form
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.sources.table import FreshTable, StagedTable, rows_of
+from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import which_rows
@@ -121,8 +121,8 @@ class OutputRun:
         """
         if self._taken is None:
             self._taken = []
-            if isinstance(self.table, FreshTable) and all(each.joined for each in self.awaited):
-                self._taken = self.table.taken_over(_LOOKED_AT)[:1]
+            if self.table.reuse is not None and all(each.joined for each in self.awaited):
+                self._taken = self.table.taken_over(self.table.reuse, _LOOKED_AT)[:1]
         return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:

@@ -197,9 +197,11 @@ def seal_table(folder: Path, record: TableRecord) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTable(TableRecord):
-    """A table on disk, open for reading. Methods raise IndexError outside the table, DamagedError on a short read."""
+    """A table on disk, open for reading. Methods raise DamagedError if it has no such text or row."""
 
     folder: Path
+    reuse: Reuse | None = None
+    """Set = `distinct`, and the numbers of texts in `texts`, `first_row` and `row_text`, are of those to be encoded."""
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
@@ -219,7 +221,14 @@ class StagedTable(TableRecord):
             fresh = {name: stamp_as(folder / name, stamp.digest) for name, stamp in record.stamps.items()}
             record = replace(record, stamps=fresh)
             write_record(path, record)
-        return cls(folder=folder, **_values(record))
+        return cls(folder=folder, **{each.name: getattr(record, each.name) for each in fields(record)})
+
+    def without(self, reuse: Reuse | None) -> "StagedTable":
+        """Return the table as chunks see it, without the texts that have a vector elsewhere."""
+        return self if reuse is None else replace(self, distinct=reuse.encoded, reuse=reuse)
+
+    def _numbers(self, start: int, stop: int) -> Numbers:
+        return np.arange(start, stop) if self.reuse is None else self.reuse.texts_of(start, stop)
 
     @property
     def carried(self) -> str | None:
@@ -229,12 +238,12 @@ class StagedTable(TableRecord):
 
     def texts(self, start: int, stop: int) -> list[str]:
         """Read the distinct texts start..stop, by number."""
-        return self.texts_of(np.arange(start, stop))
+        return self.texts_of(self._numbers(start, stop))
 
     def texts_of(self, numbers: Numbers) -> list[str]:
         """Read the distinct texts of these numbers, which rise; each file is opened once."""
         paths, found = TableFiles(self.folder), list[str]()
-        begins, ends = (_pick(paths.offsets, each, self.distinct + 1) for each in (numbers, numbers + 1))
+        begins, ends = (_pick(paths.offsets, each) for each in (numbers, numbers + 1))
         runs = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
         with open(paths.texts, "rb") as file:
             for first, stop in itertools.pairwise([*runs, len(numbers)]):
@@ -251,20 +260,30 @@ class StagedTable(TableRecord):
             yield from self.texts(first, min(first + _EACH, stop))
 
     def row_text(self, start: int, stop: int) -> Numbers:
-        """Read the numbers of the texts of rows start..stop; shape (stop - start,)."""
-        return self.texts_of_rows(np.arange(start, stop))
+        """Read the numbers of the texts of rows start..stop, -1 for one that is not encoded; shape (stop - start,)."""
+        texts = self.texts_of_rows(np.arange(start, stop))
+        if self.reuse is None:
+            return texts
+        where = self.reuse.where_of(texts)
+        return np.where(where["place"] == ENCODED, where["row"], -1)
 
     def texts_of_rows(self, rows: Numbers) -> Numbers:
         """Read the same of any rows, in their order."""
-        return _pick(TableFiles(self.folder).row_text, rows, self.rows)
+        return _pick(TableFiles(self.folder).row_text, rows)
 
     def first_row(self, start: int, stop: int) -> Numbers:
         """Read the first rows of the distinct texts start..stop; shape (stop - start,)."""
-        return self.first_rows_of(np.arange(start, stop))
+        return self.first_rows_of(self._numbers(start, stop))
 
     def first_rows_of(self, texts: Numbers) -> Numbers:
         """Read the same of any texts, in their order."""
-        return _pick(TableFiles(self.folder).first_row, texts, self.distinct)
+        return _pick(TableFiles(self.folder).first_row, texts)
+
+    def taken_over(self, reuse: Reuse, most: int) -> list[str]:
+        """Read those of the output's first `most` texts whose vectors are taken over; the shortest come first."""
+        where = reuse.where_of(np.arange(min(most, reuse.texts)))
+        texts = self.texts_of(np.flatnonzero(where["place"] != ENCODED).astype(np.int64))
+        return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 
     def place_of(self, row: int, *, with_line: bool = True) -> str:
         """Say where a row stands, for messages: `file:line`, for which the file is read up to there, or the row.
@@ -275,7 +294,7 @@ class StagedTable(TableRecord):
         source = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
         number, places = row - source.first_row, TableFiles(self.folder).places
         if places.name in self.stamps:
-            number = int(_pick(places, np.array([row]), self.rows)[0])
+            number = int(_pick(places, np.array([row]))[0])
         try:
             if with_line and not is_remote(source.place):
                 (file,) = resolve([source.place])
@@ -287,17 +306,11 @@ class StagedTable(TableRecord):
         return f"{source.place}, row {number}"
 
 
-def _values(record: TableRecord) -> dict[str, Any]:
-    return {each.name: getattr(record, each.name) for each in fields(record)}
-
-
-def _pick(path: Path, numbers: Numbers, length: int) -> Numbers:
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < length:
-        raise IndexError(f"{numbers.min()} to {numbers.max()} is outside 0..{length}")
+def _pick(path: Path, numbers: Numbers) -> Numbers:
     try:
         return pick_rows(path, "<i8", 0, 1, numbers)[:, 0].astype(np.int64, copy=False)
     except ValueError as error:
-        raise DamagedError(f"{path} is shorter than it was") from error
+        raise DamagedError(f"{path}: {error}") from error
 
 
 def peek(folder: Path, row: int, most_chars: int) -> str | None:
@@ -305,7 +318,7 @@ def peek(folder: Path, row: int, most_chars: int) -> str | None:
     try:
         table = StagedTable.open(folder)
         return table.texts_of(table.row_text(row, row + 1))[0][:most_chars]
-    except (DamagedError, IndexError, OSError):
+    except (DamagedError, OSError):
         return None
 
 
@@ -320,43 +333,6 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
         for text, count in zip(hits.tolist(), rows.tolist(), strict=True):
             counts[text] += count
     return counts
-
-
-# --- texts that have a vector elsewhere
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreshTable(StagedTable):
-    """A staged table in which `distinct` and the numbers of texts are of those that are encoded."""
-
-    full: StagedTable
-    reuse: Reuse
-
-    def texts(self, start: int, stop: int) -> list[str]:
-        """See StagedTable."""
-        return self.full.texts_of(self.reuse.texts_of(start, stop))
-
-    def taken_over(self, most: int) -> list[str]:
-        """Read those of the output's first `most` texts whose vectors are taken over; the shortest come first."""
-        where = self.reuse.where_of(np.arange(min(most, self.reuse.texts)))
-        texts = self.full.texts_of(np.flatnonzero(where["place"] != ENCODED).astype(np.int64))
-        return sorted(texts, key=lambda text: (not text.strip(), len(text)))
-
-    def first_row(self, start: int, stop: int) -> Numbers:
-        """See StagedTable."""
-        return self.full.first_rows_of(self.reuse.texts_of(start, stop))
-
-    def row_text(self, start: int, stop: int) -> Numbers:
-        """See StagedTable; -1 for rows whose text is not encoded."""
-        where = self.reuse.where_of(self.full.row_text(start, stop))
-        return np.where(where["place"] == ENCODED, where["row"], -1)
-
-
-def fresh_of(table: StagedTable, reuse: Reuse | None) -> StagedTable:
-    """Return the table as chunks see it."""
-    if reuse is None:
-        return table
-    return FreshTable(**_values(table) | {"distinct": reuse.encoded}, full=table, reuse=reuse)
 
 
 def matches(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:

@@ -41,7 +41,7 @@ from chunkvisor.reuse import (
 )
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
-from chunkvisor.sources.table import StagedTable, fresh_of, rows_of
+from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.identity import (
     Fixed,
@@ -340,7 +340,7 @@ class Opening:
         reuse = read_reuse(layout)
         ledger = Ledger(layout, *work_with(reuse, fixed))
         ledger.load()
-        fresh, taken = fresh_of(table, reuse), reuse.taken if reuse is not None else 0
+        fresh, taken = table.without(reuse), reuse.taken if reuse is not None else 0
         used = reuse.places if reuse is not None else ()
         if reuse is not None:
             places = listed([place.words for place in used], 3)
