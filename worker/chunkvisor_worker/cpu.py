@@ -4,39 +4,49 @@ import functools
 import importlib.util
 import math
 import os
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from chunkvisor_worker.batching import Indices, Vectors
 
 LINEAR = "CHUNKVISOR_LINEAR"
-"""Which kernel computes the linear layers of a model: `torch`, or `onednn` if that can be had."""
+"""Which kernel computes the linear layers of a model: `torch` or `onednn`; not set: the faster one."""
 BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
 """How many batches are computed at a time, at most; not set: as many as there are threads."""
 TORCH, ONEDNN = "torch", "onednn"
 
+_WORTHWHILE = 0.9
+"""The packed weights' share of torch's own time from which on they are used: if both are alike, all workers of a run
+are to choose the same, whatever else the machine does."""
 _TOLERANCE = 1e-5
 """Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model."""
+_MULTIPLICATIONS = 1 << 28
+"""In one timed product: some 5 ms of one core."""
 _TYPICAL_ROWS = 1024
 """Tokens of a batch, for which oneDNN chooses the order of the packed weights."""
 
 
 def choose(model: Any, forward: Callable[[], Any]) -> str:
-    """Pack the weights of the model's linear layers; says which kernel computes them from now on.
+    """Pack the weights of the model's linear layers if that is faster; says which kernel computes them from now on.
 
     `forward` computes some vectors with the model: those with packed weights have to be the same, up to 1e-5. Whatever
-    goes wrong, the model is as it was.
+    goes wrong, the model is as it was. The variable LINEAR of the environment names a kernel, which then is not timed.
     """
     import torch
 
+    wanted = os.environ.get(LINEAR, "")
     layers = packable(model)
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if os.environ.get(LINEAR) == TORCH or not layers or not has_onednn:
+    if wanted == TORCH or not layers or not has_onednn:
         return TORCH
     try:
+        if wanted != ONEDNN and measured_ratio(layers) > _WORTHWHILE:
+            return TORCH
         expected = forward()
         pack(layers)
         found = forward()
@@ -109,6 +119,35 @@ def _product(layer: Any, given: Any) -> Any:
     import torch
 
     return torch.ops.mkldnn._linear_pointwise(given, layer.weight, layer.bias, "none", [], "")
+
+
+def measured_ratio(layers: Sequence[Any]) -> float:
+    """Time both kernels for the largest of the layers: the packed one's share of torch's own time.
+
+    It counts the CPU time of one thread, which is the same on a busy machine.
+    """
+    import torch
+
+    layer = max(layers, key=lambda each: each.weight.numel())
+    packed = SimpleNamespace(weight=_packed(layer.weight), bias=layer.bias)
+    rows = min(512, max(16, _MULTIPLICATIONS // layer.weight.numel()))
+    given = torch.rand(rows, layer.in_features)
+
+    def took_s(product: Callable[[], Any]) -> float:
+        best_s = math.inf
+        for _ in range(3):  # the first makes the kernel
+            before_s = time.thread_time()
+            product()
+            best_s = min(best_s, time.thread_time() - before_s)
+        return best_s
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            return took_s(lambda: _product(packed, given)) / took_s(lambda: layer(given))
+    finally:
+        torch.set_num_threads(threads)
 
 
 Wait: TypeAlias = Callable[[], Vectors]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkvisor_worker import cpu
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.cpu import (
     BATCHES_AT_ONCE,
@@ -91,12 +92,13 @@ def test_only_plain_layers_are_packed() -> None:
 
 @needs("torch")
 @pytest.mark.parametrize(
-    ("wanted", "name"),
-    [("", "onednn"), ("onednn", "onednn"), ("torch", "torch")],
+    ("wanted", "ratio", "name"),
+    [("", 0.4, "onednn"), ("", 0.99, "torch"), ("onednn", 0.99, "onednn"), ("torch", 0.4, "torch")],
 )
-def test_the_kernel_that_is_chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, name: str) -> None:
-    """The variable decides; what is not chosen leaves no trace."""
+def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, ratio: float, name: str) -> None:
+    """The measurement decides, or the variable; what is not chosen leaves no trace."""
     monkeypatch.setenv(LINEAR, wanted)
+    monkeypatch.setattr(cpu, "measured_ratio", lambda layers: ratio)
     model = two_layers()
     assert choose(model, forward_of(model)) == name
     assert model[0].weight.is_mkldnn is (name == "onednn")
