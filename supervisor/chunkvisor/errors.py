@@ -1,4 +1,4 @@
-"""Exit codes of the command, and the one exception that carries one to the person."""
+"""Exit codes of the command, and the one exception that carries one to the user."""
 
 import shlex
 from collections.abc import Mapping
@@ -77,8 +77,7 @@ Halt = ChunkvisorError
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:
     """Return the message of an error from its `details`, as they stand in the journal; nothing for an end without one.
 
-    A log in which there is nothing to read (what is killed writes no last words) is said to be empty; of a worker that
-    came to its end, and whose vectors cannot be used, it is not named.
+    A log without a word (a killed worker writes none) is said to be empty; if a worker ended well, it is not named.
     """
     words = {name: f"{label}{details[name]}" for name, label in _LABELS.items() if details.get(name)}
     if is_empty(details.get("log", "")):
@@ -110,15 +109,13 @@ def to_check(final: Path) -> str:
 
 def no_workdir(path: Path) -> Halt:
     """Return a Halt for a path that was given as a workdir and is not one."""
-    made = path.with_suffix("") if path.suffix == ".chunkvisor" else path
     if path.exists():
-        what = f"{path} is not a workdir of chunkvisor"
-    elif made != path and made.with_suffix(".json").is_file():
-        what = f"{path} is gone: `chunkvisor encode` has finished {made} and has removed its folder"
+        return config_error(f"{path} is not a workdir of chunkvisor", remedy="Give the config, or the folder in it.")
+    made = path.with_suffix("")
+    if path.suffix == ".chunkvisor" and made.with_suffix(".json").is_file():
+        what = f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work folder"
         return config_error(what, remedy=f"nothing; {to_check(made)}")
-    else:
-        what = f"{path} is not there: no run has begun in it"
-    return config_error(what, remedy="give the config, or the folder that it names as workdir")
+    return config_error(f"{path} does not exist", remedy="Give the config, or the folder that is its workdir.")
 
 
 def config_error(what: str, *, why: str = "", remedy: str = "") -> Halt:

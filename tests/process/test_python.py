@@ -241,16 +241,6 @@ def test_run_reports(workplace: Workplace) -> None:
     assert chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True).outputs["out"].manifest["rows"] == 1
 
 
-def test_a_time_to_stop_at(workplace: Workplace) -> None:
-    """What is not a time is refused before anything is done."""
-    workplace.write_source(["one"])
-    workplace.write_config("good:make")
-    for wrong in ("soon", 0, -1, True):
-        with pytest.raises(chunkvisor.ChunkvisorError, match=r"stop_after: .* is not a time") as caught:
-            chunkvisor.run(workplace.config_path, stop_after=wrong)
-        assert caught.value.code is chunkvisor.ExitCode.CONFIG
-
-
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
     """A run is shown if that is wanted; without the argument nothing is written."""
     workplace.write_source(["one", "two", "three", "one"])

@@ -117,7 +117,7 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
         ("outputs", ({"train": OUTPUT, "Train": OUTPUT}, {"a": {**OUTPUT, "chunk": {"keep": True}}})),
         ("outputs.a.column", (None,)),
         ("outputs.a.sql", ("b",)),
-        ("outputs.a.source", ([], "a\0.csv", {"database": "a.db", "query": "SELECT 1"}, ["a.txt", 3], "file:///a.csv")),
+        ("outputs.a.source", ([], "a\0.csv", {"database": "a.db", "query": "SELECT 1"}, ["a.txt", 3])),
         ("outputs.a.shards", (0, 1.5, "auto", True, 10_001)),
         ("outputs.a.dtype", ("float64", "binary", 8)),
         ("outputs.a.columns", (["row"], ["b", "B"], [""], 3, ["Vector"])),

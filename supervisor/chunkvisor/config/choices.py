@@ -1,4 +1,4 @@
-"""Words that a config chooses from, suffixes of sources, names of secrets: all that is needed without pydantic."""
+"""Words that a config chooses from, and names of secrets: what is needed without pydantic."""
 
 import hashlib
 import json
@@ -9,14 +9,10 @@ from typing import Any
 
 Dtype = StrEnum("Dtype", ["AUTO", "FLOAT32", "FLOAT16", "BFLOAT16"])
 """Of the model's weights on the device; AUTO is the checkpoint's own."""
-
 EngineKind = StrEnum("EngineKind", ["LOCAL", "RAY"])
-
 Start = StrEnum("Start", ["FRESH", "WARM", "AUTO"])
 """How a worker starts: in a new interpreter, or forked from a template process that has loaded the model."""
-
 OnBadRow = StrEnum("OnBadRow", ["QUARANTINE", "FAIL"])
-
 FinalFormat = StrEnum("FinalFormat", ["NPY", "PARQUET"])
 
 
@@ -33,12 +29,6 @@ class FinalDtype(StrEnum):
         """Say whether a row without a vector can be NaN; it is zero in the other types."""
         return self in (FinalDtype.FLOAT32, FinalDtype.FLOAT16)
 
-
-FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "txt"}
-"""Suffix of a source -> value of `sources.resolve.Format`."""
-
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""Suffix of a source -> value of `sources.resolve.Compression`."""
 
 AS_PARQUET = (
     "Write a parquet file of it, by one line of Python, and name that file: "

@@ -125,12 +125,10 @@ def _source(text: str, info: ValidationInfo) -> str:
     address = _ADDRESS.match(text)
     if address is None:
         return _joined(text, info)
-    if address[1].lower() == "file":
-        raise refused("file:// is not needed; name the path itself")
     if "@" in address[2] or _SECRET_ARGUMENT.search(text):
         raise refused(
-            "this address holds a password, a key or a token, and would be repeated in manifests; leave it out, and "
-            "set it in the environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+            "this address has a password, a key or a token in it, which would stand in manifests; set it in the "
+            "environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
         )
     return text
 

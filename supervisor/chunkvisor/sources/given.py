@@ -21,17 +21,14 @@ def _texts_of(given: Any, column: str | None) -> Iterable[object]:
 
     To iterate a table gives other things than its texts: the names of its columns, or rows.
     """
-    kind = type(given).__name__
-    lazy = hasattr(given, "collect")  # to ask polars or Spark for the columns may take long
-    names = None if lazy else _columns_of(given)
-    unusable = isinstance(given, str | bytes | os.PathLike | set | frozenset) or not isinstance(given, Iterable)
-    if lazy or (names is None and unusable):
-        hint = "call .collect() first" if lazy else "in an order: [text], or sorted(texts) of a set"
-        raise config_error(f"texts is {kind}, and not a list of texts", remedy=f"give a list of strings, {hint}")
+    kind, names = type(given).__name__, _columns_of(given)
     if names is None:
+        if isinstance(given, str | bytes | os.PathLike | set | frozenset) or not isinstance(given, Iterable):
+            remedy = "give a list of strings, in an order: [text], or sorted(texts) of a set"
+            raise config_error(f"texts is {kind}, and not a list of texts", remedy=remedy)
         return given if column is None else _of_rows(given, column)
     if names.count(column or "") != 1:  # of two columns of a name, pandas gives both, as a table
-        what = f"texts is {kind}, of whose columns one is wanted: {column!r}"
+        what = f"texts is {kind}, and encode takes one of its columns, not {column!r}"
         raise config_error(what, remedy=f"name one by column=…: {listed(names, 20)}")
     return given[column]  # type: ignore[no-any-return] # of whatever library
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkvisor.config.choices import AS_PARQUET, COMPRESSIONS, FORMATS
+from chunkvisor.config.choices import AS_PARQUET
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.records import state_of
@@ -57,14 +57,9 @@ class IngestRequest:
         return [*parts, (literal + self.template[end:], None)]
 
 
-class SourceFormat(StrEnum):
-    """How a file's rows are written."""
-
-    CSV = "csv"
-    TSV = "tsv"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    TXT = "txt"
+SourceFormat = StrEnum("SourceFormat", ["CSV", "TSV", "JSONL", "PARQUET", "TXT"])
+FORMATS = {f".{each}": each for each in SourceFormat} | {".ndjson": SourceFormat.JSONL}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +108,11 @@ def _source_file(place: str) -> SourceFile:
     compression = COMPRESSIONS.get(path.suffix.lower(), "")
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)
-    if form is None or (form == SourceFormat.PARQUET and compression):
+    if form is None or (form is SourceFormat.PARQUET and compression):
         known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} at the end."
         remedy = f"Rename or convert it. {AS_PARQUET}"
         raise config_error(f"{place}: files of this kind are not read.", why=known, remedy=remedy)
-    return SourceFile(place, path, SourceFormat(form), compression, elsewhere)
+    return SourceFile(place, path, form, compression, elsewhere)
 
 
 def _states(path: Path) -> list[int]:

@@ -3,7 +3,6 @@
 import errno
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,11 +53,6 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
     ("given", "column", "words"),
     [
         ("a text", None, r"texts is str, .*\ndo:  give a list of strings"),
-        (
-            SimpleNamespace(collect=list),
-            "text",
-            r"not a list of texts\ndo:  give a list of strings, call \.collect\(\)",
-        ),
         ({"one", "two"}, None, "texts is set, and"),
         (["a", 3], None, r"texts\[1\] is not a string: int 3"),
         ([np.float32("nan")], None, r"texts\[0\] is not a string: float32 .*\ndo:  .*fillna"),
@@ -67,7 +61,7 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
         (ROWS, "txt", r"texts\[0\] has no column 'txt'\nwhy: it is \{'id': 0"),
         (Dataset(), None, r"texts is Dataset, .*None\ndo:  name one by column=…: id, text"),
         ({"train": Dataset(), "test": Dataset()}, "text", r"'text'\ndo:  name one by column=…: train, test"),
-        (FRAME[["text", "text"]], "text", r"texts is DataFrame, of whose columns one is wanted: 'text'"),
+        (FRAME[["text", "text"]], "text", r"texts is DataFrame, and encode takes one of its columns, not 'text'"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: Any, column: str | None, words: str) -> None:
