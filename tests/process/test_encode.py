@@ -55,8 +55,8 @@ def test_one_file(desk: Desk) -> None:
     assert (desk.manifest()["rows"], desk.manifest()["distinct_texts"]) == (5, 4)
     assert sorted(path.name for path in desk.out.parent.iterdir()) == ["out.json", "out.npy"]
     ended = desk.call("status", str(desk.state))
-    gone = f"chunkvisor: {desk.state} no longer exists: `chunkvisor encode` finished {desk.out} and removed its work folder"
-    assert (ended.returncode, ended.stderr.splitlines()[0]) == (78, gone)
+    gone = f"chunkvisor: {desk.state} no longer exists: `chunkvisor encode` finished {desk.out} and removed its work"
+    assert (ended.returncode, ended.stderr.splitlines()[0]) == (78, f"{gone} folder")
     for path in (desk.out, desk.out.with_suffix(".json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask()
     ended = desk.encode("--column", "text")

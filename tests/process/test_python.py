@@ -306,7 +306,7 @@ def interrupted(encoder: str, workdir: str | None, kwargs: dict[str, Any] | None
 
 def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
-    assert interrupted("good:make", "w").startswith("interrupted: stopped by SIGINT; call it again to go on")
+    assert interrupted("good:make", "w").startswith("interrupted: stopped by SIGINT; call it again to continue")
     assert len(list((tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
 
 
