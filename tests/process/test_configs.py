@@ -39,7 +39,7 @@ def prepare(workplace: Workplace, name: str, encoder: str) -> list[str]:
 def test_example_config_runs(workplace: Workplace, name: str) -> None:
     """With sources in place, and a small encoder instead of the model, each example is planned and finishes."""
     given = prepare(workplace, name, "good:make")
-    planned = workplace.call("plan", *given, "--json")
+    planned = workplace.call("plan", *given)
     assert planned.returncode == 0, planned.stderr
     ended = workplace.call("run", *given)
     assert ended.returncode == 0, ended.stderr
@@ -47,6 +47,8 @@ def test_example_config_runs(workplace: Workplace, name: str) -> None:
     assert all(len(final) == 3 for final in finals.values())
     if name == "qodo_tc_commit":
         assert len(finals) == 9
+        assert "\nall: 18 rows, " in planned.stdout
+        assert "\ntrain_embeddings: train_tc_embeddings and train_commit_embeddings side by side\n" in planned.stdout
         prompts = [f"Summary: {summary}\nSteps: {steps}" for summary, steps, _ in TESTCASES]
         both = [finals["train_tc_embeddings"], finals["train_commit_embeddings"]]
         for vectors, texts in zip(both, (prompts, COMMITS), strict=True):

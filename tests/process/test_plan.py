@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chunkvisor.commands.plan import draw
 from harness import Workplace
 
 TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
@@ -37,6 +38,10 @@ def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
     assert (out["lengths"]["count"], out["dimension"]) == (0, None)
     assert (found["time_s"], found["peak_disk_bytes"], found["host_memory_bytes"]) == (None, None, None)
     assert "only the plug-in encoder itself knows its tokens" in found["notes"][0]
+    said = workplace.call("plan", str(workplace.config_path)).stdout
+    assert said.startswith("out: 6 rows, 4 distinct texts, 2 chunks\ntime: unknown until a run has a rate")
+    assert "  empty    2 rows, with one vector for all; `where` leaves them out\n" in said
+    assert "6 rows; the dimension is unknown until a run has made a chunk\n" in said
     assert not workplace.workdir.exists()
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -112,3 +117,8 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     assert found["final_disk_bytes"] == 51 * 384 * 4 + 128
     assert found["peak_disk_bytes"] > 2 * 51 * 384 * 4
     assert found["notes"] == []
+    lines = list(draw(found))  # a second plan would load the tokenizer again
+    assert "  2.0 % of the texts are longer than 256 and are cut: 59.6 % of all tokens" in lines
+    assert max(map(len, lines)) <= 80
+    bars = [line[21:60].strip() for line in lines if " - " in line]
+    assert (len(max(bars)), bars[-1]) == (39, "#"), "one text shows as well"

@@ -1,4 +1,4 @@
-"""What `chunkvisor plan` calculates from lengths and model folders, and how it is drawn."""
+"""What `chunkvisor plan` calculates from lengths and model folders."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkvisor.commands.plan import WIDTH, distribution, draw
+from chunkvisor.commands.plan import distribution
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelfolder import read_model_folder
 
@@ -67,77 +67,3 @@ def test_computed_dtype(tmp_path: Path, model: dict[str, Any], config: dict[str,
     """What a worker computes in follows from the config and the model's files, or is not known."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_model_folder(tmp_path).computes_in(ModelConfig(name="m", **model)) == dtype
-
-
-LENGTHS = np.array([5] * 90 + [200] * 9 + [500], dtype=np.int32)
-OUTPUT: dict[str, Any] = {
-    "rows": 107,
-    "distinct_texts": 100,
-    "duplicate_share": 7 / 107,
-    "rows_empty": 0,
-    "length_unit": "tokens",
-    "lengths": distribution(LENGTHS, 256),
-    "max_length": 256,
-    "batches": 5,
-    "padding_share": 0.042,
-    "texts_known": 0,
-    "chunks": 2,
-    "chunks_done": 0,
-    "chunk_size": 50,
-    "chunk_size_reason": None,
-    "dimension": 384,
-    "final_bytes": 164_480,
-    "texts_left": 100,
-}
-WHOLE: dict[str, Any] = {
-    "outputs": {"titles": OUTPUT, "bodies": OUTPUT},
-    "combine": {"both": ["titles", "bodies"]},
-    "peak_disk_bytes": 1 << 20,
-    "final_disk_bytes": 1 << 19,
-    "free_disk_bytes": 1 << 36,
-    "weights_bytes": 90 << 20,
-    "workers": 2,
-    "host_memory_bytes": 3 << 30,
-    "total_memory_bytes": 24 << 30,
-    "texts_per_s": 2.5,
-    "time_s": 80.0,
-    "notes": [],
-}
-
-
-def lines_of(**changes: Any) -> list[str]:
-    """Draw a plan, with changes of the whole or of its outputs."""
-    output = OUTPUT | {key: value for key, value in changes.items() if key in OUTPUT}
-    whole = WHOLE | {"outputs": {"titles": output, "bodies": output}}
-    return list(draw(whole | {key: value for key, value in changes.items() if key in WHOLE}))
-
-
-def test_drawing() -> None:
-    """It begins with a line for each output, their sum and each combination; no line is wider than a terminal."""
-    lines = lines_of(notes=["a long note " * 20])
-    assert lines[:5] == [
-        "titles: 107 rows, 100 distinct texts, 2 chunks",
-        "bodies: 107 rows, 100 distinct texts, 2 chunks",
-        "all: 214 rows, 200 distinct texts, 4 chunks",
-        "both: titles and bodies side by side",
-        "time: about 80 s for 200 texts, at the rate of the last run: 2.5 texts/s,",
-    ]
-    assert max(map(len, lines)) <= WIDTH
-    bars = [line[21:60].strip() for line in lines if " - " in line]
-    assert (len(max(bars)), bars[-1]) == (39, "#"), "one text shows as well"
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"dimension": None, "final_bytes": None}, "the dimension is unknown until a run"),
-        ({}, "1.0 % of the texts are longer than 256 and are cut: 8.9 % of all tokens"),
-        ({"weights_bytes": None}, "1 GiB for its libraries and its weights: unknown)"),
-        ({"rows_empty": 7}, "empty 7 rows, with one vector for all; `where` leaves them out"),
-        ({"texts_left": 0, "time_s": 0}, "time: nothing is left to be done"),
-        ({"texts_per_s": None, "time_s": None}, "time: unknown until a run has a rate"),
-    ],
-)
-def test_what_is_unknown_is_said(changes: dict[str, Any], expected: str) -> None:
-    """Nothing is made up, and what does not apply is left out."""
-    assert expected in " ".join(" ".join(lines_of(**changes)).split())
