@@ -99,6 +99,7 @@ class Verdict:
     batch_tokens: int = 0
     phase: Phase | None = None
     rows_done: int = 0  # texts that had their vectors before it happened
+    wait_s: float = 0.0  # what a server, or the encoder, asked to wait before the next try
     figures: OomFigures | None = None  # of the GPU's memory, if torch's message of running out of it has them
     on_cpu: bool = False  # the worker was given no GPU
 
@@ -185,6 +186,7 @@ def judge(evidence: Evidence) -> Verdict:
         batch_tokens=(fault and fault.batch_tokens) or (beat.batch_tokens if beat else 0),
         phase=fault.phase if fault else beat.phase if beat else None,
         rows_done=(fault.rows_done if fault else 0) or (beat.rows_done if beat else 0),
+        wait_s=fault.wait_s if fault else 0.0,
         on_cpu=evidence.on_cpu,
     )
     verdict = _judge(evidence, base, at_texts=beat is not None and beat.phase in ON_TEXTS)

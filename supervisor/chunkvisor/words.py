@@ -101,7 +101,7 @@ ENTRIES: dict[str, Meaning] = {
         "Free some space on the disk of the workdir, or move it.",
     ),
     Outcome.HUB: Meaning(
-        "The model hub cannot be reached, or asks to wait.",
+        "The model hub, or a server that the encoder asks, cannot be reached or asks to wait.",
         "The run waits up to recovery.wait_timeout, then ends with 75.",
         "Check the network and the token (HF_TOKEN), or name a local folder as model.name. Once a model is "
         "downloaded, later runs in the same workdir do not ask the hub.",

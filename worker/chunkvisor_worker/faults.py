@@ -2,10 +2,14 @@
 
 import contextlib
 import os
+import time
 import traceback
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
+from chunkvisor_worker import Busy
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
@@ -36,6 +40,7 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *
         batch_rows=beat.batch_rows,
         batch_tokens=beat.batch_tokens,
         rows_done=beat.rows_done,
+        wait_s=max(map(_wait_s, chain)),
         provoked=provoked,
     )
 
@@ -82,8 +87,20 @@ def _cause_of(exception: BaseException) -> Cause:
         message=masked(message[:_MASKED_CHARS])[:MESSAGE_CHARS],
         error_code=_number(exception, "error_code"),
         errno=_number(exception, "errno"),
-        http_status=_number(exception, "response", "status_code"),
+        # As requests and httpx have it, and as urllib and aiohttp do.
+        http_status=_number(exception, "response", "status_code") or _number(exception, "status"),
     )
+
+
+def _wait_s(exception: BaseException) -> float:
+    """What `Busy` or a Retry-After in seconds or as a date asks for; 0 if there is none."""
+    with contextlib.suppress(Exception):
+        if isinstance(exception, Busy):
+            return float(exception.seconds)
+        answer: Any = getattr(exception, "response", exception)
+        said = str(answer.headers["Retry-After"])
+        return float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+    return 0.0
 
 
 def _ends(text: str, limit: int) -> str:

@@ -283,7 +283,8 @@ def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     if history.waited_s >= recovery.wait_timeout:
         default = ExitCode.DISK if verdict.outcome is Outcome.DISK_FULL else ExitCode.TRY_AGAIN
         return _stop(verdict, ExitCode(verdict.exit_code or default))
-    return Wait(pause_s(history.waited_s, recovery.wait_timeout))
+    asked_s = min(verdict.wait_s, recovery.wait_timeout - history.waited_s)
+    return Wait(max(asked_s, pause_s(history.waited_s, recovery.wait_timeout)))
 
 
 # --- what is remembered

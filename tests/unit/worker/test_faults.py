@@ -2,6 +2,8 @@
 
 import errno
 import json
+import urllib.error
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,17 @@ def test_numbers_are_found() -> None:
     assert (cause.name, cause.bases) == ("builtins.OSError", ("builtins.Exception", "builtins.BaseException"))
     (cause,) = fault_of(Hostile("x"), Phase.FORWARD).chain
     assert (cause.errno, cause.error_code, cause.http_status) == (None, None, None)
+
+
+@pytest.mark.parametrize(("said", "least"), [("7", 7), ("Fri, 31 Dec 2100 23:59:59 GMT", 1e6), ("soon", 0), (None, 0)])
+def test_what_a_server_asks_to_wait(said: str | None, least: float) -> None:
+    """Retry-After counts in seconds or as a date, wherever in the chain; anything else is no wait."""
+    headers = Message()
+    if said is not None:
+        headers["Retry-After"] = said
+    busy = urllib.error.HTTPError("http://127.0.0.1/", 429, "?", headers, None)
+    wait_s = fault_of(chained(RuntimeError("no vectors"), busy), Phase.FORWARD).wait_s
+    assert (wait_s >= least) if least else wait_s == 0
 
 
 def test_chain_follows_causes_and_contexts_that_are_shown() -> None:

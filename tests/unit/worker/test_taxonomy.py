@@ -6,7 +6,9 @@ import json
 import re
 import signal
 import sqlite3
+import urllib.error
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chunkvisor_worker import Busy
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import RULES
@@ -86,6 +89,11 @@ def hub(status: int) -> BaseException:
         NotCached("An error happened while trying to locate the file on the Hub and we cannot find it in the cache"),
         answer,
     )
+
+
+def with_status(status: int) -> BaseException:
+    """The answer of a server that a plug-in asks."""
+    return urllib.error.HTTPError("http://127.0.0.1/v1/embeddings", status, "?", Message(), None)
 
 
 def chained(*links: BaseException) -> BaseException:
@@ -186,6 +194,13 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (LOAD, "hub-unreachable", ConnectionRefusedError(errno.ECONNREFUSED, "refused")),
     (LOAD, "model-not-cached",
      chained(OSError("We couldn't connect to 'https://hf.co'"), NotCached("outgoing traffic has been disabled."))),
+    # What a plug-in asks
+    (FORWARD, "service-busy", Busy(5)),
+    *((FORWARD, "service-busy", with_status(status)) for status in (408, 429, 500, 529)),
+    (FORWARD, "service-busy", chained(urllib.error.URLError("?"), ConnectionRefusedError(errno.ECONNREFUSED, "no"))),
+    (FORWARD, "service-busy", Connect("refused")),
+    (FORWARD, "unknown-on-texts", with_status(400)),
+    (FORWARD, "unknown-on-texts", BrokenPipeError(errno.EPIPE, "Broken pipe")),
     # Model and configuration
     (INIT, "allocator-config", ValueError("Unrecognized key 'x' in Accelerator allocator config.")),
     (LOAD, "model-files-damaged", RUNTIME("You set `ignore_mismatched_sizes` to `False`, thus raising an error.")),
@@ -234,6 +249,7 @@ def test_table_has_every_rule_that_an_exception_can_meet() -> None:
 
 OWN = [
     ("chunkvisor_worker.plugin.BadOutputError", "bad-output", FORWARD),
+    ("chunkvisor_worker.plugin.CodeError", "encoder-broken", FORWARD),
     ("chunkvisor_worker.plugin.PluginError", "setting-impossible", Phase.IMPORT),
     ("chunkvisor_worker.job.TextsDamagedError", "texts-damaged", TOKENIZE),
     ("chunkvisor_worker.model.WrongModelError", "wrong-model", LOAD),

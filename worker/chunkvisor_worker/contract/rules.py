@@ -407,10 +407,25 @@ _HOST = (
     ),
 )
 
+_TOO_BUSY = Sign(numbers=(408, 429, *range(500, 600)))
+_NO_CONNECTION = (
+    of_class("httpx.TransportError", "httpx2.TransportError"),
+    of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
+    of_class("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),
+    of_class("socket.gaierror"),
+)
 _HUBS = "huggingface_hub.errors"
 # transformers turns all of the hub's faults into one OSError, "We couldn't connect to ..."; the truth is further down
 # the chain.
 _HUB = (
+    hub(
+        "service-busy",
+        "What the encoder depends on, such as a server, cannot be reached, is overloaded, or asked to wait.",
+        "See whether the server is up, and whether its limit of requests is enough for the run's workers.",
+        of_class("chunkvisor_worker.Busy"),
+        *(_TOO_BUSY, *_NO_CONNECTION),
+        phases=ON_TEXTS,
+    ),
     misconfigured(
         "model-not-cached",
         "The model is not, or not completely, in the local cache, and the hub may not be asked (offline mode).",
@@ -422,7 +437,8 @@ _HUB = (
         "hub-busy",
         "The server of the model hub is overloaded or down, or limits our rate.",
         "Set HF_TOKEN for a higher limit, or give model.name a local folder.",
-        Sign(numbers=(408, 429, 500, 502, 503, 504)),
+        of_class("chunkvisor_worker.Busy"),  # of a plug-in that loads
+        _TOO_BUSY,
         error(r"\b429 Too Many Requests|Server error '5\d\d", f"{_HUBS}.HfHubHTTPError"),
     ),
     misconfigured(
@@ -445,10 +461,9 @@ _HUB = (
         "hub-unreachable",
         "The model hub cannot be reached.",
         "Check the network, the proxy and HF_ENDPOINT, or give model.name a local folder.",
-        of_class("httpx.TransportError", "httpx2.TransportError"),
-        of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
+        *_NO_CONNECTION,
         error(r"An error happened while trying to locate", f"{_HUBS}.LocalEntryNotFoundError"),
-        of_class("builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror"),
+        of_class("builtins.ConnectionError"),
         error(r"We couldn't connect to '", "builtins.OSError"),
         phases=LOAD,
     ),
@@ -542,6 +557,16 @@ _INPUT = (
             r"^The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
             r"|^The expanded size of the tensor \(\d+\) must match the existing size"
         ),
+    ),
+)
+
+_CODE = (
+    misconfigured(
+        # Behind what a text can bring about.
+        "encoder-broken",
+        "The encoder's own code has an error.",
+        "Correct the line that the message names.",
+        of_class("chunkvisor_worker.plugin.CodeError"),
     ),
 )
 
@@ -641,5 +666,5 @@ _OF_GPUS = (*_HARDWARE, *_KERNELS, *_GPU_MEMORY, *_DRIVER)
 OF_GPUS = frozenset(rule.name for rule in _OF_GPUS)
 """Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
 
-RULES: tuple[Rule, ...] = (*_INTERRUPTION, *_OF_GPUS, *_HOST, *_HUB, *_MODEL, *_INPUT, *_PROCESS, *_UNKNOWN)
+RULES: tuple[Rule, ...] = (*_INTERRUPTION, *_OF_GPUS, *_HOST, *_HUB, *_MODEL, *_INPUT, *_CODE, *_PROCESS, *_UNKNOWN)
 """All rules, in the order in which they are tried; the first that fits wins."""

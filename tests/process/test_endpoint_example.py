@@ -1,0 +1,100 @@
+"""Encoders that ask a server: what passes is waited for and blames no text; an error in their own code ends the run."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from harness import ROOT, Workplace
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers as it was told to, and then with vectors."""
+
+    answers: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        """Answer one request."""
+        texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+        status = self.answers.pop(0) if self.answers else 200
+        # In the wrong order, as the interface allows.
+        data = [{"index": at, "embedding": [len(text), at + 1.0]} for at, text in enumerate(texts)][::-1]
+        body = json.dumps({"data": data}).encode() if status == 200 else b"not now"
+        self.send_response(status)
+        if status == 429:
+            self.send_header("Retry-After", "1")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """The address of a running server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/v1/embeddings"
+        running.shutdown()
+
+
+def test_a_server_that_is_busy_is_waited_for(workplace: Workplace, server: str) -> None:
+    """429 with Retry-After and 500 cost time only: every row has its vector, and the answers' order does not matter."""
+    shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
+    Server.answers[:] = [200, 429, 500]
+    workplace.write_source([f"text {'x' * number}" for number in range(20)])
+    workplace.write_config("endpoint_encoder:make", model__kwargs={"url": server}, encode__batch_size=5)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 0, ended.stderr
+    assert workplace.vectors()[:, 0].tolist() == [5 + number for number in range(20)]
+    waits = [event for event in workplace.events() if event["event"] == "waiting"]
+    assert [event["outcome"] for event in waits] == ["hub", "hub"]
+    assert waits[0]["delay_s"] >= 1
+    assert not workplace.manifest()["quarantined"]
+    assert not Server.answers
+
+
+OWN = """
+import chunkvisor_worker, numpy, pathlib
+
+class Own:
+    def encode(self, texts, batch_size):
+        if "text 15" in texts:
+            {line}
+        return numpy.ones((len(texts), 2), numpy.float32)
+
+def make(model, device):
+    return Own()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("raise chunkvisor_worker.Busy(3600, 'the licence server is full')", 75, "the licence server is full"),
+        ("raise TimeoutError('no answer')", 75, "TimeoutError: no answer"),
+        ("returns = tokenise(texts)", 78, "own.py, line 7: name 'tokenise' is not defined"),
+        ("texts.strip()", 78, "own.py, line 7: 'list' object has no attribute 'strip'"),
+    ],
+)
+def test_what_an_encoder_raises(workplace: Workplace, line: str, code: int, words: str) -> None:
+    """What passes is waited for, then ends with 75; a mistake ends with 78 and its place; no text is blamed."""
+    (workplace.folder / "own.py").write_text(OWN.format(line=line))
+    workplace.write_source([f"text {number}" for number in range(20)])
+    workplace.write_config("own:make", recovery__wait_timeout=0.2)
+
+    ended = workplace.run()
+
+    assert ended.returncode == code, ended.stderr
+    assert words in " ".join(ended.stderr.split())
+    assert not any(event["event"] == "quarantined" for event in workplace.events())
+    if code == 78:
+        assert sum(event["event"] == "attempt_failed" for event in workplace.events()) == 3
