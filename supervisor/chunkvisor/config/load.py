@@ -97,15 +97,15 @@ def parse(text: str, at: Key = ()) -> Document:
         if (node := loader.get_single_node()) is not None:
             _note(document, node, at, set())
             document.value = loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark or yaml.Mark("", 0, 0, 0, None, 0)
-        begun = f", {error.context} from line {error.context_mark.line + 1} on" if error.context_mark else ""
-        document.problems.append((mark.line + 1, f"not valid YAML: {error.problem} (column {mark.column + 1}{begun})"))
-    except yaml.reader.ReaderError as error:
-        line = 1 + text.count("\n", 0, error.position)
-        document.problems.append((line, f"the character {chr(int(error.character))!a} has no place in YAML"))
-    except (RecursionError, ValueError, KeyError):  # KeyError and ValueError: a tag such as !!int on other text
-        document.problems.append((1, "not valid YAML: nested too deeply, or a tag that does not fit its value"))
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
+        why = (
+            getattr(error, "problem", None) or "it is nested too deeply, or has a character or a tag that does not fit"
+        )
+        begin, mark = getattr(error, "context_mark", None), getattr(error, "problem_mark", None)
+        column = f" (column {mark.column + 1})" if mark else ""
+        begun = f", {getattr(error, 'context', '')} from line {begin.line + 1} on" if begin else ""
+        line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0))
+        document.problems.append((line + 1, f"not valid YAML: {why}{column}{begun}"))
     return document
 
 
