@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badrows import every_row, where_listed
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, place_of, recorded_parts
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
@@ -88,10 +87,9 @@ def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, 
     own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
     first = listed([place(each.row) if place else f"{name} row {each.row}" for name, each in rows], _SHOWN)
-    reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows), len(rows))
-    manifests = {name: output.manifest for name, output in own.items() if output.quarantined}
+    reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows))
     layout = Layout(report.workdir)
-    files = [str(where_listed(layout.output(name), each)) for name, each in manifests.items()]
+    files = [str(layout.output(name).manifest) for name, output in own.items() if output.quarantined]
     again = shlex.join(["chunkvisor", "retry", str(report.workdir)])
     where = f"listed in {listed(files, _SHOWN)}; to try them again: `{again}`, and then the same call"
     if not kept:
@@ -104,8 +102,6 @@ def _final_file(layout: Layout, name: str) -> FinalFile:
     manifest = read_sealed(layout.output(name).manifest)
     assert manifest is not None
     keys = ("row", "outcome", "reason", "place")
-    rows = tuple(
-        QuarantinedRow(**{key: each[key] for key in keys}) for each in every_row(layout.output(name), manifest)
-    )
+    rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
     files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
     return FinalFile(place_of(layout.output(name), form_of(manifest)), manifest, rows, files)

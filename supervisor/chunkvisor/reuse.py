@@ -13,7 +13,6 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.forms import FORMATS, asked_form, form_of, place_of
 from chunkvisor.assemble.join import ArrayRows, Taken, TakenDamagedError, final_rows
 from chunkvisor.assemble.manifest import read_finished, read_moved, read_recorded
@@ -85,7 +84,7 @@ def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None
         whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(final, form).exists()
         if not whole or not form.is_exact or not FORMATS[form.format].can_be_read:
             return None
-        bad = [row["row"] for row in every_row(final, manifest)]
+        bad = [row["row"] for row in manifest["quarantined"]]
     except (DamagedError, OSError):
         return None
     versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}
@@ -304,7 +303,7 @@ def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Calla
         order = np.argsort(rows)
         texts, rows = texts[order], rows[order]
         try:
-            for each in every_row(source, manifest):
+            for each in manifest["quarantined"]:
                 if (at := int(np.searchsorted(rows, each["row"]))) < len(rows) and rows[at] == each["row"]:
                     text, reason = int(texts[at]), f"{each['reason']} (in {place.words})"
                     without[text] = BadText(text, Outcome(each["outcome"]), reason)

@@ -281,28 +281,24 @@ def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
     return tuple(BadReason(each[0]["outcome"], each[0]["reason"], len(each)) for each in alike)
 
 
-def reasons_in_words(reasons: Sequence[BadReason], rows: int) -> list[str]:
-    """Give lines about the reasons of so many rows, of which a manifest may list only the first."""
+def reasons_in_words(reasons: Sequence[BadReason]) -> list[str]:
+    """Give lines about why rows have no vector."""
+    rows = sum(each.rows for each in reasons)
     if rows == 1:
         return [f"{each.outcome}: {each.reason}" for each in reasons]
-    if len(reasons) == 1 and reasons[0].rows == rows:
+    if len(reasons) == 1:
         return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
     lines = [f"{counted(each.rows, 'row')}: {each.outcome}: {each.reason}" for each in reasons[:_REASONS]]
     if others := reasons[_REASONS:]:
         lines.append(f"{counted(sum(each.rows for each in others), 'row')}: {counted(len(others), 'other reason')}")
-    if (unlisted := rows - sum(each.rows for each in reasons)) > 0:
-        lines.append(f"{counted(unlisted, 'row')}: see the file that lists all of them")
     return lines
 
 
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
     """The end of a run whose outputs, by name, have rows without a vector."""
-    # numpy comes with them, and the words are imported before the model loads
-    from chunkvisor.assemble.badrows import count_of, where_listed
-
     found = [(name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]]
     rows = [f"{name} row {each['row']} ({each['place']})" for name, each in found[:10]]
-    count = sum(map(count_of, manifests.values()))
+    count = len(found)
     more = f" and {count - 10:,} more" if count > 10 else ""
     reasons = reasons_of(row for _, row in found)
     most = reasons[0]
@@ -311,11 +307,11 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     if most.outcome == Outcome.BAD_OUTPUT and is_empty(str(log or "")):
         log = None
     advice, them = advice_on_row(most.outcome, rule), "it" if count == 1 else "them"
-    files = [str(where_listed(layout.output(name), manifest)) for name, manifest in manifests.items()]
+    files = [str(layout.output(name).manifest) for name in manifests]
     return Halt(
         ExitCode.QUARANTINED,
         f"finished, but {counted(count, 'row')} could not be encoded: {', '.join(rows)}{more}",
-        why="\n       ".join(reasons_in_words(reasons, count)),  # below each other
+        why="\n       ".join(reasons_in_words(reasons)),  # below each other
         remedy=f"{', '.join(files[:3])} {'lists' if len(files) == 1 else 'list'} every such row. "
         f"{advice}{' ' * bool(advice)}To try {them} again: chunkvisor retry {layout.workdir}, then run again. "
         "If you correct the source: run again with --update.",

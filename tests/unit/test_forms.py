@@ -188,19 +188,17 @@ def rows(*counts: tuple[tuple[str, str], int]) -> list[dict[str, str]]:
 OTHERS = [(("crashed", word), 1) for word in ("here", "there")]
 COUNTED = ["5 rows: crashed: it died", "4 rows: bad_output: NaN in text 7", "3 rows: bad_input: too long"]
 WORDS = [
-    ([(CRASH, 1)], 1, ["crashed: it died"]),
-    ([(CRASH, 37)], 37, ["all 37 for the same reason: crashed: it died"]),
+    ([(CRASH, 1)], ["crashed: it died"]),
+    ([(CRASH, 37)], ["all 37 for the same reason: crashed: it died"]),
     (
         [(CRASH, 1), (NAN, 2), (("bad_output", "NaN in text 81"), 1)],
-        4,
         [COUNTED[1].replace("4", "3"), "1 row: crashed: it died"],
     ),
-    ([(LONG, 3), (CRASH, 5), (NAN, 4), *OTHERS], 14, [*COUNTED, "2 rows: 2 other reasons"]),
-    ([(CRASH, 1000)], 75_000, ["1,000 rows: crashed: it died", "74,000 rows: see the file that lists all of them"]),
+    ([(LONG, 3), (CRASH, 5), (NAN, 4), *OTHERS], [*COUNTED, "2 rows: 2 other reasons"]),
 ]
 
 
-@pytest.mark.parametrize(("counts", "count", "lines"), WORDS)
-def test_reasons_in_words(counts: list[tuple[tuple[str, str], int]], count: int, lines: list[str]) -> None:
-    """Reasons that differ in numbers alone are one, the most frequent comes first; what is not listed is counted."""
-    assert reasons_in_words(reasons_of(rows(*counts)), count) == lines
+@pytest.mark.parametrize(("counts", "lines"), WORDS)
+def test_reasons_in_words(counts: list[tuple[tuple[str, str], int]], lines: list[str]) -> None:
+    """Reasons that differ in numbers alone are one, the most frequent comes first."""
+    assert reasons_in_words(reasons_of(rows(*counts))) == lines

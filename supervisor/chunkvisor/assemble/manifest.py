@@ -1,7 +1,7 @@
 """Finals that are made: published with manifest and side files, kept, made anew in another form, combined, followed.
 
 A final counts only if its stamp, or its digest, holds. What lies next to it can be made again: the ranges of int8 are
-in the manifest as well, the rows table among the staged texts, and the lists of rows in the state.
+in the manifest as well, the rows table among the staged texts, and the list of cut rows in the state.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chunkvisor.assemble.badrows import every_row, record, whole_list
 from chunkvisor.assemble.forms import (
     OTHER_DIGEST,
     Form,
@@ -139,7 +138,6 @@ def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
         layout.ranges: manifest.get("ranges"),
         layout.rows_table: manifest.get("carried"),
         layout.truncated: manifest.get("truncated"),
-        layout.quarantined: manifest.get("quarantined_in"),
     }
     there = {path: record for path, record in said.items() if record is not None and "file" in record}
     return {path: record["digest"].removeprefix("sha256:") for path, record in there.items()}
@@ -154,11 +152,7 @@ def damaged_sides(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[tu
 
 def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     """Write what is missing or is not what the manifest says; what stands there is set aside. Raises OSError."""
-    sources = {
-        layout.rows_table: TableFiles(layout.table).rows,
-        layout.truncated: layout.truncated_twin,
-        layout.quarantined: layout.quarantined_twin,
-    }
+    sources = {layout.rows_table: TableFiles(layout.table).rows, layout.truncated: layout.truncated_twin}
     for path, digest in _sides(layout, manifest).items():
         if _has(path, digest):
             continue
@@ -278,7 +272,7 @@ def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
         return None
     files = [part.path for part, _ in recorded_parts(layout, record)]
     whole = _holds(layout, done) if done is not None else _is_whole(layout, record, place_of(layout, form_of(record)))
-    if not whole or ("quarantined_in" in record and whole_list(layout, record) is None):
+    if not whole:
         return None
     if done is None or manifest != record or not all(map(Stamp.untouched, done.final, files)):
         _write_twins(layout, record)
@@ -488,7 +482,7 @@ def combine(
     ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
     quarantined = dict[int, dict[str, Any]]()
     for name, manifest in members.items():
-        for each in every_row(outputs[name], manifest):
+        for each in manifest["quarantined"]:
             before = quarantined.get(each["row"])
             reason = f"{name}: {each['reason']}" if before is None else f"{before['reason']}; {name}: {each['reason']}"
             quarantined[each["row"]] = (before or each) | {"reason": reason}
@@ -500,7 +494,7 @@ def combine(
         "dimension": numbers.dimension,
         **describe_files(layout, form, rows, digests, np.concatenate(ranges, axis=1) if ranges else None),
         "fingerprint": fingerprint,
-        **record(layout, len(quarantined), (quarantined[row] for row in sorted(quarantined))),
+        "quarantined": [quarantined[row] for row in sorted(quarantined)],
         "zero_rows": zero_rows,
         "combined": made,
         "model": first["model"],

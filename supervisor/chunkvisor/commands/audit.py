@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.badrows import every_row
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
 from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
@@ -87,7 +86,7 @@ def _of_output(
         what = f"the texts of output {output.name} are not in the workdir any more"
         remedy = "Audit before `chunkvisor clean`, which removes them."
         raise config_error(what, why=str(error), remedy=remedy) from None
-    bad = {each["row"] for each in every_row(output, manifest)}
+    bad = {each["row"] for each in manifest["quarantined"]}
     # Not the same rows each time: every audit looks at others.
     candidates = random.SystemRandom().sample(range(manifest["rows"]), min(manifest["rows"], rows + len(bad)))
     sample = sorted([row for row in candidates if row not in bad][:rows])

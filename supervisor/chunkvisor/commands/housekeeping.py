@@ -7,11 +7,10 @@ the state that it was made from still exists.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from chunkvisor.assemble.badrows import bad_texts, count_of, every_row
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
 from chunkvisor.assemble.manifest import (
     damaged_sides,
@@ -23,7 +22,7 @@ from chunkvisor.assemble.manifest import (
 )
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
-from chunkvisor.sources.table import TableFiles
+from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
 from chunkvisor.store.ledger import chunk_files, ledger_of, read_reuse
@@ -88,9 +87,8 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
             yield FileCheck(layout.manifest, "is missing")
         return
     yield FileCheck(layout.manifest)
-    form, quarantined, zero_rows = form_of(manifest), None, 0
-    with contextlib.suppress(DamagedError):
-        quarantined = np.fromiter((row["row"] for row in every_row(layout, manifest)), dtype=np.int64)
+    form, zero_rows = form_of(manifest), 0
+    quarantined = np.array([row["row"] for row in manifest["quarantined"]], dtype=np.int64)
     parts = recorded_parts(layout, manifest)
     for part, digest in parts:
         missing, problem = 0, None
@@ -104,7 +102,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         except (BadVectorsError, OSError) as error:
             problem = _unreadable(error)
         else:
-            if quarantined is not None and form.dtype.is_float:
+            if form.dtype.is_float:
                 expected = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
                 problem = f"has NaN or infinity in {counted(missing, 'row')}" if missing != expected else None
         # What is rounded may be zero if the vector was not.
@@ -192,20 +190,28 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
         yield [layout.output(path.name) for path in sorted(found) if path.is_dir()]
 
 
+def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
+    """Return the numbers of the texts without a vector; none if the staged texts are gone."""
+    rows = np.array([row["row"] for row in manifest["quarantined"]], dtype=np.int64)
+    with contextlib.suppress(DamagedError):
+        return set(StagedTable.open(layout.table).texts_of_rows(rows).tolist())
+    return set()
+
+
 def _reopen(layout: OutputLayout) -> int:
     """Make the bad texts of one output pending; return how many. Raises DamagedError."""
     ledger, manifest = ledger_of(layout), read_finished(layout)
     if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
         # Its chunks have a part of it only: the next run takes all good rows over from its final file.
         write_atomic(layout.again, b"")
-        return len(bad_texts(layout, manifest)) or count_of(manifest)
+        return len(_bad_texts(layout, manifest)) or len(manifest["quarantined"])
     if ledger is None:
         return 0
-    known = bad_texts(layout, manifest) if manifest is not None else {}
+    known = _bad_texts(layout, manifest) if manifest is not None else set()
     ledger.load()
     pending = {text.text for chunk in ledger.taken_apart() for text in ledger.parts(chunk).bad}
     # A record that is lost takes no text out of the manifest.
-    bad = pending | known.keys() | ledger.bad.keys()
+    bad = pending | known | ledger.bad.keys()
     if bad:
         # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
         follow_final(layout)

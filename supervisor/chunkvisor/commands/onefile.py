@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble import badrows
 from chunkvisor.assemble.forms import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import Given, LoadedConfig, from_values
@@ -114,7 +113,7 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, replace: bool
         raise config_error("\n  ".join([what, *changes]), remedy=remedy)
     if f"sha256:{digest_file(out)}" != manifest["digest"]:
         raise config_error(f"{out} has changed since it was made", remedy=remedy)
-    return badrows.count_of(manifest)
+    return len(manifest["quarantined"])
 
 
 def publish(out: Path, workdir: Path, made_from: Identity) -> None:
@@ -127,11 +126,10 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
             what = f"{output.final} is gone: another run of the same command has finished at the same time"
             raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run the same command again: it checks the file.")
         more: dict[str, Any] = {_MADE_FROM: made_from.values}
-        for key, path in (("quarantined_in", output.quarantined), ("truncated", output.truncated)):
-            if "file" in (listed := manifest.get(key) or {}):
-                copy = out.with_suffix(f".{path.name.split('.', 1)[1]}")
-                copy_atomic(path, copy)
-                more[key] = {**listed, "file": copy.name}
+        if "file" in (listed := manifest["truncated"] or {}):
+            copy = out.with_suffix(".truncated.jsonl")
+            copy_atomic(output.truncated, copy)
+            more["truncated"] = {**listed, "file": copy.name}
         write_sealed(out.with_suffix(".json"), manifest | more)
         try:
             write_sealed(output.moved, {"final": os.path.relpath(out, output.workdir)})
@@ -158,7 +156,7 @@ def remove_state(workdir: Path) -> None:
     if not layout.hidden.is_dir():
         return
     with hold(layout.lock, ""):
-        for path in (output.manifest, output.final, output.quarantined, output.truncated):
+        for path in (output.manifest, output.final, output.truncated):
             path.unlink(missing_ok=True)
         if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
             remove_folder(output.state)

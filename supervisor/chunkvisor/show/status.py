@@ -12,7 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.badrows import count_of, where_listed
 from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
@@ -156,7 +155,7 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
         moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
         manifest = read_done_manifest(layout) if moved_to is None else read_manifest(moved_to)
         if manifest is not None:
-            count = count_of(manifest)
+            count = len(manifest["quarantined"])
             return OutputStatus(
                 manifest["rows"],
                 manifest["rows"],
@@ -167,7 +166,7 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
                 manifest["distinct_texts"],
                 reasons_of(manifest["quarantined"]),
                 file="" if moved_to is None else str(moved_to.final),
-                listed_in=str(where_listed(moved_to or layout, manifest)) if count else "",
+                listed_in=str((moved_to or layout).manifest) if count else "",
                 truncated=(manifest.get("truncated") or {}).get("rows"),
             )
     # If it was complete, `retry` has made the rows without a vector pending again.
@@ -269,7 +268,7 @@ def _complete(status: Status, workdir: Path, bad: int) -> Iterator[str]:
         return
     lacking = {name: output for name, output in status.outputs.items() if output.quarantined}
     for name, output in lacking.items():
-        for words in reasons_in_words(output.reasons, output.quarantined):
+        for words in reasons_in_words(output.reasons):
             yield f"{name}: {words}"
     yield f"which rows: {listed([output.listed_in for output in lacking.values()], 3)}"
     yield f"to try {'it' if bad == 1 else 'them'} again: chunkvisor retry {workdir}, then run again"

@@ -74,7 +74,6 @@ class OutputLayout:
     final = PathIn("workdir", "NAME.npy")
     shards = PathIn("workdir", "NAME")
     manifest = PathIn("workdir", "NAME.json")
-    quarantined = PathIn("workdir", "NAME.quarantined.jsonl")
     truncated = PathIn("workdir", "NAME.truncated.jsonl")
     ranges = PathIn("workdir", "NAME.ranges.npy")
     rows_table = PathIn("workdir", "NAME.rows.parquet")
@@ -97,7 +96,6 @@ class OutputLayout:
     moved = PathIn("state", "moved.json")  # where `chunkvisor encode` has put the final file
     again = PathIn("state", "again")  # `retry` has asked for the rows without a vector
     done = PathIn("state", "done.json")  # the final file's stamp, and the manifest once more
-    quarantined_twin = PathIn("state", "quarantined.jsonl")
     truncated_twin = PathIn("state", "truncated.jsonl")
 
     @property
@@ -249,7 +247,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
         raise config_error(what, remedy="Choose another workdir, or set LC_ALL=C.UTF-8.") from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
-        names = ("final", "shards", "manifest", "quarantined", "truncated", "ranges", "rows_table")
+        names = ("final", "shards", "manifest", "truncated", "ranges", "rows_table")
         ours = [
             (each.file("parquet"), *(getattr(each, name) for name in names)) for each in map(layout.output, outputs)
         ]

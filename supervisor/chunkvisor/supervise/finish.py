@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.assemble.badrows import record
 from chunkvisor.assemble.forms import Form, place_of
 from chunkvisor.assemble.join import Final, TakenDamagedError, assemble, texts_without
 from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
@@ -73,7 +72,7 @@ def finish(
         "dimension": final.dimension,
         **describe_files(layout, form, table.rows, final.digests, final.ranges),
         "fingerprint": fixed.identity.fingerprint,
-        **record(layout, len(final.bad_rows), bad),
+        "quarantined": [*bad],
         "distinct_texts": table.distinct,
         "truncated": cut,
         "zero_rows": final.zero_rows,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from chunkvisor.assemble.badrows import count_of
 from chunkvisor.assemble.manifest import combine, read_done_manifest, read_finished
 from chunkvisor.config.model import encode_spec, model_spec
 from chunkvisor.devices.gpu import unfit_dtype, weakest
@@ -46,7 +45,7 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
     _encode(request, run, means, source, outputs)
     _combine(request, run, means)
     found = {name: read_done_manifest(run.layout.output(name)) for name in config.outputs}
-    if quarantined := {name: manifest for name, manifest in found.items() if manifest and count_of(manifest)}:
+    if quarantined := {name: manifest for name, manifest in found.items() if manifest and manifest["quarantined"]}:
         raise with_bad_rows(run.layout, quarantined)
 
 
