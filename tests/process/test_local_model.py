@@ -61,12 +61,12 @@ def test_a_change_is_found(folder: Path, change: Callable[[Path], None]) -> None
     model = read(folder)
     model.check()
     change(folder)
-    with pytest.raises(Halt, match="changed while the run was under way") as halt:
+    with pytest.raises(Halt, match="changed during the run") as halt:
         model.check()
     assert halt.value.code is ExitCode.CONFIG
     assert POOLING in halt.value.why
     (folder / "adapter_config.json").write_text("{}")
-    with pytest.raises(Halt, match="changed while the run was under way"):
+    with pytest.raises(Halt, match="changed during the run"):
         model.check()
 
 
@@ -115,7 +115,7 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     hold.unlink()
     ended = finish(process)
     assert ended.returncode == 78, ended.stderr
-    assert "was changed while the run was under way" in ended.stderr
+    assert "was changed during the run" in ended.stderr
     assert POOLING in ended.stderr
     assert not (job.workdir / "out.npy").exists()
 

@@ -118,7 +118,7 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
     ("torch", FAULT, "cannot be imported", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
     ("torch", FAULT, "it hangs", lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT)))),
-    ("torch", FAULT, "older than the build", lambda: well(probe=ILLEGAL)),
+    ("torch", FAULT, "a build for another CPU", lambda: well(probe=ILLEGAL)),
     ("torch-gpu", OK, "torch computes on NVIDIA A100 (compute capability 8.0)", well),
     ("torch-gpu", FAULT, "not built for CUDA", lambda: well(**torch(cuda=None, phase=Phase.DONE))),
     ("torch-gpu", FAULT, "older than the CUDA", lambda: well(**TOO_OLD)),
