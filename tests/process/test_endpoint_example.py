@@ -67,7 +67,7 @@ import chunkvisor_worker, numpy, pathlib
 
 class Own:
     def encode(self, texts, batch_size):
-        if "text 15" in texts:
+        if {when}:
             {line}
         return numpy.ones((len(texts), 2), numpy.float32)
 
@@ -75,19 +75,23 @@ def make(model, device):
     return Own()
 """
 
+LATE = "'text 15' in texts"
+
 
 @pytest.mark.parametrize(
-    ("line", "code", "words"),
+    ("line", "when", "code", "words"),
     [
-        ("raise chunkvisor_worker.Busy(3600, 'the licence server is full')", 75, "the licence server is full"),
-        ("raise TimeoutError('no answer')", 75, "TimeoutError: no answer"),
-        ("returns = tokenise(texts)", 78, "own.py, line 7: name 'tokenise' is not defined"),
-        ("texts.strip()", 78, "own.py, line 7: 'list' object has no attribute 'strip'"),
+        ("raise chunkvisor_worker.Busy(3600, 'the licence server is full')", LATE, 75, "the licence server is full"),
+        ("raise TimeoutError('no answer')", LATE, 75, "TimeoutError: no answer"),
+        ("returns = tokenise(texts)", "True", 78, "own.py, line 7: NameError: name 'tokenise' is not defined"),
+        ("__import__('json').dumps(numpy)", "True", 78, "own.py, line 7: TypeError: Object of type module is not"),
+        ("texts[0].size", LATE, 3, "own.py, line 7: AttributeError: 'str' object has no attribute 'size'"),
+        ("texts[0].size", "'text 0' in texts", 3, "own.py, line 7: AttributeError: 'str' object has no attribute"),
     ],
 )
-def test_what_an_encoder_raises(workplace: Workplace, line: str, code: int, words: str) -> None:
-    """What passes is waited for, then ends with 75; a mistake ends with 78 and its place; no text is blamed."""
-    (workplace.folder / "own.py").write_text(OWN.format(line=line))
+def test_what_an_encoder_raises(workplace: Workplace, line: str, when: str, code: int, words: str) -> None:
+    """What passes is waited for, then ends with 75; a mistake ends with 78 and its place, or is that of one text."""
+    (workplace.folder / "own.py").write_text(OWN.format(line=line, when=when))
     workplace.write_source([f"text {number}" for number in range(20)])
     workplace.write_config("own:make", recovery__wait_timeout=0.2)
 
@@ -95,6 +99,6 @@ def test_what_an_encoder_raises(workplace: Workplace, line: str, code: int, word
 
     assert ended.returncode == code, ended.stderr
     assert words in " ".join(ended.stderr.split())
-    assert not any(event["event"] == "quarantined" for event in workplace.events())
+    assert sum(event["event"] == "quarantined" for event in workplace.events()) == (code == 3)
     if code == 78:
         assert sum(event["event"] == "attempt_failed" for event in workplace.events()) == 3

@@ -153,6 +153,8 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     **{f"{o}: wait": (of(o), History(waited_s=50), Wait(6.0)) for o, _ in WAITED},
     "the server says when": (of(Outcome.HUB, wait_s=90.0), History(waited_s=50), Wait(90.0)),
     "the server says never": (of(Outcome.HUB, wait_s=9000.0), History(waited_s=500), Wait(100.0)),
+    "an error in the code": (suspect(rule="encoder-broken"), History(), CANARY),
+    "an error in the code, after vectors": (suspect(rule="encoder-broken"), History(good=True), Retry(0.5)),
     "busy for too long": (of(Outcome.GPU_BUSY), History(waited_s=600), Stop(ExitCode.TRY_AGAIN, local=True)),
     "no hub for too long": (of(Outcome.HUB), History(waited_s=600), Stop(ExitCode.TRY_AGAIN)),
     "full for too long": (of(Outcome.DISK_FULL), History(waited_s=600), Stop(ExitCode.DISK, local=True)),

@@ -3,7 +3,6 @@
 import importlib
 import platform
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,10 +22,6 @@ class BadOutputError(Exception):
 
 class PluginError(Exception):
     """The plug-in cannot be found, or is not one."""
-
-
-class CodeError(Exception):
-    """The plug-in's own code has an error that is no text's doing."""
 
 
 class PluginEncoder:
@@ -82,20 +77,9 @@ class PluginEncoder:
             texts = self._texts[first : first + step]
             indices = np.arange(first, first + len(texts), dtype=np.int64)
             progress.batch(indices, 0, min(limits.rows, len(texts)))
-            vectors = self._finish(self._call(texts, limits.rows), len(texts))
+            vectors = self._finish(self._encoder.encode(texts, limits.rows), len(texts))
             progress.advance(len(texts), 0, 0)
             yield indices, vectors
-
-    def _call(self, texts: list[str], rows: int) -> object:
-        try:
-            return self._encoder.encode(texts, rows)
-        except (AttributeError, ImportError, NameError, NotImplementedError, TypeError) as error:
-            frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
-            package, own = (name.partition(".")[0] for name in (frame.f_globals["__name__"], self._model.encoder))
-            if package != own.partition(":")[0]:
-                raise  # in a library: a text may be the cause
-            place = f"{frame.f_code.co_filename}, line {line}"
-            raise CodeError(f"{type(error).__name__} in {place}: {error}") from error
 
     def facts(self) -> Facts:
         """Dimension, and the versions of what is loaded anyway."""

@@ -16,7 +16,7 @@ from chunkvisor.errors import ExitCode
 from chunkvisor.judge import BACKOFF_S, Company, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
-from chunkvisor_worker.contract.rules import LOAD
+from chunkvisor_worker.contract.rules import ENCODER_BROKEN, LOAD
 
 LOOKS = 2  # a fault that a text can cause is taken for its doing when it comes back
 MEMORY_PAUSE = 64  # so many times longer is the pause before a text alone is tried again that lacked host memory
@@ -196,6 +196,8 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
             return Retry(backoff_s(history.too_large + 1), charge=False, note="too large")
         if not (history.chosen and history.good):  # else the text may be bad itself: that says nothing of the place
             return _canary_failed(verdict, history)
+    if verdict.rule == ENCODER_BROKEN and not (proven or history.good):
+        return _canary_failed(verdict, history)  # rather every text's fault than one's: three of them tell
     if history.texts == 1:
         return _blame_one(verdict, history, recovery, proven=proven, seen=certain or tries >= looks)
     if 0 < len(verdict.bad_rows) < history.texts:

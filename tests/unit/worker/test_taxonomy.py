@@ -221,6 +221,7 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (FORWARD, "interrupted", chained(KeyboardInterrupt(), TorchOOM(OOM))),
     (LOAD, "unknown-at-load", ZeroDivisionError("division by zero")),
     (FORWARD, "unknown-on-texts", ZeroDivisionError("division by zero")),
+    *((FORWARD, "encoder-broken", kind("?")) for kind in (UnboundLocalError, TypeError, AttributeError)),
     (WRITE, "unknown", ZeroDivisionError("division by zero")),
 ]
 # fmt: on
@@ -249,7 +250,6 @@ def test_table_has_every_rule_that_an_exception_can_meet() -> None:
 
 OWN = [
     ("chunkvisor_worker.plugin.BadOutputError", "bad-output", FORWARD),
-    ("chunkvisor_worker.plugin.CodeError", "encoder-broken", FORWARD),
     ("chunkvisor_worker.plugin.PluginError", "setting-impossible", Phase.IMPORT),
     ("chunkvisor_worker.job.TextsDamagedError", "texts-damaged", TOKENIZE),
     ("chunkvisor_worker.model.WrongModelError", "wrong-model", LOAD),

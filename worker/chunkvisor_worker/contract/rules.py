@@ -560,16 +560,6 @@ _INPUT = (
     ),
 )
 
-_CODE = (
-    misconfigured(
-        # Behind what a text can bring about.
-        "encoder-broken",
-        "The encoder's own code has an error.",
-        "Correct the line that the message names.",
-        of_class("chunkvisor_worker.plugin.CodeError"),
-    ),
-)
-
 # SIGKILL looks the same from the kernel's OOM killer, from us and from a person: before it comes to the rules, the
 # parent asks the counters of the cgroup and itself.
 _PROCESS = (
@@ -624,6 +614,7 @@ _PROCESS = (
     ),
 )
 
+ENCODER_BROKEN = "encoder-broken"
 # Last, since they take everything.
 _UNKNOWN = (
     misconfigured(
@@ -647,6 +638,15 @@ _UNKNOWN = (
         phases=LOAD,
     ),
     crashed(
+        ENCODER_BROKEN,
+        "The encoder's code has an error, or (rarely) trips over a text.",
+        "Correct the line that the message names.",
+        of_class(*(f"builtins.{name}Error" for name in ("Name", "Type", "Attribute", "NotImplemented"))),
+        phases=(Phase.FORWARD,),
+        exit_code=CONFIG,
+        row_can_cause=True,
+    ),
+    crashed(
         "unknown-on-texts",
         "The encoder failed while it handled texts, with an error that chunkvisor does not know.",
         "Read the traceback at the end of the log. If few texts fail, look at them; if many do, look at the encoder.",
@@ -666,5 +666,5 @@ _OF_GPUS = (*_HARDWARE, *_KERNELS, *_GPU_MEMORY, *_DRIVER)
 OF_GPUS = frozenset(rule.name for rule in _OF_GPUS)
 """Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
 
-RULES: tuple[Rule, ...] = (*_INTERRUPTION, *_OF_GPUS, *_HOST, *_HUB, *_MODEL, *_INPUT, *_CODE, *_PROCESS, *_UNKNOWN)
+RULES: tuple[Rule, ...] = (*_INTERRUPTION, *_OF_GPUS, *_HOST, *_HUB, *_MODEL, *_INPUT, *_PROCESS, *_UNKNOWN)
 """All rules, in the order in which they are tried; the first that fits wins."""

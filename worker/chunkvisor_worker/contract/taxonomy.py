@@ -7,7 +7,7 @@ from signal import SIGABRT, Signals
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.rules import AT_WORK, OF_GPUS, ON_TEXTS, RULES, Rule, Sign
+from chunkvisor_worker.contract.rules import AT_WORK, ENCODER_BROKEN, OF_GPUS, ON_TEXTS, RULES, Rule, Sign
 
 HEAD_CHARS = 16 << 10
 """How much of a message is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
@@ -24,6 +24,7 @@ _ADVICE = re.compile(
     r"|The CUDA driver logged these messages(?s:.*)",
     re.MULTILINE,
 )
+_FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _CONTROL = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _DECISIVE = (
@@ -63,7 +64,9 @@ def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
                 first = next((line.strip() for line in head.splitlines() if line.strip()), "")
                 ours = first and cause.name.startswith("chunkvisor_worker.")  # our own words need no class
                 name = cause.name.rpartition(".")[2]
-                return Diagnosis(rule, _plain(first if ours else f"{name}: {first}" if first else name), cause)
+                place = _place(fault.traceback) if rule.name == ENCODER_BROKEN else ""
+                line = first if ours else f"{name}: {first}" if first else name
+                return Diagnosis(rule, _plain(place + line), cause)
     raise AssertionError("the last rule takes everything")
 
 
@@ -118,6 +121,12 @@ def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
     if own or not at_start or re.match(rf"\s*{_SPEAKERS}", head):
         return re.search(sign.pattern, head) is not None
     return re.match(sign.pattern, head) is not None
+
+
+def _place(traceback: str) -> str:
+    """The innermost line in the plug-in's file that the worker called, or nothing."""
+    frames = _FRAME.findall(traceback.rpartition("/chunkvisor_worker/")[2])
+    return next((f"{file}, line {line}: " for file, line in reversed(frames) if file == frames[0][0]), "")
 
 
 def _plain(line: str) -> str:
