@@ -67,7 +67,7 @@ _MEANINGS = {
     "set": 'Values for keys of the config that are no arguments, such as ["recovery.attempts=5", '
     '"workers.per_device=2"]; docs/reference/config.md has all keys.',
     "max_rows": "A trial of the first rows, in a separate workdir, `<workdir>-first-<max_rows>`.",
-    "from_scratch": "Discard what the workdir has, and encode everything anew. Without it, and without `update`, a "
+    "from_scratch": "Discard what the workdir has, and encode everything again. Without it, and without `update`, a "
     "workdir with vectors of other texts or of other settings is refused.",
     "update": "Take other texts than those that the workdir has vectors of: only texts that are new are encoded.",
     "stop_after": 'Seconds, or a time such as "3h", within which the call ends. If work is left then, it raises '
@@ -152,7 +152,7 @@ def run(
 
     Returns a Report: the final files by name, and the rows that cannot be encoded. Those are NaN (zeros or null in
     some forms), and warned of (QuarantineWarning). Raises ChunkvisorError with the message and the code of the command;
-    KeyboardInterrupt after SIGINT, once the chunks under way are done. Outside the main thread signals are not caught.
+    KeyboardInterrupt after SIGINT, once the chunks in progress are done. Signals are caught in the main thread alone.
     """
     loaded = load(Path(config_path), _overrides(set))
     if max_rows is not None:
@@ -201,7 +201,7 @@ def encode(
 
     Texts that cannot be encoded are NaN, and warned of (QuarantineWarning). Raises ChunkvisorError, whose attributes
     say what happened, why, what to do, and which log to open; KeyboardInterrupt after Ctrl-C or a notebook's stop
-    button, with a `workdir` once the chunks under way are done. News goes to the logger "chunkvisor".
+    button, with a `workdir` once the chunks in progress are done. News goes to the logger "chunkvisor".
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     expect = os.fspath(expect) if isinstance(expect, os.PathLike) else expect

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -42,6 +42,7 @@ MOST_SHARDS = 10_000
 
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
 _OWN_COLUMNS = ("row", "source_row", "vector")
+_Many = TypeVar("_Many", tuple[str, ...], dict[str, Any])
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 _SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
@@ -152,7 +153,7 @@ def _carried(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _not_empty(values: tuple[str, ...]) -> tuple[str, ...]:
+def _not_empty(values: _Many) -> _Many:
     if not values:
         raise refused("should not be empty")
     return values
@@ -473,12 +474,6 @@ class OutputConfig(Section):
         return column
 
 
-def _some(outputs: dict[str, OutputConfig]) -> dict[str, OutputConfig]:
-    if not outputs:
-        raise refused("at least one output is needed")
-    return outputs
-
-
 class Config(Section):
     """A whole config file; all paths in it are absolute."""
 
@@ -510,7 +505,7 @@ class Config(Section):
     """Figures for a monitoring system."""
     notify: Addresses = ()
     """Addresses that get a notice of the end and of the first bad row. They are never repeated anywhere."""
-    outputs: Annotated[dict[OutputName, OutputConfig], _OR_NULL, AfterValidator(_some)]
+    outputs: Annotated[dict[OutputName, OutputConfig], _OR_NULL, AfterValidator(_not_empty)]
     """The final files, one entry each."""
     combine: Annotated[dict[OutputName, OutputNames], _OR_NULL] = Field(default={})
     """More final files: the vectors of several outputs side by side."""

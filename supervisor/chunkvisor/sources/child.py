@@ -24,7 +24,7 @@ from chunkvisor_worker.contract.wire import write_message
 def stage_table(
     request: IngestRequest, folder: Path, on_wait: Callable[[], None], *, may_be_empty: bool = False
 ) -> StagedTable:
-    """Stage the request into `folder`, replacing what is there, and open it; its files are synced, its name is not.
+    """Stage the request into `folder`, replacing its contents, and open it; its files are synced, its name is not.
 
     Calls `on_wait` about ten times a second; what that raises ends the child and is raised again. Raises Halt for
     bad input (78), a full or failing disk (74), too little memory (69, 75), a limit of the machine (69) and a bug (1);
@@ -70,24 +70,20 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
 
 def _halt(status: int, log: Path) -> Halt:
     """Return the Halt for a child that left no message."""
-    if status == ExitCode.DISK:  # there was no room for it
+    if status > ExitCode.BUG:  # it had one, and no room for it
         return disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), log.parent)
-    if status < 0:
-        what, code = f"The process that reads the sources was ended by {signal.Signals(-status).name}.", ExitCode.BUG
-    else:
-        what = f"The process that reads the sources ended with exit code {status}."
-        code = ExitCode(status) if status in (ExitCode.MACHINE, ExitCode.CONFIG) else ExitCode.BUG
-    remedy = "Look at the log, and report it if it is not about this machine or your sources."
+    ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else "has failed"
+    code, remedy = ExitCode.BUG, "Please report it with the log."
     if status == -signal.SIGKILL:
         code, remedy = ExitCode.TRY_AGAIN, "Free memory, which was probably short, or lower ingest.memory_limit."
-    return Halt(code, what, remedy=remedy, log=log)
+    return Halt(code, f"The process that reads the sources {ended}.", remedy=remedy, log=log)
 
 
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:
     """Read one row as the run will: the files, their columns, the template or the expression.
 
-    Takes half a second. Of sources elsewhere, only their existence is checked. Raises Halt (78) if the run would be
-    refused; whatever else is wrong, the reading of all rows says better. What `on_wait` raises ends it, too.
+    Sources elsewhere are only checked to exist. Raises Halt (78) if the run would be refused; the run itself reports
+    anything else better. What `on_wait` raises ends it.
     """
     try:
         if any(map(is_remote, request.sources)):

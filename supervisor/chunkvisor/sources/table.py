@@ -1,8 +1,8 @@
 """The staged table: the texts of one output, each once, and which row has which; written once, read block by block.
 
-Texts are told apart by 128 bits of BLAKE2b: two of n different texts share a hash with probability n**2 / 2**129, 4e-19
-for ten billion texts. While it is written, hashes are put by on disk, in bins that are taken up one by one; at most ten
-bytes of each row are in memory.
+Texts are distinguished by 128 bits of BLAKE2b: among n texts, two share a hash with probability n**2 / 2**129, 4e-19 for
+ten billion. While the table is written, hashes lie on disk in bins that are read one by one, so that at most ten bytes
+of each row are in memory.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
 from chunkvisor.store.ledger import ENCODED, Reuse
-from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_as, stamp_file, write_record
+from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_record
 from chunkvisor_worker.contract.files import FileIn
 
 Numbers = npt.NDArray[np.int64]
@@ -205,22 +205,13 @@ class StagedTable(TableRecord):
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
-        """Open the table in the folder. Raises DamagedError if anything of it is missing or altered, OSError.
-
-        Files are read only if they were touched since they were stamped, such as by a copy of the folder; then they
-        are stamped anew.
-        """
-        path = TableFiles(folder).record
-        record = read_record(TableRecord, path)
+        """Open the table in the folder. Raises DamagedError if anything of it is missing or altered, OSError."""
+        record = read_record(TableRecord, TableFiles(folder).record)
         if record is None:
             raise DamagedError(f"{folder} holds no table")
         for name, stamp in record.stamps.items():
             if not stamp.holds(folder / name):
                 raise DamagedError(f"{folder / name} is missing or altered")
-        if not all(stamp.untouched(folder / name) for name, stamp in record.stamps.items()):
-            fresh = {name: stamp_as(folder / name, stamp.digest) for name, stamp in record.stamps.items()}
-            record = replace(record, stamps=fresh)
-            write_record(path, record)
         return cls(folder=folder, **{each.name: getattr(record, each.name) for each in fields(record)})
 
     def without(self, reuse: Reuse | None) -> "StagedTable":
