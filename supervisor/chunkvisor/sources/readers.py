@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from chunkvisor.errors import Halt
 from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat
+from chunkvisor.units import listed
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -52,8 +53,7 @@ def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
 
 def in_words(columns: Sequence[str]) -> str:
     """Return a sentence such as "The columns are: 'a', 'b'."."""
-    more = ", ..." if len(columns) > 60 else ""
-    return f"The columns are: {', '.join(map(repr, columns[:60])) or 'none'}{more}."
+    return f"The columns are: {listed(list(map(repr, columns)), 60) or 'none'}."
 
 
 def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tuple[int, str]]:

@@ -1,8 +1,8 @@
 """The staged table: the texts of one output, each once, and which row has which; written once, read block by block.
 
-Texts are distinguished by 128 bits of BLAKE2b: among n texts, two share a hash with probability n**2 / 2**129, 4e-19 for
-ten billion. While the table is written, hashes lie on disk in bins that are read one by one, so that at most ten bytes
-of each row are in memory.
+Texts are distinguished by 128 bits of BLAKE2b: among n texts, two share a hash with probability n**2 / 2**129, 4e-19
+for ten billion. While the table is written, hashes lie on disk in bins that are read one by one, so that at most ten
+bytes of each row are in memory.
 """
 
 import hashlib
