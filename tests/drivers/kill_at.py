@@ -1,11 +1,10 @@
 """Runs `chunkvisor run` and kills it with SIGKILL at one call after another, without a hook in the product.
 
-    python -P -m drivers.kill_at each|chain|once before|after TEMPLATE SCRATCH TARGET...
+    python -P -m drivers.kill_at each|chain before|after TEMPLATE SCRATCH TARGET...
 
 A TARGET is a function as `module:name`. A copy of the folder TEMPLATE, with its config.yaml, is run again and again;
 each run is killed at the first call of a target that no run before was killed at, until one comes to its end. With
-`each`, a copy of what every killed run leaves is also run undisturbed; with `once`, the first run is the last. One JSON
-line a run goes to standard output:
+`each`, a copy of what every killed run leaves is also run undisturbed. One JSON line a run goes to standard output:
 `folder`, `call` (empty for the last), and of the run that was not killed `returncode` and `stderr`.
 
 Calls are told apart by their arguments; of keyword arguments only the values of those named in KILL_AT_KEYS count.
@@ -136,8 +135,6 @@ def sweep(mode: str, when: str, template: Path, scratch: Path, targets: list[str
             tell(left, call, run(left))
         else:
             tell(folder, call, None)
-        if mode == "once":
-            return
     tell(folder, "", code)
 
 

@@ -105,17 +105,6 @@ _AT_WORK = {
 }
 """As above; each breaks one process, while it computes."""
 
-
-def test_what_breaks_a_process_at_work_is_cured_by_the_next(gpu_workplace: GpuWorkplace) -> None:
-    """Errors of kernels and of cuBLAS: each is known by its own rule, costs one attempt and no row."""
-    failed = run_with_a_fault_a_chunk(gpu_workplace, list(_AT_WORK), **{"chunk.size": 2})
-    wrong = {}
-    for (fault, (rule, words)), each in zip(_AT_WORK.items(), failed, strict=True):
-        wrong[fault] = contradictions(each, rule)
-        wrong[fault] += [] if words in each["reason"] and each["phase"] == "forward" else [str(each)]
-    assert not any(wrong.values()), wrong
-
-
 _AT_THE_START = {
     "802@init": ("gpu-services-not-ready", "Unexpected error from cudaGetDeviceCount()"),
     "719@context": ("gpu-fault-before-work", "CUDA error: unspecified launch failure"),
@@ -124,13 +113,18 @@ _AT_THE_START = {
 """As above; no text has been touched yet. With sentence-transformers the phase would be cuda_init."""
 
 
-def test_what_passes_before_the_first_batch_is_waited_for(gpu_workplace: GpuWorkplace) -> None:
-    """A GPU that is full or not ready yet, and one that failed to start once: the run waits and completes."""
-    failed = run_with_a_fault_a_chunk(gpu_workplace, list(_AT_THE_START), **{"chunk.size": 2})
+@pytest.mark.parametrize(
+    ("faults", "phase"), [(_AT_WORK, "forward"), (_AT_THE_START, "model_load")], ids=["at work", "at the start"]
+)
+def test_what_passes_is_cured_by_the_next(
+    gpu_workplace: GpuWorkplace, faults: dict[str, tuple[str, str]], phase: str
+) -> None:
+    """Errors of kernels, of cuBLAS and of a start: each is known by its own rule, costs one attempt and no row."""
+    failed = run_with_a_fault_a_chunk(gpu_workplace, list(faults), **{"chunk.size": 2})
     wrong = {}
-    for (fault, (rule, words)), each in zip(_AT_THE_START.items(), failed, strict=True):
+    for (fault, (rule, words)), each in zip(faults.items(), failed, strict=True):
         wrong[fault] = contradictions(each, rule)
-        wrong[fault] += [] if words in each["reason"] and each["phase"] == "model_load" else [str(each)]
+        wrong[fault] += [] if words in each["reason"] and each["phase"] == phase else [str(each)]
     assert not any(wrong.values()), wrong
     assert len(gpu_workplace.named("waiting")) == sum(each["outcome"] == "gpu_busy" for each in failed)
 

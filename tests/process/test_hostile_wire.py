@@ -1,14 +1,12 @@
-"""What a worker, its folder and its streams may bring to the other side: an outcome each time, and no wrong vector.
+"""What an attempt may leave behind: an outcome each time, and no wrong vector.
 
 `make test` tries a few, the same each time; `make soak` hundreds, others each time.
 """
 
-import os
 import shutil
-import signal
+import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -24,9 +22,8 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Facts, Limits, Spec
 from chunkvisor_worker.contract.wire import read_message
-from chunkvisor_worker.job import run_and_exit
 from damaged import made_once
-from harness import expected, local_engine_only, wait_for
+from harness import expected, local_engine_only
 from hostile import another
 from scripted_workplace import ScriptedWorkplace
 from soaked import soaked
@@ -48,7 +45,8 @@ def attempted(folder: Path) -> ScriptedWorkplace:
     place.lay("a", "kill_supervisor")
     assert place.run().returncode == -9
     (whole,) = attempts(place)
-    assert by_hand(whole.folder) == 0
+    by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(whole.folder)]
+    assert subprocess.run(by_hand, check=False, timeout=60).returncode == 0
     shutil.copytree(whole.folder, whole.folder.with_name("dead"))
     dead = AttemptFiles(whole.folder.with_name("dead"))
     dead.result.unlink()
@@ -62,37 +60,6 @@ def attempted(folder: Path) -> ScriptedWorkplace:
 def attempts(place: ScriptedWorkplace) -> list[AttemptFiles]:
     """Those that are there."""
     return [AttemptFiles(path.parent) for path in sorted(place.workdir.rglob("spec.json"))]
-
-
-def by_hand(folder: Path) -> int:
-    """The exit code of a worker, forked here, over the folder."""
-    pid = os.fork()
-    if pid == 0:
-        _be_worker(folder)
-    try:
-        ended = wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), timeout_s=60)
-    except AssertionError:
-        os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
-        status = os.waitpid(pid, 0)[1]
-    assert ended is not None
-    return os.waitstatus_to_exitcode(status)
-
-
-def _be_worker(folder: Path) -> NoReturn:
-    try:
-        os.setsid()
-        log = os.open(folder / "worker.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-        os.closerange(3, 256)
-        sys.modules.pop("scripted", None)
-        run_and_exit(folder)
-    finally:
-        os._exit(99)
 
 
 @pytest.fixture(scope="module")

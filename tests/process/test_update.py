@@ -99,19 +99,14 @@ def test_source_that_changes_again(finished: ScriptedWorkplace, tmp_path: Path) 
     assert place.run_here("--update", *stops).returncode not in (0, 3)
     done = calls(place)[before:]
     assert {f"n{number}" for number in range(8)} <= set(done)
-    assert_earlier(place)
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
+    assert place.manifest()["rows"] == len(TEXTS)
     texts = ["m0", *(f"n{number}" for number in range(8)), *TEXTS[5:]]
     place.write_source(texts)
     ended = place.run_here("--update")
     assert ended.returncode == 0, ended.stderr
     assert calls(place)[before + len(done) :] == ["m0"]
     assert_final(place, texts)
-
-
-def assert_earlier(place: ScriptedWorkplace) -> None:
-    """The final file is still the earlier one, with its manifest."""
-    np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
-    assert place.manifest()["rows"] == len(TEXTS)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -6,31 +6,17 @@ from pathlib import Path
 from harness import sweep
 from killed import assert_whole, eventful
 
-JOURNAL = "chunkvisor.events.journal:Journal.write"
 CALLS = (
-    JOURNAL,
-    "os:replace",
-    "os:rename",
-    "os:fsync",
-    "os:rmdir",
-    "os:unlink",
-    "os:mkdir",
-    "os:ftruncate",
-    "os:write",
+    *("chunkvisor.events.journal:Journal.write", "os:replace", "os:rename", "os:fsync", "os:rmdir", "os:unlink"),
+    *("os:mkdir", "os:ftruncate", "os:write"),
 )
-
-
-def a_lot(chance: random.Random, one_in: int) -> str:
-    """Which calls are deadly, one in so many."""
-    return f"{one_in}:{chance.randrange(1 << 32)}"
 
 
 def test_killed_once(tmp_path: Path, chance: random.Random) -> None:
     """Before or after any such call: the next run completes, and the bytes are right."""
     template, calls = eventful(tmp_path / "template").folder, chance.sample(CALLS, 3)
-    told = sweep(
-        "each", chance.choice(["before", "after"]), template, tmp_path / "each", *calls, share=a_lot(chance, 6), most=10
-    )
+    when, share = chance.choice(["before", "after"]), f"6:{chance.randrange(1 << 32)}"
+    told = sweep("each", when, template, tmp_path / "each", *calls, share=share, most=10)
     for line in told:
         assert line["returncode"] == 0, line
         assert "Traceback" not in line["stderr"], line
@@ -40,8 +26,8 @@ def test_killed_once(tmp_path: Path, chance: random.Random) -> None:
 def test_killed_again_and_again(tmp_path: Path, chance: random.Random) -> None:
     """At one such call after another, in the same folder, until a run comes to its end."""
     template = eventful(tmp_path / "template").folder
-    when = chance.choice(["before", "after"])
-    told = sweep("chain", when, template, tmp_path / "chain", *CALLS, share=a_lot(chance, 5), most=25)
+    when, share = chance.choice(["before", "after"]), f"5:{chance.randrange(1 << 32)}"
+    told = sweep("chain", when, template, tmp_path / "chain", *CALLS, share=share, most=25)
     assert told[-1]["returncode"] == 0, told[-1]
     assert not [line for line in told if "Traceback" in line["stderr"]]
     assert_whole(Path(told[-1]["folder"]))
