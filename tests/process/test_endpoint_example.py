@@ -62,6 +62,24 @@ def test_a_server_that_is_busy_is_waited_for(workplace: Workplace, server: str) 
     assert not Server.answers
 
 
+def test_a_server_that_stays_down_ends_the_run(workplace: Workplace, server: str) -> None:
+    """With 75, when recovery.wait_timeout is over; what is done is kept, and the next run does the rest."""
+    shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
+    Server.answers[:] = [200] * 2 + [503] * 100
+    workplace.write_source([f"text {'x' * number}" for number in range(20)])
+    more = {"model__kwargs": {"url": server}, "encode__batch_size": 5, "recovery__wait_timeout": 0.2}
+    workplace.write_config("endpoint_encoder:make", **more)
+
+    ended = workplace.run()
+
+    assert ended.returncode == 75, ended.stderr
+    assert "HTTP Error 503" in ended.stderr
+    assert workplace.status()["outputs"]["out"]["chunks_done"] == 1
+    Server.answers.clear()
+    assert workplace.run().returncode == 0
+    assert workplace.vectors()[:, 0].tolist() == [5 + number for number in range(20)]
+
+
 OWN = """
 import chunkvisor_worker, numpy, pathlib
 

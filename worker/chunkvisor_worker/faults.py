@@ -96,7 +96,7 @@ def _wait_s(exception: BaseException) -> float:
     """What `Busy` or a Retry-After in seconds or as a date asks for; 0 if there is none."""
     with contextlib.suppress(Exception):
         if isinstance(exception, Busy):
-            return float(exception.seconds)
+            return min(float(exception.seconds), 1e6)  # no infinity: JSON has none
         answer: Any = getattr(exception, "response", exception)
         said = str(answer.headers["Retry-After"])
         return float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()

@@ -188,6 +188,7 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     # Hub
     *((LOAD, "hub-busy", hub(status)) for status in (429, 503)),
     *((LOAD, "hub-access-denied", hub(status)) for status in (401, 403)),
+    (TOKENIZE, "hub-unreachable", Connect("refused")),
     (LOAD, "hub-unreachable",
      chained(OSError("We couldn't connect to 'https://hf.co'"), NotCached("An error happened"), Connect("refused"))),
     (LOAD, "hub-unreachable", OSError("We couldn't connect to 'https://hf.co' to load the files")),

@@ -424,7 +424,7 @@ _HUB = (
         "See whether the server is up, and whether its limit of requests is enough for the run's workers.",
         of_class("chunkvisor_worker.Busy"),
         *(_TOO_BUSY, *_NO_CONNECTION),
-        phases=ON_TEXTS,
+        phases=(Phase.FORWARD,),
     ),
     misconfigured(
         "model-not-cached",
@@ -465,7 +465,7 @@ _HUB = (
         error(r"An error happened while trying to locate", f"{_HUBS}.LocalEntryNotFoundError"),
         of_class("builtins.ConnectionError"),
         error(r"We couldn't connect to '", "builtins.OSError"),
-        phases=LOAD,
+        phases=BEFORE_WORK,  # `plan` tokenizes, and may fetch a tokenizer for it
     ),
 )
 
