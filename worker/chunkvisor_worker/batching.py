@@ -37,9 +37,7 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
     The longest come first so that a batch too large for the device fails in the first seconds. A batch also ends where
     the next text would bring its padding above `limits.padding`: at best the tokens that a device computes in the time
     that one more batch costs it (the ski-rental rule).
-
-    Each batch is int64 of shape (n,), 1 <= n <= `limits.rows`, and its `padded_tokens` <= `limits.tokens`, except for a
-    text longer than that, which is a batch of its own. Raises ValueError if `limits.rows` is below 1.
+    A batch is int64 of shape (n,); a text longer than `limits.tokens` is one of its own. ValueError without rows.
     """
     if limits.rows < 1:
         raise ValueError(f"a batch holds at least 1 row, limits.rows is {limits.rows}")
@@ -67,11 +65,7 @@ def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices) -> int:
 
 
 def cut_measured(lengths: Indices, limits: Limits, needs: Needs) -> Iterator[Indices]:
-    """Batches like `cut`; the first is a small one, and those behind it are cut by what it shows.
-
-    The first has the longest texts, which take the most memory for each token, so that it is no worse for the others.
-    `needs` is called once, when the second batch is asked for.
-    """
+    """Batches like `cut`; the first is small, of the longest texts, and `needs` then says what fits behind it."""
     assert limits.tokens is not None
     first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)))[:1]
     yield from first

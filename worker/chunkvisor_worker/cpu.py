@@ -154,9 +154,8 @@ Wait: TypeAlias = Callable[[], Vectors]
 """Waits for a batch's vectors."""
 
 _MOST_PRODUCTS = 160e9
-"""Padded tokens of a batch times the model's weights, for each thread of its lane. A slow core does 20e9 a second, and
-a batch may take 8 s: within a grace of 25 s, a worker that is asked to leave has to finish the batches under way and
-the one that waits for a lane."""
+"""Padded tokens of a batch times the model's weights, for each thread of its lane: 8 s of a slow core, since a worker
+that is asked to leave has 25 s for the batches under way and the one that waits for a lane."""
 
 _BATCHES_A_LANE = 4
 """At least: the last batches of a chunk leave cores without work."""
@@ -187,9 +186,8 @@ class Lanes:
         """The batches with their vectors, in their order.
 
         `begins` hears of each batch, in this thread; False ends the iteration with those under way. `start` starts
-        to compute one, and what it returns waits for the vectors; it is called in a lane's thread if there are
-        several lanes. A batch of one text has the machine to itself: so it gets through where there is memory for no
-        more. Raises what `start` raises.
+        to compute one, in a lane's thread if there are several, and what it returns waits for the vectors. A batch of
+        one text has the machine to itself: so it gets through where there is memory for no more.
         """
         under_way: deque[tuple[Indices, Wait]] = deque()
 

@@ -1,7 +1,4 @@
-"""Faults on purpose: the beat of a worker that a drill or an integration test (`chunkvisor.testing`) wants to fail.
-
-A fault strikes its process and attempt folder only; `oom` fills the GPU until the worker ends.
-"""
+"""Faults on purpose: the beat of a worker that a drill or an integration test (`chunkvisor.testing`) wants to fail."""
 
 import contextlib
 import ctypes
@@ -199,10 +196,7 @@ class Tripwire(BeatWriter):
 
 
 def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
-    """Return the beat of an attempt that a test wants to meet a fault; None for any other.
-
-    Of several faults the one that was asked for first strikes; the others wait for the next attempt.
-    """
+    """Return the beat of an attempt that is to meet a fault, of several the one asked for first; None for any other."""
     for folder in map(Path, filter(None, os.environ.get(TESTING_FAULTS, "").split(os.pathsep))):
         fault = read_message(ProvokedFault, AttemptFiles(folder).fault)
         if fault is None or fault.name not in SABOTAGES:  # its test is over

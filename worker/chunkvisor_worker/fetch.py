@@ -20,9 +20,8 @@ _OLD_WEIGHTS = ["pytorch_model*.bin", "*.pt", "*.pth"]
 def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
     """(local folder, commit hash) of the model; whatever huggingface_hub raises goes through.
 
-    Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out if the
-    repository has safetensors: twice the size for the same numbers. `backend` is sentence-transformers' (torch, onnx,
-    openvino): for another than torch all files are taken. With ONLY_ASK nothing is downloaded, and the folder is empty.
+    Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out if there are new ones.
+    `backend` is sentence-transformers': for another than torch all files are taken; with ONLY_ASK, none.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE

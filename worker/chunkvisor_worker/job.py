@@ -3,14 +3,13 @@
 An encoder is used once, in the order load, tokenize, start, encode, facts, release; in a template process it is loaded,
 and in each process forked from it gets what the output wants (`wanted`) and goes on: load again, tokenize, and so on.
 
-- `load` imports what is needed and loads the weights to host memory, unless that is done; it touches no CUDA.
-- `tokenize` takes the texts in and does all that needs no device. `start` moves to the device.
-- `texts_cut` has the texts of more tokens than the model reads, int64 of shape (n, 2): position, and tokens before the
-  cut; known after `start`.
-- `encode` yields (indices, vectors): int64 of shape (n,), positions in the list given to `tokenize`, each exactly once
-  over the whole iteration; float32 of shape (n, dimension). It ends before that if `progress.leaving` says so.
-- `facts` has what was found out about the model. `release` gives the device's memory back, as far as that can be done,
-  and says whether another process may have the device now, before this one has ended.
+- `load` loads the weights to host memory, unless that is done; it touches no CUDA. `tokenize` takes the texts in.
+- `start` moves to the device. After it, `texts_cut` has the texts of more tokens than the model reads, int64 of shape
+  (n, 2): position, and tokens before the cut.
+- `encode` yields (indices, vectors): int64 of shape (n,), positions in the list given to `tokenize`, each exactly once;
+  float32 of shape (n, dimension). It ends before that if `progress.leaving` says so.
+- `facts` has what was found out about the model. `release` gives the device's memory back, and says whether another
+  process may have the device now, before this one has ended.
 """
 
 import gc

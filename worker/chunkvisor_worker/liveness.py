@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from chunkvisor_worker.contract.exits import PARENT_PID, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, GateOrder, Limits, Phase
-from chunkvisor_worker.contract.wire import from_json, write_beat
+from chunkvisor_worker.contract.wire import from_json, write_message
 
 if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
     from chunkvisor_worker.batching import Indices
 
 CALL = b"!"
 """Said on the lifeline: when the worker stands at the gate, and when it needs its device no longer."""
-_INTERVAL_S = 0.05
+_INTERVAL_S = 0.25
 """Between two beats within a phase, at least; a new phase is written at once."""
 
 
@@ -56,16 +56,9 @@ class Gate:
                 elif order is not None:
                     self.leaving = True
         # The parent is gone: end this process, and with it whatever it has started.
-        if _has_children() and os.getpgid(0) == os.getpid():
+        if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(WorkerExit.ORPHANED)
-
-
-def _has_children() -> bool:
-    try:
-        return any(path.read_bytes().strip() for path in Path("/proc/self/task").glob("*/children"))
-    except OSError:
-        return True
 
 
 def leave(code: WorkerExit, why: str = "") -> NoReturn:
@@ -94,7 +87,7 @@ def die_with_parent() -> None:
 
 def be_first_victim() -> None:
     """Have the kernel choose this process, not the parent, when memory runs out (proc(5), oom_score_adj)."""
-    with contextlib.suppress(OSError):  # no procfs, or a stricter sandbox: the order of victims is the kernel's own
+    with contextlib.suppress(OSError):  # no procfs, or a stricter sandbox
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
@@ -171,4 +164,4 @@ class BeatWriter:
     def _write(self, now: float) -> None:
         self._written_s = now
         self.know(seq=self.beat.seq + 1)
-        write_beat(self._path, self.beat)
+        write_message(self._path, self.beat, durable=False)

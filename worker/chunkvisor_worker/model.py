@@ -164,10 +164,7 @@ def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def is_placed_by_loading(spec: ModelSpec) -> bool:
-    """Whether the weights go to their device as they are loaded: quantized, with a device map, or for ONNX or OpenVINO.
-
-    Such a model must not be moved with `.to()` afterwards, so it is loaded once the GPU may be used.
-    """
+    """Whether loading puts the weights on their device (quantized, device map, ONNX, OpenVINO), and `.to()` may not."""
     own, model_kwargs = split_kwargs(spec.kwargs)
     if own.get("backend", "torch") != "torch":
         return True
@@ -191,10 +188,7 @@ def is_plain_text_model(model: Any) -> bool:
 
 
 def chosen_prompt(encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None) -> str | None:
-    """Choose the text put before every text, None for none: `prompt`, `prompt_name`'s, the task's, or the default.
-
-    Raises ValueError for a `prompt_name` that is not one of the model's prompts.
-    """
+    """Choose the text put before every text, None for none. Raises ValueError for an unknown `prompt_name`."""
     if encode.prompt is not None:
         return encode.prompt
     if encode.prompt_name is None and encode.task is not None:
@@ -410,10 +404,7 @@ def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
 
 
 def check_attention(model: Any, spec: ModelSpec) -> bool | None:
-    """Try whether a token sees only those before it; None if it cannot be told.
-
-    Raises WrongModelError if the model's files or the config ask for the other.
-    """
+    """Try whether a token sees only those before it, None if that cannot be told; refuse a model that should not."""
     causal, saved = _is_causal(model, spec), _json(spec, "config.json")
     both_ways = getattr(getattr(model.transformers_model, "config", None), "use_bidirectional_attention", None)
     if causal and (saved.get("is_causal") is False or both_ways is True):

@@ -38,10 +38,7 @@ class PluginEncoder:
         self._dimension = 0
 
     def load(self, progress: BeatWriter) -> None:
-        """Import the plug-in's module; the factory is called in `start`, since it may want the device.
-
-        Raises PluginError if there is no such factory; whatever the import itself raises goes through.
-        """
+        """Import the plug-in's module; `start` calls the factory, which may want the device. Raises PluginError."""
         progress.phase(Phase.IMPORT)
         if self._factory is not None:
             return

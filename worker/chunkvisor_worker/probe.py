@@ -1,7 +1,4 @@
-"""`python -m chunkvisor_worker.probe OUT.json`: computes a product with torch on the CPU and on every visible GPU.
-
-It never loads a model, never judges what it finds, and never returns to the interpreter (see `__main__`).
-"""
+"""`python -m chunkvisor_worker.probe OUT.json`: computes a product with torch on the CPU and on every visible GPU."""
 
 import contextlib
 import importlib.metadata

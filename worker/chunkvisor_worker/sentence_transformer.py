@@ -45,10 +45,7 @@ _SLICE = 256
 
 
 def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
-    """(position, tokens before the cut) of the texts that a tokenizer in Rust has cut; None if there is no such one.
-
-    It keeps what it cuts off, so that nothing is tokenized twice.
-    """
+    """(position, tokens before the cut) of the texts that a tokenizer in Rust has cut; None if there is no such one."""
     encodings = getattr(features, "encodings", None)
     if encodings is None:
         return None
@@ -158,7 +155,7 @@ class SentenceTransformerEncoder:
         """Import torch and sentence-transformers and load the weights to host memory.
 
         A quantized model or one with a device map is loaded by `start` if the device is a GPU. Weights that are
-        there already are kept. Raises ImportError, ValueError, OSError, and whatever the libraries raise.
+        there already are kept. Raises whatever the libraries raise.
         """
         progress.phase(Phase.IMPORT)
         # What an import makes stays. To look for what can be freed among its 400,000 objects takes 0.8 of its 6 s.
@@ -205,9 +202,8 @@ class SentenceTransformerEncoder:
     def encode(self, limits: Limits, progress: BeatWriter) -> Iterator[tuple[Indices, Vectors]]:
         """Vectors of all texts, longest first.
 
-        On a GPU a batch is padded and copied while the one before it computes; then the vectors of that one are
-        waited for. On a CPU there may be several `lanes`. Raises BadOutputError for an output that is not one vector a
-        text.
+        On a GPU a batch is padded and copied while the one before it computes. On a CPU there may be several `lanes`.
+        Raises BadOutputError for an output that is not one vector a text.
         """
         counted = self._rows is not None
         batches, lanes = self._batches(limits), Lanes(ahead=1)
@@ -286,10 +282,7 @@ class SentenceTransformerEncoder:
         self._prompt = chosen_prompt(self.wanted, self._model.prompts, self._model.default_prompt_name)
 
     def _sample_vector(self) -> Any:
-        """The vector of a text of eight tokens, of shape (1, dimension), by a plain text model.
-
-        The tokenizer is not asked for it: it would start threads, which a template must not have.
-        """
+        """The vector of eight tokens, of shape (1, dimension); a tokenizer would start threads in a template."""
         import torch
 
         rows = table_rows(self._model.transformers_model) or 8

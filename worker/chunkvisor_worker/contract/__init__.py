@@ -1,4 +1,1 @@
-"""The wire between parent and worker: file names, messages, exit codes and the taxonomy of faults.
-
-Standard library only, so that both sides can import it under any interpreter.
-"""
+"""The wire between parent and worker; the standard library only, so that both can import it under any interpreter."""

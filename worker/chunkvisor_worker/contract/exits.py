@@ -33,11 +33,7 @@ class Outcome(StrEnum):
 
 
 class WorkerExit(IntEnum):
-    """Exit codes of `python -m chunkvisor_worker`.
-
-    Chosen clear of Python's own 1 and 2, of the shell's 126 and up, and of 128+n. They are a summary for whoever
-    runs a worker by hand and for an attempt whose fault record cannot be read; a readable record says more.
-    """
+    """Exit codes of `python -m chunkvisor_worker`, for an attempt whose fault record cannot be read."""
 
     DONE = 0
     UNKNOWN = 1

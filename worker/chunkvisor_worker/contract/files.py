@@ -57,10 +57,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(folder: Path, *, mode: int = 0o777) -> None:
-    """Make a folder and those above it if they are missing, and the names of new ones durable. Raises OSError.
-
-    `mode` is that of the folder itself, as `Path.mkdir` has it.
-    """
+    """Make a folder, of this mode, and those above it if they are missing, their names durable. Raises OSError."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for each in missing:
@@ -105,10 +102,7 @@ def write_blocks(path: Path, blocks: Iterable[bytes], *, durable: bool = True, m
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give what stands at the place of a final file, and is not ours, another name next to it.
-
-    Returns the new name, None if nothing was there. Raises OSError.
-    """
+    """Give what stands at the place of a final file another name, and return it; None if nothing is there."""
     if not os.path.lexists(path):
         return None
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())

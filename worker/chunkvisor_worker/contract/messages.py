@@ -247,10 +247,7 @@ class TemplateSpec:
 
 @dataclass(frozen=True, slots=True)
 class TemplateOrder:
-    """From the parent: start a worker for the attempt in the folder, or reap one.
-
-    With a folder come two descriptors, for the worker's standard input and for its log.
-    """
+    """Start a worker for the attempt in the folder, with two descriptors, its standard input and log; or reap one."""
 
     folder: str = ""
     environment: dict[str, str] = field(default_factory=dict)

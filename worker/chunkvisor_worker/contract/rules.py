@@ -1,8 +1,7 @@
 """The faults that we know, a row each: name, what happened, what to do, and how an exception or a log shows it.
 
 The first row that fits wins. After an interruption the worst come first: a sticky CUDA fault makes all later calls
-fail, allocations included, so it is the cause wherever it is in a chain. Numbers are cudaError_t; those of a broken
-context are the codes for which CUDA's driver_types.h (13.0) says "the process must be terminated and relaunched".
+fail, allocations included, so it is the cause wherever it is in a chain. Numbers are cudaError_t.
 """
 
 import errno
@@ -127,8 +126,7 @@ _HARDWARE = (
     hardware_fault(
         "gpu-lost",
         "The GPU has fallen off the PCIe bus (Xid 79), or is in a state that only a reset ends.",
-        "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot; if it comes back, "
-        "check power cables, seating and cooling of the GPU.",
+        "End every process on the GPU and reset it as root (`nvidia-smi -r -i <GPU>`), or reboot; check its cooling.",
         error(r"GPU is lost|GPU has fallen off the bus|GPU requires re(?:start|set)"),
     ),
     hardware_fault(
@@ -144,8 +142,7 @@ _KERNELS = (
     at_work(
         "device-side-assert",
         "A kernel found an index out of bounds; mostly a token id or a position that the model does not have.",
-        "The log of the next worker names the place (CUDA_LAUNCH_BLOCKING=1). If many rows do it, tokenizer and model "
-        "do not belong together, or model.max_length is more than the model has positions.",
+        "If many rows do it, tokenizer and model do not belong together, or model.max_length is beyond its positions.",
         # The kernel prints its assertion to stderr, e.g. Indexing.cu: "Assertion `srcIndex < srcSelectDimSize` failed".
         r"device-side assert triggered|block: \[[\d,]{1,40}\], thread: \[[\d,]{1,40}\] Assertion ",
         710,
@@ -153,8 +150,7 @@ _KERNELS = (
     ),
     at_work(
         "illegal-memory-access",
-        "A kernel touched memory that is not its own (a bug, an overflow at a huge batch, rarely the hardware), or ran "
-        "too long for the watchdog of a GPU with a display.",
+        "A kernel touched memory that is not its own, or ran too long for the watchdog of a GPU with a display.",
         "Look for Xid 48, 94 or 95 in the kernel's log, and try another attn_implementation or a smaller batch.",
         # bitsandbytes prints it, and exits.
         r"an illegal memory access was encountered|unspecified launch failure|the launch timed out and was terminated",
@@ -208,8 +204,7 @@ _GPU_MEMORY = (
         # torch 2.13 and later reach NVML from ExpandableSegment::map; torch itself refuses the remedy that it prints
         # (expandable_segments_handle_type:posix_fd) as an unknown key.
         "nvml-assert-expandable-segments",
-        "The allocator option expandable_segments needs NVML, and NVML is broken on this machine (driver updated "
-        "under a running kernel module, container, MIG). It is not an out-of-memory.",
+        "The allocator option expandable_segments needs NVML, and NVML is broken here. It is not an out-of-memory.",
         "Remove expandable_segments from PYTORCH_CUDA_ALLOC_CONF; or leave TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC "
         "at 0, as chunkvisor sets it, and update torch; a reboot repairs NVML.",
         runtime_error(rf'{_NVML}PeerToPeerAccess\.cpp"'),
@@ -228,18 +223,16 @@ _GPU_MEMORY = (
         # torch 2.1 to 2.13 ask NVML for the process list while composing the message (pytorch#99699);
         # 2.14 warns instead (pytorch#185946).
         "nvml-assert-allocator",
-        "The GPU ran out of memory, and torch failed to say so because NVML is broken: the assertion is in the "
-        "code that composes the out-of-memory message.",
+        "The GPU ran out of memory, and torch failed to say so because NVML is broken.",
         "Reboot or reload the driver when you can, since `nvidia-smi` is probably broken too.",
         _NVML_ALLOCATOR,
-        if_ended="Run `nvidia-smi`. If it fails, reload the NVIDIA driver or reboot. If it works, see who holds the "
-        "GPU's memory; else use a GPU with more of it, or a smaller model.max_length.",
+        if_ended="If `nvidia-smi` fails, reload the NVIDIA driver or reboot. If it works, see who holds the GPU's "
+        "memory; else use a GPU with more of it, or a smaller model.max_length.",
     ),
     gpu_oom(
         "gpu-out-of-memory",
         "The batch did not fit in the GPU's memory.",
-        "Smaller encode.batch_size and encode.batch_tokens save the failed tries. If single long texts do not fit, "
-        "`chunkvisor doctor CONFIG` says which model.dtype takes less memory.",
+        "Set a smaller encode.batch_tokens. If single texts do not fit, set a smaller model.max_length.",
         *_OOM,
         log=r"CUDA out of memory|CUDA error: out of memory",
     ),
@@ -285,8 +278,7 @@ _DRIVER = (
     ),
     setup(
         "driver-library-mismatch",
-        "The CUDA library that was loaded does not fit the NVIDIA driver: the driver was updated under a running "
-        "kernel module, or a stub or a compatibility library came first.",
+        "The CUDA library does not fit the NVIDIA driver, updated under a running kernel module, or is a stub.",
         "Remove cuda/stubs and cuda-compat from LD_LIBRARY_PATH; else reboot, or unload and load the kernel modules.",
         runtime_error(
             r"unsupported display driver / cuda driver combination|CUDA driver is a stub library"
@@ -304,8 +296,7 @@ _DRIVER = (
     setup(
         "gpu-not-supported-by-torch",
         "This torch, or an extension, has no kernels for this generation of GPU, and none can be compiled here.",
-        "Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability; for kernels in PTX, "
-        "unset CUDA_DISABLE_PTX_JIT, and give the container the driver's libnvidia-ptxjitcompiler.",
+        "Install a torch whose `torch.cuda.get_arch_list()` has this GPU's compute capability.",
         runtime_error(
             r"no kernel image is available for execution on the device|device kernel image is invalid"
             r"|invalid device function|the provided PTX was compiled with an unsupported toolchain"
@@ -318,9 +309,8 @@ _DRIVER = (
     setup(
         "cuda-does-not-start",
         "The driver could not be started, or the system, the container or this kind of GPU does not allow a CUDA call.",
-        "See whether `nvidia-smi` works and what the kernel's log says. Take expandable_segments and the like out of "
-        "PYTORCH_CUDA_ALLOC_CONF, start the container again with all devices of the GPU (`docker run --gpus all`), or "
-        "reboot.",
+        "See whether `nvidia-smi` works. Unset PYTORCH_CUDA_ALLOC_CONF, start the container again with all devices of "
+        "the GPU (`docker run --gpus all`), or reboot.",
         runtime_error(
             r"CUDA driver initialization failed|CUDA unknown error - this may be due to"
             r"|CUDA (?:driver )?error: (?:initialization error|operation not (?:permitted|supported)\b(?! on global))"
@@ -380,8 +370,7 @@ _HOST = (
         # Before memory: the Rust panic of a failed thread pool quotes EAGAIN's text as well.
         "process-limits",
         "The machine or the container allows no more threads, processes or open files.",
-        "Raise the limit (`ulimit -n 65536`; `docker run --pids-limit`, `ulimit -u` or TasksMax= of systemd for "
-        'threads), or set OMP_NUM_THREADS: "4" and TOKENIZERS_PARALLELISM: "false" under `env:`.',
+        "Raise the limit: `ulimit -n 65536` for files; `docker run --pids-limit` or `ulimit -u` for threads.",
         runtime_error(r"can't start new thread"),
         error(_THREADS, "pyo3_runtime.PanicException"),
         os_error(errno.EMFILE, errno.ENFILE),
@@ -484,7 +473,7 @@ _MODEL = (
     misconfigured(
         "wrong-model",
         "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
-        "The message says what to set, to install or to download. docs/reference/right-vectors.md has all checks.",
+        "Set, install or download what the message says.",
         of_class("chunkvisor_worker.model.WrongModelError"),
     ),
     misconfigured(
@@ -550,8 +539,7 @@ _INPUT = (
     bad_input(
         "token-out-of-range",
         "A text has a token id or a position that is more than the model has.",
-        "If it is one row, correct it. If it is many, set model.max_length to what the model was built for; or "
-        "tokenizer and model do not belong together.",
+        "Correct the row. If it is many, set model.max_length to what the model was built for.",
         error(r"^index out of range in self|^token id \d+ is ", "builtins.IndexError", "builtins.ValueError"),
         runtime_error(
             r"^The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
@@ -571,15 +559,13 @@ _PROCESS = (
         exit_code=MACHINE,  # no text and no package kills from outside
         smaller_batch_helps=True,
         row_can_cause=True,
-        if_ended="What is killed writes no log. To see whether it was the kernel: dmesg -T | grep -i 'out of memory' "
-        "(it may need root; no line means that it was not). Look at the limits of the container or the batch system as "
-        "well. If the same texts end it each time, or all do, it is most likely the encoder's own doing.",
+        if_ended="To see whether it was the kernel: dmesg -T | grep -i 'out of memory' (it may need root). Look at the "
+        "limits of the container or the batch system as well. If the same texts end it each time, it is the encoder.",
     ),
     misconfigured(
         "worker-not-started",
         "The worker's interpreter or package is missing or broken, so that it never came to its first line.",
-        "Install chunkvisor[worker] where the workers run; the log names what is missing. A variable such as "
-        "PYTHONHOME, of the shell or under `env`, does this as well.",
+        "Install chunkvisor[worker] where the workers run, and unset PYTHONHOME; the log names what is missing.",
         # The last line of the log only: a traceback further up was survived.
         log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z"
         r"|Fatal Python error: (?:init_|config_|Failed to import)",
@@ -588,8 +574,7 @@ _PROCESS = (
     crashed(
         # A page of a memory-mapped file that has no disk behind it: np.memmap on a full disk, truncated weights.
         "bus-error",
-        "The process touched a part of a mapped file that is not there: the disk is full, /dev/shm is too small, "
-        "or the weights were cut short while open.",
+        "A part of a mapped file is not there: the disk or /dev/shm is full, or the weights were cut short.",
         "Check free space and the model's files.",
         log=r"Fatal Python error: Bus error",
         returncodes=(-SIGBUS,),
@@ -598,7 +583,7 @@ _PROCESS = (
     crashed(
         "segmentation-fault",
         "Native code crashed: a bug, a clash of packages, or a build for another CPU; the log has the Python stack.",
-        "Update torch and the packages on the stack.",
+        "Update torch and the packages on the stack, or install builds for this CPU.",
         log=r"Fatal Python error: (?:Segmentation fault|Floating.point exception|Illegal instruction)",
         returncodes=(-SIGSEGV, -SIGFPE, -SIGILL),
         smaller_batch_helps=True,
@@ -620,8 +605,8 @@ _UNKNOWN = (
     misconfigured(
         "import-failed",
         "What the model or the plug-in needs is missing, broken, of another version, or has an error in its own code.",
-        "Install the package that the message names into the workers' environment, in builds that belong together; if "
-        "it is your own code, correct it. Take other copies of a library (cuDNN) out of LD_LIBRARY_PATH.",
+        "Install the package that the message names into the workers' environment, or correct your own code. Take "
+        "other copies of a library (cuDNN) out of LD_LIBRARY_PATH.",
         of_class("builtins.ImportError", "builtins.SyntaxError"),
         error(r"cannot open shared object file|undefined symbol|version `.{1,80}' not found", "builtins.OSError"),
         runtime_error(
@@ -632,8 +617,7 @@ _UNKNOWN = (
     misconfigured(
         "unknown-at-load",
         "The model or the encoder could not be loaded.",
-        "Repair what the end of the log names: a file of the model, an option of model.kwargs, or the encoder. "
-        "`chunkvisor doctor CONFIG` repeats it without a run.",
+        "Repair what the end of the log names: a file of the model, an option of model.kwargs, or the encoder.",
         Sign(),
         phases=LOAD,
     ),

@@ -71,11 +71,7 @@ def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
 
 
 def diagnose_log(tail: str, returncode: int, *, phase: Phase | None = None, on_cpu: bool = False) -> Diagnosis | None:
-    """What ended a worker that left no record, by the end of its log and `Popen.returncode`.
-
-    None if they do not tell: for a plain exit without a known text, and for success. `phase` is that of the last beat:
-    an exit code of a worker that was at texts is theirs.
-    """
+    """What ended a worker that left no record, by its last phase, log and `Popen.returncode`; None if nothing tells."""
     if returncode == 0:
         return None
     end = tail[-TAIL_CHARS:]

@@ -1,15 +1,10 @@
-"""The one JSON form of a message, the file of the beat, and the batch log.
-
-A message that is missing, torn or of the wrong shape is None, not an exception.
-"""
+"""The JSON form of a message, which is None if it is missing, torn or of the wrong shape; and the batch log."""
 
 import functools
 import json
-import os
 import re
 import types
 import typing
-import zlib
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -88,33 +83,9 @@ def _build(kind: Any, value: Any) -> Any:
     raise TypeError(value)
 
 
-_BEAT_BYTES = 1024
-"""Of the file, twice what a beat takes: a beat is written over the one before."""
-_KEY = b',"crc32":"'
-"""Comes last, over all before it: a reader may come while it is written."""
-
-
-def write_beat(path: Path, beat: Beat) -> None:
-    """Put the beat in the place of the one before. Raises OSError."""
-    line = to_json(beat).rstrip()[:-1]
-    data = (line + _KEY + b'%08x"}' % zlib.crc32(line)).ljust(_BEAT_BYTES, b"\n")
-    try:
-        fd = os.open(path, os.O_WRONLY)
-    except OSError:
-        return write_atomic(path, data, durable=False)
-    try:
-        os.pwrite(fd, data, 0)
-    finally:
-        os.close(fd)
-    return None
-
-
 def read_beat(path: Path) -> Beat | None:
-    """The beat in the file, None if there is none to be had; it may be written at this moment."""
-    data = read_bounded(path)
-    line = data.partition(b"\n")[0] if data else b""
-    before, key, checksum = line.rpartition(_KEY)
-    return from_json(Beat, line) if key and checksum == b'%08x"}' % zlib.crc32(before) else None
+    """The beat in the file, None if there is none to be had."""
+    return read_message(Beat, path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from chunkvisor.engine.ray.agent import Agent
 from chunkvisor.engine.ray.wire import Cluster, NodeOrder, NodeReport, Terms
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
-from chunkvisor_worker.contract.wire import from_json, to_json, write_beat
+from chunkvisor_worker.contract.wire import from_json, to_json, write_message
 
 STARTING, PREPARING, WORKING = "starting", "preparing", "working"
 _LINE_BYTES = 64 << 20
@@ -146,7 +146,7 @@ class Bridge:
                         continue
                     if report.beat is not None:
                         with contextlib.suppress(OSError):  # the next one may fit on the disk
-                            write_beat(AttemptFiles(self._folders[report.worker]).beat, report.beat)
+                            write_message(AttemptFiles(self._folders[report.worker]).beat, report.beat, durable=False)
                     self._say(replace(report, beat=None))
                     if report.aside is not None:
                         await asyncio.wait_for(agent.close.remote(), _CLOSE_S)
