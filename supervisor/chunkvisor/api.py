@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_of
+from chunkvisor.config.model import ChunkConfig, Config, EncodeConfig, ModelConfig, seconds_of
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -60,10 +60,8 @@ _MEANINGS = {
     "datasets.Dataset), or this key of rows that are mappings.",
     "workdir": "Folder in which the work is kept. The same call continues it after a stop or a kill, or finds it done; "
     "the array is mapped from a file there, read-only. None = all is temporary, and the array is in memory.",
-    "chunk_size": "Distinct texts that one worker process encodes; a fault costs at most this much work. auto = as many"
-    " as a worker does in about 40 s.",
-    "device": "cuda = every GPU that is visible; cuda:1; a list of such; cpu. A run never switches to the CPU by "
-    "itself.",
+    "chunk_size": ChunkConfig.model_fields["size"].description or "",
+    "device": "cuda = every visible GPU; cuda:1; a list of such; cpu. A run never switches to the CPU by itself.",
     "set": 'Values for keys of the config that are no arguments, such as ["recovery.attempts=5", '
     '"workers.per_device=2"]; docs/reference/config.md has all keys.',
     "max_rows": "A trial of the first rows, in a separate workdir, `<workdir>-first-<max_rows>`.",

@@ -69,9 +69,16 @@ class Report:
 
     @classmethod
     def of(cls, config: Config) -> "Report":
-        """What the finished run of the config has left. Raises OSError."""
-        names, layout = (*config.outputs, *config.combine), Layout(config.workdir)
-        return cls(config.workdir, {name: _final_file(layout, name) for name in names})
+        """Read what the finished run of the config has made. Raises OSError."""
+        found, keys = dict[str, FinalFile](), ("row", "outcome", "reason", "place")
+        for name in (*config.outputs, *config.combine):
+            layout = Layout(config.workdir).output(name)
+            manifest = read_sealed(layout.manifest)
+            assert manifest is not None
+            rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
+            files = tuple(part.path for part, _ in recorded_parts(layout, manifest))
+            found[name] = FinalFile(place_of(layout, form_of(manifest)), manifest, rows, files)
+        return cls(config.workdir, found)
 
     @property
     def quarantined(self) -> int:
@@ -96,12 +103,3 @@ def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, 
         where = "to find them: numpy.isnan(vectors).any(axis=1)"
     lost = f"{counted(len(rows), 'row')} {'has' if len(rows) == 1 else 'have'} no vector: {first}"
     return "\n  ".join([lost, *reasons, where])
-
-
-def _final_file(layout: Layout, name: str) -> FinalFile:
-    manifest = read_sealed(layout.output(name).manifest)
-    assert manifest is not None
-    keys = ("row", "outcome", "reason", "place")
-    rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
-    files = tuple(part.path for part, _ in recorded_parts(layout.output(name), manifest))
-    return FinalFile(place_of(layout.output(name), form_of(manifest)), manifest, rows, files)

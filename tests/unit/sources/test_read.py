@@ -1,19 +1,11 @@
 """What becomes of the rows of each format; every fault is refused with the file, the line and what is wrong."""
 
-import csv
-import io
-import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.sources.readers import read_rows
-from chunkvisor.sources.resolve import resolve
 from ingest_files import RowsOf, Stage, wrap, write_texts
 
 TEXTS = ["b", "", "a, b", "b", 'say "hi"', "línea\u2028🙂", "007"]
@@ -89,27 +81,6 @@ def test_skip_blank(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
     table = stage_here("a.txt", "b.csv", "c.jsonl", column="text", skip_blank=True)
     assert rows_of(table) == ["a", "b", "c", "d"]
     assert [table.place_of(row).rpartition(":")[2] for row in range(4)] == ["1", "4", "3", "2"]
-
-
-@given(
-    st.lists(st.text() | st.sampled_from(["\0", "\r", "\n", '"', '""', ",", "\t", "\ufeff", "NULL"]), min_size=1),
-    st.sampled_from([".csv", ".tsv", ".jsonl"]),
-    st.booleans(),
-)
-def test_any_text(texts: list[str], suffix: str, plain: bool) -> None:
-    """Whatever text a format can hold comes out as it went in."""
-    out = io.StringIO(newline="")
-    if suffix == ".jsonl":
-        out.writelines(json.dumps({"text": text, "n": 1.5}, ensure_ascii=plain) + "\n" for text in texts)
-    else:
-        delimiter = "\t" if suffix == ".tsv" else ","
-        writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if plain else csv.QUOTE_ALL)
-        writer.writerows([["first", "text", "last"], *([text, text, "x"] for text in texts)])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"a{suffix}"
-        path.write_bytes(out.getvalue().encode())
-        (file,) = resolve([str(path)])
-        assert [cells[0] for _, cells in read_rows(file, ("text",))] == texts
 
 
 CASES = [
