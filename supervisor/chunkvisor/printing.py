@@ -64,6 +64,13 @@ def write(stream: TextIO | None, text: str) -> None:
         raise OSError(errno.EBADF, str(error)) from None
 
 
+def confirmed(question: str) -> bool:
+    """Ask a person for a yes or a no on standard error. Raises click.Abort for an end of the input."""
+    import click  # late: `import chunkvisor` is to be light
+
+    return click.confirm(printable(question), err=True)
+
+
 def open_standard_streams() -> None:
     """Put /dev/null in the place of a standard stream that is closed (`2>&-`).
 

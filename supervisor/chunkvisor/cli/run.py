@@ -12,8 +12,7 @@ import click
 
 from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, log_format, quiet, set_option, stop_after
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.printing import is_terminal
-from chunkvisor.units import printable
+from chunkvisor.printing import confirmed, is_terminal
 
 if TYPE_CHECKING:
     from chunkvisor.show.lines import Observer
@@ -154,8 +153,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             loaded = loaded.trial(max_rows)
         workdir = loaded.config.workdir
         question = f"Discard everything done so far for {', '.join(loaded.config.outputs)} in {workdir}?"
-        asks = from_scratch and not given["yes"] and is_terminal(sys.stdin)
-        if asks and not click.confirm(printable(question), err=True):
+        if from_scratch and not given["yes"] and is_terminal(sys.stdin) and not confirmed(question):
             raise click.Abort
         request = Request(loaded, max_rows, from_scratch, update, stop_after_s=given["stop_after_s"], typed=typed())
         afterwards = Observer()
