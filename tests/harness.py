@@ -175,6 +175,10 @@ class Workplace:
         """The journal."""
         return events_in(self.hidden / "events.jsonl")
 
+    def named(self, *names: str) -> list[dict[str, Any]]:
+        """The events of these names, in their order; none while there is no journal."""
+        return [event for event in self.events() if event["event"] in names]
+
 
 def _child_here(
     command: Sequence[str], log: Path, on_wait: Callable[[], None] = lambda: None, *others: Any, **more: Any

@@ -171,10 +171,6 @@ class GpuWorkplace(Workplace):
         """See Workplace; a process that sees null GPUs begins with their libraries."""
         return finish(self.start(*arguments, env=env), LIMIT_S)
 
-    def named(self, event: str) -> list[dict[str, Any]]:
-        """The events of this name, in their order."""
-        return [each for each in self.events() if each["event"] == event]
-
     def attempts(self) -> list[Path]:
         """Folders of the attempts that were kept, in their order."""
         return sorted((self.hidden / "outputs/out/attempts").glob("*/*"))

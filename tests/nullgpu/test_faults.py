@@ -136,8 +136,7 @@ def test_a_gpu_that_another_process_has_for_itself_is_waited_for(gpu_workplace: 
     gpu_workplace.write_texts(4)
     gpu_workplace.write_model_config()
     process = gpu_workplace.start("run", str(gpu_workplace.config_path))
-    journal = gpu_workplace.hidden / "events.jsonl"
-    wait_for(lambda: process.poll() is not None or (journal.exists() and gpu_workplace.named("waiting")), LIMIT_S)
+    wait_for(lambda: process.poll() is not None or gpu_workplace.named("waiting"), LIMIT_S)
     gpu_workplace.gpu.neighbours_leave()
     ended = finish(process, LIMIT_S)
     assert ended.returncode == 0, ended.stderr

@@ -63,14 +63,6 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
     return FakeSmi(folder)
 
 
-def events_of(place: Workplace, *names: str) -> list[dict[str, Any]]:
-    """The journal's events of these names; none while there is no journal."""
-    try:
-        return [event for event in place.events() if event["event"] in names]
-    except (OSError, ValueError):
-        return []
-
-
 def check_rows(place: Workplace, texts: list[str]) -> None:
     """Every row has its vector."""
     np.testing.assert_array_equal(place.vectors(), expected(texts))
@@ -92,7 +84,7 @@ def test_a_healthy_gpu_is_asked_after_faults_only(smi: FakeSmi, place: ScriptedW
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     assert len(smi.asked()) == 2
-    assert not events_of(place, "warned")
+    assert not place.named("warned")
     check_rows(place, FEW)
 
 
@@ -104,7 +96,7 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     wait_for(lambda: place.calls())
     smi.say(memory=8100, apps="77, /usr/bin/intruder, 8000")
     (place.folder / "release").touch()
-    (busy,) = wait_for(lambda: events_of(place, "warned"))
+    (busy,) = wait_for(lambda: place.named("warned"))
     assert "/usr/bin/intruder (pid 77)" in busy["text"]
     smi.say(memory=None, apps=None)
     ended = finish(process)
@@ -206,11 +198,11 @@ def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> 
     gpus.write_config("memory:make", device="cuda", chunk__size=4, model__kwargs=kwargs)
     (gpus.folder / "full").touch()
     process = gpus.start("run", str(gpus.config_path))
-    wait_for(lambda: events_of(gpus, "waiting"))
+    wait_for(lambda: gpus.named("waiting"))
     (gpus.folder / "full").unlink()
     ended = finish(process)
     assert ended.returncode == 0, ended.stderr
-    assert not events_of(gpus, "chunk_split", "quarantined", "limits_lowered")
+    assert not gpus.named("chunk_split", "quarantined", "limits_lowered")
     check_rows(gpus, FEW)
 
 
@@ -258,7 +250,7 @@ def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(gpus: Workplace
     ended = gpus.run()
     assert ended.returncode == 0, ended.stderr
     assert "is left out, 7 devices left" in ended.stderr
-    assert {event["device"] for event in events_of(gpus, "attempt_started")} == set(range(8))
+    assert {event["device"] for event in gpus.named("attempt_started")} == set(range(8))
     check_rows(gpus, TEXTS)
 
 
@@ -269,10 +261,10 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> 
     gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
     ended = gpus.run()
     assert ended.returncode == 0, ended.stderr
-    (dropped,) = events_of(gpus, "device_dropped")
+    (dropped,) = gpus.named("device_dropped")
     assert "GPU-00000001" in dropped["device"]
     assert re.search("can no longer encode a text that it encoded before|has encoded no text", dropped["why"])
-    assert not events_of(gpus, "chunk_split", "chunk_set_aside", "quarantined")
+    assert not gpus.named("chunk_split", "chunk_set_aside", "quarantined")
     attempts = gpus.status()["attempts"]
     assert attempts.pop("committed") == 16
     # It takes one failure and two canaries; a first may begin with its shortest text, before another is known.
@@ -303,6 +295,6 @@ def test_the_next_computes_while_vectors_are_written(gpus: Workplace, encoder: s
     ended = gpus.run()
     assert ended.returncode == 0, ended.stderr
     assert (gpus.folder / "released").exists() == (device == "cuda")
-    order = [(event["event"], event["chunk"]) for event in events_of(gpus, "go", "worker_ended")]
+    order = [(event["event"], event["chunk"]) for event in gpus.named("go", "worker_ended")]
     assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
     check_rows(gpus, texts)

@@ -37,11 +37,6 @@ def made(folder: Path, **changes: Any) -> ScriptedWorkplace:
     return place
 
 
-def told(place: ScriptedWorkplace, *names: str) -> list[dict[str, Any]]:
-    """Events of these names."""
-    return [event for event in place.events() if event["event"] in names]
-
-
 def release(place: ScriptedWorkplace) -> None:
     """Let the call go on."""
     (place.folder / "release").touch()
@@ -67,7 +62,7 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     """A worker that cannot finish its chunk in time leaves after a batch under way: no text is encoded twice."""
     place, process = begun(tmp_path / "place", recovery__grace="25s")
     process.terminate()
-    wait_for(lambda: told(place, "worker_leaving"))
+    wait_for(lambda: place.named("worker_leaving"))
     release(place)
     said = end_of(process)
 
@@ -77,7 +72,7 @@ def test_sigterm_saves_what_a_chunk_has_encoded_and_loses_nothing(tmp_path: Path
     # To a worker on a node of a cluster the word takes a while.
     assert done >= 5 if ON_RAY else done == 5
     assert f"kept {32 * done} texts that the attempt had finished" in said
-    assert not told(place, "attempt_failed")
+    assert not place.named("attempt_failed")
     assert place.status()["state"] == "stopped"
     check_resume(place, lost=set())
     assert len(place.calls()) == 10
@@ -90,8 +85,8 @@ def test_a_batch_that_does_not_end_within_the_grace_is_given_up(tmp_path: Path) 
     said = end_of(process)  # nobody lets the call go on
 
     assert process.returncode == 143, said
-    assert [event["texts"] for event in told(place, "batches_kept")] == [128]
-    assert not told(place, "attempt_failed")
+    assert [event["texts"] for event in place.named("batches_kept")] == [128]
+    assert not place.named("attempt_failed")
     check_resume(place, lost=set(TEXTS[128:160]))
 
 
@@ -100,7 +95,7 @@ def test_the_end_of_a_spot_machine_costs_one_batch(tmp_path: Path) -> None:
     """SIGTERM, and SIGKILL for everything before the grace is over: the next run finds every batch but one."""
     place, process = begun(tmp_path / "place", recovery__grace=6)
     process.terminate()
-    wait_for(lambda: told(place, "worker_leaving"))
+    wait_for(lambda: place.named("worker_leaving"))
     kill(process)
 
     check_resume(place, lost=set(TEXTS[128:160]))
@@ -114,7 +109,7 @@ def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> N
     assert ended.returncode == 75, ended.stderr
     assert "stopped after 3 s, as --stop-after asks" in ended.stderr
     assert "run the same command again to continue" in ended.stderr
-    assert [event["signal"] for event in told(place, "draining")] == ["--stop-after"]
+    assert [event["signal"] for event in place.named("draining")] == ["--stop-after"]
     # How far it came within its time is the machine's affair.
     check_resume(place, lost=set(TEXTS[128:160]))
 

@@ -17,11 +17,6 @@ def workplace(folder: Path, texts: list[str], **changes: object) -> ScriptedWork
     return ScriptedWorkplace.make(folder, texts, **{"chunk__size": len(texts), "encode__batch_size": 8, **changes})
 
 
-def events_of(place: ScriptedWorkplace, *names: str) -> list[dict[str, object]]:
-    """Events of these names, of all runs."""
-    return [event for event in place.events() if event["event"] in names]
-
-
 def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path) -> None:
     """Of 1,000: at most 8 attempts, and at most 1.1 encodings for each good text (how-it-works.md says so)."""
     place = workplace(tmp_path / "place", MANY)
@@ -31,7 +26,7 @@ def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path
 
     assert ended.returncode == 3, ended.stderr
     assert [each["row"] for each in place.manifest()["quarantined"]] == [777]
-    assert len(events_of(place, "attempt_started")) <= 8
+    assert len(place.named("attempt_started")) <= 8
     encoded = Counter(text for call in place.calls() for text in call)
     del encoded["text 777"]
     assert sum(encoded.values()) <= 1.1 * 999
@@ -52,7 +47,7 @@ def test_an_attempt_that_fails_once_is_gone_on_with(tmp_path: Path, fault: str) 
     np.testing.assert_array_equal(place.vectors(), expected(texts))
     twice = {text for text, count in Counter(text for call in place.calls() for text in call).items() if count > 1}
     assert twice <= {*texts[128:160], "text 0"}  # a canary
-    assert [event["texts"] for event in events_of(place, "batches_kept")] == [128]
+    assert [event["texts"] for event in place.named("batches_kept")] == [128]
 
 
 @local_engine_only
@@ -69,7 +64,7 @@ def test_a_run_that_ends_at_once_keeps_its_batches(tmp_path: Path, ended_by: str
         process = place.start("run", str(place.config_path))
         wait_for(lambda: len(place.calls()) == 5)
         process.terminate()
-        wait_for(lambda: events_of(place, "draining"))
+        wait_for(lambda: place.named("draining"))
         process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == 143

@@ -14,11 +14,6 @@ from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
 from scripted_workplace import ScriptedWorkplace
 
 
-def events_of(place: ScriptedWorkplace, *names: str) -> list[dict[str, Any]]:
-    """The journal's events of these names."""
-    return [event for event in place.events() if event["event"] in names]
-
-
 def parts_folder(place: ScriptedWorkplace) -> Path:
     """Where the parts of chunks lie."""
     return place.hidden / "outputs/out" / "parts"
@@ -226,8 +221,8 @@ def test_run_in_which_everything_fails(tmp_path: Path) -> None:
         place.lay(text, "crash!")
     ended = place.run_here()
     assert ended.returncode == 69, ended.stderr
-    assert len(events_of(place, "attempt_failed", "part_failed")) <= 64
-    assert not events_of(place, "quarantined")
+    assert len(place.named("attempt_failed", "part_failed")) <= 64
+    assert not place.named("quarantined")
     what, why, remedy, *more = ended.stderr[ended.stderr.index("chunkvisor: ") :].splitlines()
     (log,) = [line for line in more if "log: " in line]
     assert "no text has been encoded so far" in what

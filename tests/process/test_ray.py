@@ -38,13 +38,6 @@ def configure(place: Workplace, cluster: LocalCluster, encoder: str, **changes: 
     place.write_config(encoder, engine={"kind": "ray", "address": cluster.address}, **changes)
 
 
-def of(place: Workplace, *names: str) -> list[dict[str, Any]]:
-    """The journal's events of these names; none before there is a journal."""
-    if not (place.hidden / "events.jsonl").exists():
-        return []
-    return [event for event in place.events() if event["event"] in names]
-
-
 def bridges() -> list[psutil.Process]:
     """Bridges of this test's runs."""
     return [each for each in bearing(os.environ[MARK]) if "chunkvisor.engine.ray.bridge" in each.cmdline()]
@@ -75,7 +68,7 @@ def test_vectors_and_faults_come_home(place: Workplace, cluster: LocalCluster) -
 
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-    failed = {event["chunk"]: event for event in of(place, "attempt_failed")}
+    failed = {event["chunk"]: event for event in place.named("attempt_failed")}
     outcomes = {chunk: event["outcome"] for chunk, event in failed.items()}
     assert outcomes == {0: "crashed", 1: "gpu_oom", 2: "bad_output", 3: "crashed"}
     assert "Segmentation fault" in failed[0]["reason"]
@@ -90,22 +83,22 @@ def test_a_node_dies_and_another_joins(
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1}, recovery__attempts=1)
     run = place.start("run", str(place.config_path))
     wait_for((place.folder / "waiting").exists)
-    wait_for(lambda: len(of(place, "chunk_committed")) == 5)  # all the others
-    device = next(event["device"] for event in of(place, "attempt_started") if event["chunk"] == 1)
+    wait_for(lambda: len(place.named("chunk_committed")) == 5)  # all the others
+    device = next(event["device"] for event in place.named("attempt_started") if event["chunk"] == 1)
     with monkeypatch.context() as patch:
         patch.delenv(MARK)  # the cluster outlives this test
         cluster.add()
-    wait_for(lambda: len(of(place, "node_joined")) == 3)
+    wait_for(lambda: len(place.named("node_joined")) == 3)
 
-    cluster.kill(of(place, "node_joined")[device]["node"])
-    wait_for(lambda: of(place, "attempt_failed"))
+    cluster.kill(place.named("node_joined")[device]["node"])
+    wait_for(lambda: place.named("attempt_failed"))
     (place.folder / "release").touch()
     ended = finish(run)
 
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-    assert [event["outcome"] for event in of(place, "attempt_failed")] == ["lost"]
-    assert of(place, "node_joined")[device]["node"] in ended.stderr
+    assert [event["outcome"] for event in place.named("attempt_failed")] == ["lost"]
+    assert place.named("node_joined")[device]["node"] in ended.stderr
 
 
 @pytest.mark.soak(only=True)
@@ -114,7 +107,7 @@ def test_a_killed_parent_leaves_nothing_running(place: Workplace, cluster: Local
     configure(place, cluster, "waiting:make", model__kwargs={"chunk": 1})
     run = place.start("run", str(place.config_path))
     wait_for((place.folder / "waiting").exists)
-    wait_for(lambda: len(of(place, "chunk_committed")) == 5)
+    wait_for(lambda: len(place.named("chunk_committed")) == 5)
     assert len(agents()) == 2
 
     kill(run)
@@ -124,7 +117,7 @@ def test_a_killed_parent_leaves_nothing_running(place: Workplace, cluster: Local
     ended = place.run()
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-    assert len(of(place, "chunk_committed")) == 6
+    assert len(place.named("chunk_committed")) == 6
 
 
 @pytest.mark.soak(only=True)
@@ -136,15 +129,15 @@ def test_a_killed_bridge_is_replaced(place: Workplace, cluster: LocalCluster) ->
 
     (bridge,) = bridges()
     bridge.kill()
-    wait_for(lambda: [event for event in of(place, "attempt_started") if event["attempt"] > 1])
+    wait_for(lambda: [event for event in place.named("attempt_started") if event["attempt"] > 1])
     run.send_signal(signal.SIGINT)
-    wait_for(lambda: of(place, "draining"))
+    wait_for(lambda: place.named("draining"))
     (place.folder / "release").touch()
     ended = finish(run)
 
     assert ended.returncode == 130, ended.stderr
-    assert {event["outcome"] for event in of(place, "attempt_failed")} == {"lost"}
-    assert not of(place, "chunk_set_aside")
+    assert {event["outcome"] for event in place.named("attempt_failed")} == {"lost"}
+    assert not place.named("chunk_set_aside")
 
 
 @pytest.mark.soak(only=True)
@@ -161,12 +154,12 @@ def test_a_broken_node_is_left_out(place: Workplace, cluster: LocalCluster, monk
 
     ended = place.run()
 
-    (dropped,) = of(place, "device_dropped")
+    (dropped,) = place.named("device_dropped")
     cluster.kill(dropped["device"])
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(texts).tobytes()
-    assert not of(place, "chunk_split", "quarantined", "chunk_set_aside")
-    assert len(of(place, "attempt_failed")) >= 3
+    assert not place.named("chunk_split", "quarantined", "chunk_set_aside")
+    assert len(place.named("attempt_failed")) >= 3
     assert dropped["device"] in ended.stderr
 
 
@@ -199,9 +192,9 @@ def test_gpus_of_a_node(
 
     assert ended.returncode == 0, ended.stderr
     assert place.vectors().tobytes() == expected(TEXTS).tobytes()
-    (joined,) = of(place, "node_joined")
+    (joined,) = place.named("node_joined")
     assert joined["device"].count("NVIDIA Fake") == 2
-    (dropped,) = of(place, "device_dropped")
+    (dropped,) = place.named("device_dropped")
     assert "GPU-00000001" in dropped["device"]
     assert joined["node"] in dropped["device"]
     cluster.kill(joined["node"])

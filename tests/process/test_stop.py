@@ -3,7 +3,6 @@
 import signal
 import subprocess
 from signal import SIGHUP, SIGINT, SIGTERM
-from typing import Any
 
 import psutil
 import pytest
@@ -22,13 +21,8 @@ def waiting(workplace: Workplace) -> subprocess.Popen[str]:
     process = workplace.start("run", str(workplace.config_path))
     wait_for((workplace.folder / "waiting").exists)
     # It computes while the one before it, if there was one, is being committed.
-    wait_for(lambda: {event["chunk"] for event in events(workplace, "go")} == committed(workplace) | {1})
+    wait_for(lambda: {event["chunk"] for event in workplace.named("go")} == committed(workplace) | {1})
     return process
-
-
-def events(workplace: Workplace, *names: str) -> list[dict[str, Any]]:
-    """The journal's events of these names."""
-    return [event for event in workplace.events() if event["event"] in names]
 
 
 def release(workplace: Workplace) -> None:
@@ -38,7 +32,7 @@ def release(workplace: Workplace) -> None:
 
 def committed(workplace: Workplace) -> set[int]:
     """The chunks that are committed; which of two was ready first is left to chance."""
-    return {event["chunk"] for event in events(workplace, "chunk_committed")}
+    return {event["chunk"] for event in workplace.named("chunk_committed")}
 
 
 def check_resume(workplace: Workplace) -> None:
@@ -47,7 +41,7 @@ def check_resume(workplace: Workplace) -> None:
     ended = workplace.run()
     assert ended.returncode == 0, ended.stderr
     assert committed(workplace) == {0, 1, 2}
-    assert len(events(workplace, "chunk_committed")) == 3
+    assert len(workplace.named("chunk_committed")) == 3
     assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
 
 
@@ -58,7 +52,7 @@ def test_first_signal_drains(
     """The chunk on the device is finished and committed, nothing new is begun, and a standby is not charged."""
     before = committed(workplace)
     waiting.send_signal(number)
-    wait_for(lambda: events(workplace, "draining"))
+    wait_for(lambda: workplace.named("draining"))
     release(workplace)
     ended = finish(waiting)
     assert ended.returncode == code
@@ -69,7 +63,7 @@ def test_first_signal_drains(
     status = workplace.status()
     assert status["state"] == "stopped"
     assert status["outputs"]["out"]["chunks_done"] == len(before) + 1
-    assert not events(workplace, "attempt_failed")
+    assert not workplace.named("attempt_failed")
     check_resume(workplace)
 
 
@@ -91,7 +85,7 @@ def test_signal_ends_a_wait(workplace: Workplace) -> None:
         "misbehaving:make", model__kwargs={"plan": {"out/0": "hub_429@load"}, "times": None}, chunk__size=4
     )
     process = workplace.start("run", str(workplace.config_path))
-    wait_for(lambda: (workplace.hidden / "events.jsonl").exists() and events(workplace, "waiting"))
+    wait_for(lambda: workplace.named("waiting"))
     process.send_signal(SIGTERM)
     assert finish(process).returncode == 143
     assert workplace.status()["state"] == "stopped"

@@ -46,8 +46,7 @@ def run_here(place: Workplace) -> tuple[int, str]:
 
 def starts(place: Workplace) -> list[tuple[int, int, str]]:
     """(chunk, attempt, how it started) of every attempt, in order."""
-    events = [event for event in place.events() if event["event"] == "attempt_started"]
-    return [(event["chunk"], event["attempt"], event["start"]) for event in events]
+    return [(event["chunk"], event["attempt"], event["start"]) for event in place.named("attempt_started")]
 
 
 def counts(place: Workplace) -> Counter[str]:
@@ -82,7 +81,7 @@ def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     ended = workplace.run()
 
     assert ended.returncode == 0, ended.stderr
-    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    (failed,) = workplace.named("attempt_failed")
     assert reason in failed["reason"]
     assert (2, 2, "fresh") in starts(workplace)
     assert [how for _, attempt, how in starts(workplace) if attempt == 1] == ["warm"] * 7
@@ -203,7 +202,7 @@ def test_a_hung_warm_worker_leaves_its_stack(workplace: Workplace) -> None:
     ended = workplace.run()
 
     assert ended.returncode == 0, ended.stderr
-    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    (failed,) = workplace.named("attempt_failed")
     assert failed["outcome"] == "hung"
     told, _, stack = Path(failed["log"]).read_text().partition("Fatal Python error: Aborted")
     assert "chunkvisor ends this worker: no progress" in told
@@ -249,9 +248,9 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
     ended = workplace.run()
 
     assert ended.returncode == 0, ended.stderr
-    (failed,) = [event for event in workplace.events() if event["event"] == "attempt_failed"]
+    (failed,) = workplace.named("attempt_failed")
     assert failed["outcome"] == "device_fault"
-    (worker,) = [event for event in workplace.events() if event["event"] == "worker_ended" and event["returncode"]]
+    (worker,) = [event for event in workplace.named("worker_ended") if event["returncode"]]
     assert worker["returncode"] == WorkerExit.DEVICE_FAULT
 
 
