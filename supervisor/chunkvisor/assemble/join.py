@@ -211,8 +211,7 @@ def assemble(
     final.digests = write_final(layout, at, rows, vectors, of_rows, found)
     if not form.is_of_rows:
         read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vectors, None)
-        made = write_form(layout, form, rows, final.dimension, read, None, on_block)
-        final.digests, final.ranges = made
+        final.digests, final.ranges = write_form(layout, form, rows, final.dimension, read, on_block)
         at.unlink()
     return final
 
@@ -322,16 +321,15 @@ def write_form(
     rows: int,
     dimension: int,
     read: Callable[[], Iterator[Stored]],
-    ranges: Vectors | None,
     on_block: Callable[[], None],
 ) -> tuple[list[str], Vectors | None]:
-    """Write rows in another form under its partial name: in float32, or in the form's own numbers with their ranges.
+    """Write rows, all of which `read` gives each time, in another form under its partial name.
 
-    `read` gives all of them each time. Returns the digests, and the ranges of int8. Raises as `write_final`; Halt (78)
-    for numbers that the form cannot hold.
+    Returns the digests, and the ranges of int8. Raises as `write_final`; Halt (78) for numbers that the form cannot
+    hold.
     """
-    numbers = Numbers(form.dtype, dimension)
-    if form.dtype is FinalDtype.INT8 and ranges is None:
+    numbers, ranges = Numbers(form.dtype, dimension), None
+    if form.dtype is FinalDtype.INT8:
         low, high = np.full(dimension, np.inf, dtype="<f4"), np.full(dimension, -np.inf, dtype="<f4")
         for block in read():  # NaN counts for nothing here
             low, high = np.fmin(low, np.fmin.reduce(block, axis=0)), np.fmax(high, np.fmax.reduce(block, axis=0))
@@ -341,14 +339,14 @@ def write_form(
     def made() -> Iterator[Stored]:
         with contextlib.closing(ahead(read())) as blocks:
             for block in blocks:
-                yield block if block.dtype == numbers.numpy else numbers.of(block, ranges)
+                yield numbers.of(block, ranges)
                 on_block()
 
     try:
         return write_final(layout, partial_of(layout, form), rows, numbers, form, made()), ranges
     except FloatingPointError:
         raise config_error(
-            f"the vectors of {layout.name} do not go into a final of float16",
-            why="one has a number of more than 65,504",
-            remedy="choose dtype: float32, or encode.normalize: true; no vector is lost",
+            f"the vectors of {layout.name} do not fit into float16",
+            why="One of them has a number above 65,504.",
+            remedy="Choose dtype: float32. No vector is lost.",
         ) from None

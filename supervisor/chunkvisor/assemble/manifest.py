@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from chunkvisor.assemble.forms import (
+    FORM_KEYS,
     OTHER_DIGEST,
     Form,
     Numbers,
@@ -346,12 +347,12 @@ def keep_finished(
     manifest = read_finished(layout)
     if manifest is not None and manifest.get("fingerprint") == fingerprint:
         there, asked = form_of(manifest), form.of(manifest["rows"])
-        if not there.is_exact and there.dtype is not asked.dtype:
+        if there != asked and not there.is_exact:
             if not layout.chunks.exists():
                 raise config_error(
-                    f"output {layout.name} is complete in {there.dtype}, and {asked.dtype} cannot be made of that",
-                    why="what is rounded cannot be made exact again, and the chunk files are not kept",
-                    remedy=f"write dtype: {there.dtype}, or encode it again: --from-scratch (the file stays)",
+                    f"output {layout.name} is complete in {there.dtype}, and the config now asks for another form",
+                    why="Rounded vectors cannot be made exact again, and the chunk files are gone.",
+                    remedy=f"Restore its {', '.join(FORM_KEYS)}, or add --from-scratch to encode it again.",
                 )
             follow_final(layout)
             return None
@@ -379,10 +380,9 @@ def _reformed(
     layout: OutputLayout, manifest: dict[str, Any], form: Form, on_block: Callable[[], None]
 ) -> dict[str, Any]:
     """Make the other form of its rows. Raises BadVectorsError if they are not what was written."""
-    rows, dimension, ranges = int(manifest["rows"]), int(manifest["dimension"]), ranges_of(manifest)
-    read = partial(final_rows, layout, manifest)
+    rows, read = int(manifest["rows"]), partial(final_rows, layout, manifest)
     clear_partial(layout)  # of a run that was killed while it did the same
-    digests, ranges = write_form(layout, form, rows, dimension, read, ranges, on_block)
+    digests, ranges = write_form(layout, form, rows, int(manifest["dimension"]), read, on_block)
     said = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
     said |= describe_files(layout, form, rows, digests, ranges)
     publish(layout, said)
