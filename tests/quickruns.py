@@ -12,7 +12,6 @@ import duckdb
 import chunkvisor.heart.loop
 import chunkvisor.heart.store
 import chunkvisor.judge
-import chunkvisor.supervise.means
 import chunkvisor.supervise.session
 
 _LOADED_LATE = (
@@ -38,7 +37,6 @@ def be_quick() -> None:
         (chunkvisor.judge, "BACKOFF_S", 0.01),
         (chunkvisor.heart.loop, "_PAUSE_S", 0.02),
         (chunkvisor.heart.store, "PAUSE_S", 0.05),
-        (chunkvisor.supervise.means, "pause_s", lambda *_: 0.05),
         (duckdb, "connect", _reconnect()),
     ):
         mock.patch.object(owner, name, stand_in).start()

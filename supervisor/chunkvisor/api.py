@@ -31,7 +31,7 @@ from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
 from chunkvisor.sources.given import WRITTEN, place_of, write_texts
-from chunkvisor.supervise.means import Request
+from chunkvisor.supervise.session import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
 

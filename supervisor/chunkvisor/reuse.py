@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import FORMATS, asked_form, form_of, place_of
+from chunkvisor.assemble.forms import asked_form, form_of, place_of
 from chunkvisor.assemble.join import ArrayRows, Taken, TakenDamagedError, final_rows
 from chunkvisor.assemble.manifest import read_finished, read_moved, read_recorded
 from chunkvisor.config.model import Config
@@ -82,7 +82,7 @@ def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None
             return None
         form, final = form_of(manifest), read_moved(layout) or layout
         whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(final, form).exists()
-        if not whole or not form.is_exact or not FORMATS[form.format].can_be_read:
+        if not whole or not form.is_exact:
             return None
         bad = [row["row"] for row in manifest["quarantined"]]
     except (DamagedError, OSError):

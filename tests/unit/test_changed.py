@@ -4,7 +4,7 @@ import pytest
 
 from chunkvisor.config.load import Given
 from chunkvisor.errors import ExitCode
-from chunkvisor.supervise.opening import refuse_changes
+from chunkvisor.supervise.work import refuse_changes
 
 OF_SOURCE, OF_SETTINGS = ("source: 100 rows before, 101 now",), ("encode.normalize: false before, true now",)
 UPDATE, ELSEWHERE = "add --update", "choose another workdir"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chunkvisor.supervise.opening import propose
+from chunkvisor.supervise.work import propose
 
 
 @pytest.mark.parametrize(

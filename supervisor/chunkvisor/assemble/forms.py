@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -176,13 +175,6 @@ class Format(NamedTuple):
 
     Raises BadVectorsError if the file is not what it should be, or at the end, if its sha256 (hex) is another; OSError.
     """
-    package: str | None = None  # what it needs to be installed
-    extra: str = ""  # the extra of ours that has it
-
-    @property
-    def can_be_read(self) -> bool:
-        """Whether what it needs is installed."""
-        return self.package is None or find_spec(self.package) is not None
 
 
 OTHER_DIGEST = "has another digest than its manifest says: it was changed or damaged"
@@ -284,7 +276,7 @@ def _vector_type(numbers: Numbers) -> Any:
 
 FORMATS = {
     FinalFormat.NPY: Format("npy", _write_npy, _read_npy),
-    FinalFormat.PARQUET: Format("parquet", _write_parquet, _read_parquet, "pyarrow", "parquet"),
+    FinalFormat.PARQUET: Format("parquet", _write_parquet, _read_parquet),
 }
 
 FORM_KEYS = ("shards", "format", "dtype", "columns")  # keys of an output in the config that make its form

@@ -92,7 +92,7 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
     from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
     from chunkvisor.show.lines import Observer, Observers, shown
-    from chunkvisor.supervise.means import Request
+    from chunkvisor.supervise.session import Request
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
@@ -141,7 +141,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
     """
     from chunkvisor.config.load import load
     from chunkvisor.show.lines import Observer, Observers, next_steps, shown
-    from chunkvisor.supervise.means import Request
+    from chunkvisor.supervise.session import Request
     from chunkvisor.supervise.session import run as run_session
 
     update, from_scratch = given["update"], given["from_scratch"]

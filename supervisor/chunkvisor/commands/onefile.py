@@ -22,8 +22,7 @@ from chunkvisor.store.disk import DISK_ERRNOS, check_target, disk_halt
 from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of
 from chunkvisor.store.layout import Layout, hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
-from chunkvisor.supervise.means import Request
-from chunkvisor.supervise.session import run
+from chunkvisor.supervise.session import Request, run
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import copy_atomic, make_folders, remove_folder, sync_folder
 from chunkvisor_worker.contract.wire import from_json

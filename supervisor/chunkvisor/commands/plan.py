@@ -33,8 +33,8 @@ from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import committed_chunks, read_reuse
 from chunkvisor.store.records import DamagedError
-from chunkvisor.supervise.opening import propose, rate_before, staged_before
 from chunkvisor.supervise.session import require_extras
+from chunkvisor.supervise.work import propose, rate_before, staged_before
 from chunkvisor.units import counted, human_bytes, human_time, wrapped
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles
