@@ -1,8 +1,6 @@
 """The sentence-transformers encoder against the library's own `encode`, on real weights."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from chunkvisor_worker import sentence_transformer
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase
 from chunkvisor_worker.cpu import LINEAR
 from chunkvisor_worker.liveness import BeatWriter
-from chunkvisor_worker.model import Heard, WrongModelError, is_placed_by_loading, load_model, split_kwargs
+from chunkvisor_worker.model import is_placed_by_loading, split_kwargs
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
 
 pytestmark = pytest.mark.model
@@ -177,16 +175,6 @@ def test_what_the_model_cannot_meet_is_refused(
         encoder.load(_Progress())
 
 
-def test_missing_tokenizer_files_are_refused(minilm: ModelSpec, minilm_path: Path, tmp_path: Path) -> None:
-    """Without vocabulary, transformers builds a tokenizer of five tokens; the model is not loaded with it."""
-    missing = shutil.ignore_patterns("tokenizer.json", "vocab.txt")
-    folder = shutil.copytree(minilm_path, tmp_path / "model", ignore=missing, copy_function=os.symlink)
-    encoder = SentenceTransformerEncoder(replace(minilm, path=str(folder)), EncodeSpec(), "cpu")
-
-    with pytest.raises(WrongModelError, match=r"knows 5 tokens, but .* 30522 rows"):
-        encoder.load(_Progress())
-
-
 def test_no_gpu_is_an_error_not_the_cpu(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading leaves the driver alone; if torch cannot reach a GPU its own reason comes through."""
     import torch
@@ -230,32 +218,3 @@ def test_what_is_loaded_on_the_device(
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     assert is_placed_by_loading(ModelSpec("any", str(tmp_path), kwargs=kwargs)) is expected
-
-
-def test_a_model_placed_by_loading_is_loaded_by_start(minilm: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is loaded or tokenized before the GPU may be used."""
-    import torch
-
-    loaded_on: list[str] = []
-
-    def load(spec: ModelSpec, device: str, heard: Heard) -> Any:
-        loaded_on.append(device)
-        return load_model(replace(spec, kwargs={}), "cpu", heard)
-
-    monkeypatch.setattr(sentence_transformer, "load_model", load)
-    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-    progress = _Progress()
-    spec = replace(minilm, kwargs={"quantization_config": {"load_in_8bit": True}})
-    encoder = SentenceTransformerEncoder(spec, EncodeSpec(), "cuda")
-    encoder.load(progress)
-    encoder.tokenize(TEXTS[:3], progress)
-
-    assert loaded_on == []
-    monkeypatch.undo()
-    monkeypatch.setattr(sentence_transformer, "load_model", load)
-    monkeypatch.setattr(encoder, "_device", "cpu")
-    encoder.start(progress)
-
-    assert loaded_on == ["cpu"]
-    assert progress.phases == [Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE]
-    assert sum(len(indices) for indices, _ in encoder.encode(SMALL, progress)) == 3

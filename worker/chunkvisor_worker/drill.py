@@ -30,29 +30,17 @@ Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]
 """Brings the fault about, or returns the exception that it is."""
 
 
-def simulated(
-    name: str, message: str, base: type[Exception] = RuntimeError, *, code: int | None = None, status: int | None = None
-) -> Exception:
-    """An exception of the class with this qualified name, or of a stand-in, with torch's error code or HTTP status."""
+def simulated(name: str, message: str, base: type[Exception] = RuntimeError, **attributes: Any) -> Any:
+    """An exception of a stand-in for the class with this qualified name."""
     module, _, attribute = name.rpartition(".")
-    known = sys.modules.get(module) if module in ("builtins", "torch") else None
-    kind: type[Exception] | None = getattr(known, attribute, None)
-    error: Any = (kind or type(attribute, (base,), {"__module__": module}))(message)
-    if code is not None:
-        error.error_code = code
-    if status is not None:
-        error.response = SimpleNamespace(status_code=status)
-    assert isinstance(error, Exception)
-    return error
+    return type(attribute, (base,), {"__module__": module, **attributes})(message)
 
 
-def _accelerator_error(code: int, text: str) -> Exception:
-    """torch.AcceleratorError with the advice that torch appends to the text of a cudaError_t."""
-    advice = "CUDA kernel errors might be asynchronously reported at some other API call"
-    return simulated("torch.AcceleratorError", f"CUDA error: {text}\n{advice}", code=code)
+def _accelerator_error(code: int, text: str) -> Any:
+    return simulated("torch.AcceleratorError", f"CUDA error: {text}", error_code=code)
 
 
-def _oom(_files: AttemptFiles) -> Exception:
+def _oom(_files: AttemptFiles) -> Any:
     if torch := _torch_on_gpu():
         hoard = []
         while True:
@@ -65,7 +53,7 @@ def _oom(_files: AttemptFiles) -> Exception:
     )
 
 
-def _device_assert(_files: AttemptFiles) -> Exception:
+def _device_assert(_files: AttemptFiles) -> Any:
     if torch := _torch_on_gpu():
         table = torch.zeros(4, 4, device="cuda")
         torch.nn.functional.embedding(torch.tensor([1 << 20], device="cuda"), table)
@@ -131,7 +119,7 @@ SABOTAGES: dict[str, Strike] = {
         "huggingface_hub.errors.HfHubHTTPError",
         "Client error '429 Too Many Requests' for url 'https://huggingface.co/api/models/drill'",
         OSError,
-        status=429,
+        response=SimpleNamespace(status_code=429),
     ),
     "gpu-busy": lambda _: _accelerator_error(46, "CUDA-capable device(s) is/are busy or unavailable"),
     "import-failed": lambda _: ModuleNotFoundError("No module named 'drill'", name="drill"),

@@ -206,10 +206,15 @@ class SentenceTransformerEncoder:
         Raises BadOutputError for an output that is not one vector a text.
         """
         counted = self._rows is not None
-        batches, lanes = self._batches(limits), Lanes(ahead=1)
-        if self._device == "cpu":
-            batches = list(batches)
-            lanes = self._lanes(batches)
+        lanes = Lanes(ahead=1)
+        batches: Iterable[Indices]
+        if limits.measured and counted and self._device != "cpu":
+            import torch
+
+            batches = cut_measured(self._lengths, limits, gpu_needs(torch))
+        else:
+            batches = cut(self._lengths, limits)
+            lanes = self._lanes(batches) if self._device == "cpu" else lanes
 
         def begins(indices: Indices) -> bool:
             if progress.leaving:
@@ -334,13 +339,6 @@ class SentenceTransformerEncoder:
         shared = [each for each in batches if len(each) > 1]
         largest = max((padded_tokens(self._lengths, each) for each in shared), default=0)
         return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
-
-    def _batches(self, limits: Limits) -> Iterable[Indices]:
-        if self._device == "cpu" or not limits.measured or self._rows is None:
-            return cut(self._lengths, limits)
-        import torch
-
-        return cut_measured(self._lengths, limits, gpu_needs(torch))
 
     def _forward(self, indices: Indices) -> Callable[[], Vectors]:
         if self._rows is None:
