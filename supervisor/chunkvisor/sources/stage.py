@@ -216,12 +216,11 @@ class SqlReader:
 
     def write_rows(self, path: Path) -> None:
         """Write what is known of each row: row, source_row if `where` leaves rows out, and the carried columns."""
-        names = ["source_row"] * (self._request.where is not None) + [_quoted(name) for name in self._request.columns]
-        columns = ", ".join(["CAST(rowid AS BIGINT) AS row", *names])
-        self._all(
-            f"COPY (SELECT {columns} FROM scratch.rows) TO {_literal(str(path))} "  # noqa: S608 - quoted names
-            "(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480)"
-        )
+        names = ["CAST(rowid AS BIGINT) AS row", *map(_quoted, self._request.columns)]
+        if self._request.where is not None:
+            names.insert(1, "source_row")
+        rows = f"SELECT {', '.join(names)} FROM scratch.rows"  # noqa: S608 - quoted names
+        self._all(f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480)")
 
     def _parquet(self, file: SourceFile, limit: int | None, types: dict[str, str]) -> tuple[str, int]:
         """Return SQL that can stand after FROM, and the number of rows; note the types of the columns."""
@@ -263,10 +262,8 @@ class SqlReader:
         if len({name.casefold() for name in types}) < len(types):
             what = "there are two columns whose names differ only in case, which SQL cannot tell apart."
             raise file.error(what, remedy="Rename one of them.")
-        rows, columns = (
-            rows if limit is None else min(rows, limit),
-            ["rowid AS __row", "line AS __line", "text AS __text"],
-        )
+        rows = rows if limit is None else min(rows, limit)
+        columns = ["rowid AS __row", "line AS __line", "text AS __text"]
         for name, kind in types.items():
             path = _literal("/" + name.replace("~", "~0").replace("/", "~1"))  # a JSON pointer (RFC 6901)
             value = f"CAST(json_extract_string(object, {path}) AS {kind})"
