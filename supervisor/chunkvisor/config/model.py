@@ -8,8 +8,9 @@ import glob
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -41,8 +42,6 @@ MOST_SHARDS = 10_000
 """Their names have four digits, so that names sort as numbers do."""
 
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
-_OWN_COLUMNS = ("row", "source_row", "vector")
-_Many = TypeVar("_Many", tuple[str, ...], dict[str, Any])
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 _SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
@@ -56,15 +55,19 @@ def refused(sentence: str, *, of_section: bool = False) -> PydanticCustomError:
     return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "of_section": of_section})
 
 
-def _matching(pattern: str, what: str) -> AfterValidator:
-    """Refuse text that is not `what`: that a pattern does not match says nothing to a reader."""
+def _unless(is_wrong: Callable[[Any], bool], sentence: str) -> AfterValidator:
+    """Refuse a value by a sentence; `load` puts the value before one that begins with "should"."""
 
-    def check(text: str) -> str:
-        if re.fullmatch(pattern, text) is None:
-            raise refused(f"should be {what}")
-        return text
+    def check(value: Any) -> Any:
+        if is_wrong(value):
+            raise refused(sentence)
+        return value
 
     return AfterValidator(check)
+
+
+def _matching(pattern: str, what: str) -> AfterValidator:
+    return _unless(lambda text: re.fullmatch(pattern, text) is None, f"should be {what}")
 
 
 def _number(value: Any) -> Any:
@@ -134,46 +137,13 @@ def _source(text: str, info: ValidationInfo) -> str:
     return text
 
 
-def _prom(path: Path) -> Path:
-    if path.suffix != ".prom":
-        raise refused("must end in .prom: node_exporter reads no other file")
-    return path
-
-
-def _one_kind(devices: tuple[str, ...]) -> tuple[str, ...]:
-    if len(devices) > 1 and "cpu" in devices:
-        raise refused("cpu does not go together with other devices: their vectors differ in the last digits")
-    return devices
-
-
-def _carried(names: tuple[str, ...]) -> tuple[str, ...]:
-    folded = [name.casefold() for name in names]
-    if found := [name for name in folded if name in _OWN_COLUMNS or folded.count(name) > 1]:
-        raise refused(f"{found[0]} is given twice, or is a column that chunkvisor writes itself; rename it")
-    return names
-
-
-def _not_empty(values: _Many) -> _Many:
-    if not values:
-        raise refused("should not be empty")
-    return values
-
-
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) < len(names):
-        raise refused("should have each output once")
-    return names
-
-
-def _env_name(name: str) -> str:
-    if name in _OWNED_ENV:
-        raise refused(
-            "chunkvisor sets this itself; choose GPUs with `device`, and set HF_HUB_OFFLINE for the whole run"
-        )
-    return name
+def _has_unusable_name(columns: tuple[str, ...]) -> bool:
+    folded = {name.casefold() for name in columns}
+    return len(folded) < len(columns) or bool(folded & {"row", "source_row", "vector"})
 
 
 _AS_WRITTEN = BeforeValidator(_number)
+_NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
 Name = Annotated[StrictStr, Field(min_length=1)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=_MOST), _AS_WRITTEN]
 PositiveOrAuto = Positive | Literal["auto"]
@@ -194,22 +164,37 @@ Encoder = Annotated[
 _Device = Annotated[
     StrictStr, _matching(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", '"cuda", "cuda:N" or "cpu", or a list of GPUs')
 ]
-Devices = Annotated[tuple[_Device, ...], AfterValidator(_one_kind), AfterValidator(_not_empty), _ONE_OR_MORE]
+_ONE_KIND = "cpu does not go together with other devices: their vectors differ in the last digits"
+Devices = Annotated[
+    tuple[_Device, ...], _unless(lambda found: len(found) > 1 and "cpu" in found, _ONE_KIND), _NOT_EMPTY, _ONE_OR_MORE
+]
 # Secret, as most addresses hold a token or a password.
 Addresses = Annotated[tuple[Annotated[SecretStr, Field(min_length=1)], ...], Field(max_length=20), _ONE_OR_MORE]
-Columns = Annotated[tuple[Name, ...], AfterValidator(_carried), _ONE_OR_MORE]
+Columns = Annotated[
+    tuple[Name, ...],
+    _unless(_has_unusable_name, "should have each column once, and not row, source_row or vector, which a run writes"),
+    _ONE_OR_MORE,
+]
 EnvName = Annotated[
-    StrictStr, AfterValidator(_env_name), _matching("[A-Za-z_][A-Za-z0-9_]*", "a name for an environment variable")
+    StrictStr,
+    _unless(_OWNED_ENV.__contains__, "chunkvisor sets this itself; choose GPUs with the key `device`"),
+    _matching("[A-Za-z_][A-Za-z0-9_]*", "a name for an environment variable"),
 ]
 EnvValue = Annotated[StrictStr, AfterValidator(_system_text)]
 OutputName = Annotated[StrictStr, _matching("[A-Za-z0-9_-]{1,100}", "letters, digits, _ and - (100 at most)")]
-OutputNames = Annotated[tuple[StrictStr, ...], Field(min_length=2), AfterValidator(_distinct)]
+OutputNames = Annotated[
+    tuple[StrictStr, ...],
+    Field(min_length=2),
+    _unless(lambda names: len(set(names)) < len(names), "should have each output once"),
+]
 FilePath = Annotated[
     Path, BeforeValidator(_joined), BeforeValidator(TypeAdapter(Annotated[Name, AfterValidator(_path)]).validate_python)
 ]
-PromFile = Annotated[FilePath, AfterValidator(_prom)]
+PromFile = Annotated[
+    FilePath, _unless(lambda path: path.suffix != ".prom", "must end in .prom: node_exporter reads no other file")
+]
 Folders = Annotated[tuple[FilePath, ...], Field(max_length=100), _ONE_OR_MORE]
-Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], AfterValidator(_not_empty), _ONE_OR_MORE]
+Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], _NOT_EMPTY, _ONE_OR_MORE]
 
 
 def seconds_of(value: object) -> float:
@@ -505,7 +490,7 @@ class Config(Section):
     """Figures for a monitoring system."""
     notify: Addresses = ()
     """Addresses that get a notice of the end and of the first bad row. They are never repeated anywhere."""
-    outputs: Annotated[dict[OutputName, OutputConfig], _OR_NULL, AfterValidator(_not_empty)]
+    outputs: Annotated[dict[OutputName, OutputConfig], _OR_NULL, _NOT_EMPTY]
     """The final files, one entry each."""
     combine: Annotated[dict[OutputName, OutputNames], _OR_NULL] = Field(default={})
     """More final files: the vectors of several outputs side by side."""
