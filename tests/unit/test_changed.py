@@ -7,12 +7,12 @@ from chunkvisor.errors import ExitCode
 from chunkvisor.supervise.work import refuse_changes
 
 OF_SOURCE, OF_SETTINGS = ("source: 100 rows before, 101 now",), ("encode.normalize: false before, true now",)
-UPDATE, ELSEWHERE = "add --update", "choose another workdir"
+UPDATE, ELSEWHERE = "--update", "choose another workdir"
 WORDS: dict[tuple[tuple[str, ...], Given, bool], set[str]] = {
-    (OF_SOURCE, Given.FILE, True): {UPDATE, "undo the change", ELSEWHERE},
-    (OF_SETTINGS, Given.FILE, False): {"undo the change", ELSEWHERE},
-    (OF_SOURCE, Given.OPTIONS, True): {"undo the change", "by -o"},
-    (OF_SOURCE, Given.ARGUMENTS, True): {UPDATE, "undo the change", ELSEWHERE},
+    (OF_SOURCE, Given.FILE, True): {UPDATE, "ndo the change", ELSEWHERE},
+    (OF_SETTINGS, Given.FILE, False): {"ndo the change", ELSEWHERE},
+    (OF_SOURCE, Given.OPTIONS, True): {"ndo the change", "by -o"},
+    (OF_SOURCE, Given.ARGUMENTS, True): {UPDATE, "ndo the change", ELSEWHERE},
 }
 ALL = set().union(*WORDS.values())
 

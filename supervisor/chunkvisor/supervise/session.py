@@ -57,7 +57,6 @@ class Means:
         self._request, self._run = request, run
         self._config = config = request.loaded.config
         self.on_ray = config.engine.kind is EngineKind.RAY
-        self._timeout_s = config.recovery.wait_timeout
         self._ahead: LocalEngine | None = None
         """An engine that was begun before it was wanted, so that the model loads meanwhile."""
         if self.on_ray:
@@ -88,20 +87,11 @@ class Means:
         if self._ahead is not None:
             self._ahead.close()
 
-    # --- waiting
-
     def on_wait(self) -> None:
         """To be called while something is waited for. Raises Halt if the run is asked to stop."""
         self._run.tick()
         if self._run.signals.draining:
             raise stopped(self._run.signals)
-
-    def pause(self, seconds: float) -> None:
-        """Wait that long. Raises as `on_wait`."""
-        deadline_s = time.monotonic() + seconds
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            self._run.signals.sleep(min(left_s, _PAUSE_S), [])
-            self.on_wait()
 
     # --- the model
 
@@ -137,15 +127,19 @@ class Means:
             for name in self._config.outputs:
                 try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
         self._run.emit(Resolving(model.name))
-        teller = WaitTeller(self._run.emit, self._timeout_s)
+        timeout_s = self._config.recovery.wait_timeout
+        teller = WaitTeller(self._run.emit, timeout_s)
 
         def wait(seconds: float, waited_s: float, why: str) -> None:
             teller.tell(seconds, waited_s, why, Outcome.HUB)
-            self.pause(seconds)
+            deadline_s = time.monotonic() + seconds
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                self._run.signals.sleep(min(left_s, _PAUSE_S), [])
+                self.on_wait()
 
         # From scratch the hub is asked for its newest commit; otherwise the one that the first run has pinned counts.
         anew = self._request.from_scratch
-        found = resolve_hub(model, layout.model, layout.fetch, self._timeout_s, wait, self.on_wait, anew=anew)
+        found = resolve_hub(model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew)
         refuse_wrong_model(self._config, found.path)
         return found
 

@@ -70,7 +70,7 @@ from chunkvisor.store.identity import (
     read_fixed,
     write_facts,
 )
-from chunkvisor.store.layout import Layout, OutputLayout, anything_kept, unfinished
+from chunkvisor.store.layout import Layout, OutputLayout, unfinished
 from chunkvisor.store.ledger import Ledger, Place, is_planned, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, LessonFile, digest_of, write_record
 from chunkvisor.supervise.finish import finish
@@ -99,29 +99,41 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
     if outputs:
         for what, mend in check_model_files(config, source.path).warnings:
             run.emit(Warned(f"{what}; {mend}"))
-        _tell_plan(run, outputs)
+        ledgers = [output.ledger for output in outputs]
+        texts = sum(each.plan.distinct for each in ledgers)
+        planned = WorkPlanned(
+            rows=sum(output.rows for output in outputs),
+            texts=texts,
+            texts_left=texts - sum(each.texts_done for each in ledgers),
+            chunks=sum(each.plan.count for each in ledgers),
+            chunks_left=sum(output.left for output in outputs),
+            texts_per_s=run.texts_per_s_before,
+            taken=sum(output.taken for output in outputs),
+        )
+        run.emit(planned)
         if expected is not None and any(output.left for output in outputs):
             _expect(expected, request, run, means, source)
-    _encode(request, run, means, source, outputs)
-    _combine(request, run, means)
+    model = config.model
+    lessons = LessonFile(run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
+    with closing(means.take_engine(source)) as engine:
+        given_up = Loop(outputs, config, lessons, engine, run).run()
+    if run.signals.first is not None or (run.signals.draining and not all(each.joined for each in outputs)):
+        raise stopped(run.signals)
+    if given_up:
+        raise gave_up(given_up)
+    for name, members in config.combine.items():
+        finished = {member: read_finished(run.layout.output(member)) for member in members}
+        if lost := [member for member, manifest in finished.items() if manifest is None]:
+            raise Halt(ExitCode.TRY_AGAIN, f"{lost[0]} was damaged a moment ago", remedy="Run the same command again.")
+        whole = {member: manifest for member, manifest in finished.items() if manifest}
+        place = run.layout.combined(name)
+        manifest, was_there = combine(place, whole, means.on_wait)
+        if not was_there:
+            size = f"{manifest['rows']:,} x {manifest['dimension']:,}"
+            run.emit(Note(f"{name}: {size}, {' and '.join(members)} next to each other: {place.final}"))
     found = {name: read_done_manifest(run.layout.output(name)) for name in config.outputs}
     if quarantined := {name: manifest for name, manifest in found.items() if manifest and manifest["quarantined"]}:
         raise with_bad_rows(run.layout, quarantined)
-
-
-def _tell_plan(run: Run, outputs: Sequence[OutputRun]) -> None:
-    ledgers = [output.ledger for output in outputs]
-    texts = sum(each.plan.distinct for each in ledgers)
-    planned = WorkPlanned(
-        rows=sum(output.rows for output in outputs),
-        texts=texts,
-        texts_left=texts - sum(each.texts_done for each in ledgers),
-        chunks=sum(each.plan.count for each in ledgers),
-        chunks_left=sum(output.left for output in outputs),
-        texts_per_s=run.texts_per_s_before,
-        taken=sum(output.taken for output in outputs),
-    )
-    run.emit(planned)
 
 
 def _expect(expected: Expected, request: Request, run: Run, means: Means, source: ModelSource) -> None:
@@ -138,39 +150,12 @@ def _expect(expected: Expected, request: Request, run: Run, means: Means, source
             ExitCode(trial.verdict.exit_code or ExitCode.TRY_AGAIN),
             f"the texts of model.expect could not be encoded: {trial.verdict.outcome}",
             why=f"{trial.verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
-            remedy=trial.verdict.remedy or "`chunkvisor doctor` looks at the machine and the model",
+            remedy=trial.verdict.remedy or "Run `chunkvisor doctor`: it checks the machine and the model.",
         )
     quantized = "quantization_config" in model.kwargs
     if problem := expected.problem(trial.vectors, trial.dtype, quantized=quantized):
         raise wrong_vectors(problem, config.model.name)
     run.emit(Note(f"the model gives the vectors of {counted(len(expected.texts), 'text')} in {expected.path}"))
-
-
-def _encode(request: Request, run: Run, means: Means, source: ModelSource, outputs: Sequence[OutputRun]) -> None:
-    config = request.loaded.config
-    model = config.model
-    lessons = LessonFile(run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
-    with closing(means.take_engine(source)) as engine:
-        given_up = Loop(outputs, config, lessons, engine, run).run()
-    if run.signals.first is not None or (run.signals.draining and not all(each.joined for each in outputs)):
-        raise stopped(run.signals)
-    if given_up:
-        raise gave_up(given_up)
-
-
-def _combine(request: Request, run: Run, means: Means) -> None:
-    """Put finished outputs next to each other, as the config asks. Raises Halt, OSError."""
-    for name, members in request.loaded.config.combine.items():
-        found = {member: read_finished(run.layout.output(member)) for member in members}
-        whole = {member: manifest for member, manifest in found.items() if manifest}
-        if len(whole) < len(found):
-            lost = next(member for member, manifest in found.items() if not manifest)
-            raise Halt(ExitCode.TRY_AGAIN, f"{lost} was damaged a moment ago", remedy="run again to make it again")
-        place = run.layout.combined(name)
-        manifest, was_there = combine(place, whole, means.on_wait)
-        if not was_there:
-            size = f"{manifest['rows']:,} x {manifest['dimension']:,}"
-            run.emit(Note(f"{name}: {size}, {' and '.join(members)} next to each other: {place.final}"))
 
 
 @dataclass(slots=True)
@@ -182,11 +167,6 @@ class Prepared:
     manifest: dict[str, Any] | None = None  # of a complete one, of which there is nothing to do
     # The next generation is prepared in `layout.next`, but for the plan; its table is there only if it is another.
     moves_on: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name the output, as the config has it."""
-        return self.layout.name
 
 
 class Opening:
@@ -215,19 +195,25 @@ class Opening:
                     if os.path.lexists(place):
                         raise not_ours(place, "choose another workdir or another name for the output")
         self._all = [self._prepare(layout) for layout in layouts]
-        refuse_unequal(config.combine, {each.name: each.fixed.identity.rows for each in self._all})
+        refuse_unequal(config.combine, {each.layout.name: each.fixed.identity.rows for each in self._all})
         if self._request.from_scratch and not config.model.is_plugin and self._source.local is None:
             pin_source(self._run.layout.model, config.model, self._source)
         outputs = list[OutputRun]()
         for each in self._all:
-            if each.manifest is not None:
-                self._tidy(each, each.manifest)
+            layout, manifest = each.layout, each.manifest
+            if manifest is None:
+                try:
+                    self._settle(each)
+                    outputs.append(self._open(each))
+                except DamagedError as error:
+                    raise texts_damaged(error) from error
                 continue
-            try:
-                self._settle(each)
-                outputs.append(self._open(each))
-            except DamagedError as error:
-                raise texts_damaged(error) from error
+            remove_folder(layout.before)
+            clear_partial(layout)  # of a join that was tried again after its final stood, in vain: the disk failed
+            if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
+                remove_folder(layout.chunks)
+            path = str(place_of(layout, asked_form(config.outputs[layout.name])))
+            self._run.emit(OutputAlreadyComplete(layout.name, manifest["rows"], manifest["dimension"], path))
         for output in outputs:
             output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return outputs
@@ -237,7 +223,15 @@ class Opening:
     def _prepare(self, layout: OutputLayout) -> Prepared:
         """Stage the source of one output, and find its final files if they are complete."""
         name, anew, fresh = layout.name, self._request.from_scratch and _begun(layout), None
-        before = self._fixed_before(layout)
+        before = None
+        with suppress(DamagedError):
+            before = read_fixed(layout)
+        lost = before is None and any(path.exists() for path in (layout.identity, layout.chunks, layout.done))
+        if lost and not self._request.from_scratch:
+            raise config_error(
+                f"{layout.identity}, which says what the files next to it belong to, is missing or damaged",
+                remedy="Restore the file, or add --from-scratch to discard what is done.",
+            )
         make_state(layout)
         # Of a run that was killed while it staged: nothing rests on them yet.
         for leftover in (layout.fresh_table, unfinished(layout.fresh_table)):
@@ -257,7 +251,12 @@ class Opening:
             self._refuse_changed(layout, before, now.identity, fresh)
         if anew or before is None or before.identity.fingerprint != now.identity.fingerprint:
             generation = before.generation + 1 if before is not None else 1
-            made = Prepared(layout, replace(now, chunk_size=self._chunk_size(name), generation=generation))
+            size = self._config.effective_chunk_size(name)
+            if size == "auto":
+                devices, per_device = self._means.devices, self._config.workers.per_device
+                size, why = propose(rate_before(self._config), len(devices) * per_device, devices[0].kind)
+                self._note(f"{name}: chunks of {size:,} texts, {why}")
+            made = Prepared(layout, replace(now, chunk_size=size, generation=generation))
             if _begun(layout):
                 self._note(f"{name}: this is generation {generation}, of {counted(now.identity.rows, 'row')}")
             self._move_on(made, fresh)
@@ -277,18 +276,6 @@ class Opening:
             else:
                 layout.again.unlink()
         return made
-
-    def _fixed_before(self, layout: OutputLayout) -> Fixed | None:
-        fixed = None
-        with suppress(DamagedError):
-            fixed = read_fixed(layout)
-        lost = fixed is None and any(path.exists() for path in (layout.identity, layout.chunks, layout.done))
-        if lost and not self._request.from_scratch:
-            raise config_error(
-                f"{layout.identity} is missing or damaged, so it is not known what the files next to it belong to",
-                remedy="restore the file, or start this config over by adding --from-scratch",
-            )
-        return fixed
 
     def _is_staged(self, layout: OutputLayout, request: IngestRequest, before: Fixed) -> bool:
         """Say whether what an earlier run has staged is still the same, and what is needed of it is there."""
@@ -330,21 +317,7 @@ class Opening:
             return
         if fresh is not None:
             remove_folder(fresh)
-        halt = refuse_changes(layout.name, differences(fixed.identity, now), self._request.loaded.given, serve=serve)
-        if not anything_kept(self._run.layout):
-            # As after a model that was refused, when the config was corrected as the message said.
-            halt.why = "no text has a vector yet, so nothing is lost by a new beginning"
-            halt.remedy = "add --from-scratch, or undo the change"
-        raise halt
-
-    def _chunk_size(self, name: str) -> int:
-        """Choose how many texts a chunk has of an output that is begun now."""
-        size = self._config.effective_chunk_size(name)
-        if size == "auto":
-            devices, per_device = self._means.devices, self._config.workers.per_device
-            size, why = propose(rate_before(self._config), len(devices) * per_device, devices[0].kind)
-            self._note(f"{name}: chunks of {size:,} texts, {why}")
-        return size
+        raise refuse_changes(layout.name, differences(fixed.identity, now), self._request.loaded.given, serve=serve)
 
     def _move_on(self, made: Prepared, fresh: Path | None = None) -> None:
         """Prepare the next generation, of other texts, or the same if there are no fresh ones; all is planned anew."""
@@ -368,14 +341,14 @@ class Opening:
             problem = self._problem_of_plan(each)
             if problem is None:
                 return
-            self._note(f"{each.name}: {problem}; its texts are looked up again")
+            self._note(f"{each.layout.name}: {problem}; its texts are looked up again")
             self._move_on(each)
         prepared = layout.next
         table = StagedTable.open(prepared.table if prepared.table.exists() else layout.table)
         make_folder(prepared.chunks, durable=False)
         donors = self._donors(each) if self._config.reuse else []
         on_wait = self._means.on_wait
-        facts = plan_reuse(each.name, prepared.reuse, table, filter(None, donors), self._run.emit, on_wait)
+        facts = plan_reuse(each.layout.name, prepared.reuse, table, filter(None, donors), self._run.emit, on_wait)
         if facts is not None:
             write_facts(prepared, facts)
         _switch(layout)
@@ -393,13 +366,15 @@ class Opening:
         return next((f"{place.words} has changed" for place in places if not self._holds(each, place)), None)
 
     def _holds(self, each: Prepared, place: Place) -> bool:
-        number, other = next(((n, other) for n, other in enumerate(self._all) if other.name == place.output), (0, None))
-        if other is None:
-            return place.copied
+        if place.copied:
+            return True
         # Each waits for those before it alone, so that none waits for itself.
-        comes_first = other.manifest is not None or number < self._all.index(each)
-        same = other.fixed.identity.fingerprint == place.fingerprint and not other.moves_on
-        return same and comes_first and gives_vectors(self._config, other.name)
+        before = self._all[: self._all.index(each)]
+        named = (other for other in self._all if other.layout.name == place.output)
+        other = next((other for other in named if other.manifest is not None or other in before), None)
+        if other is None or other.moves_on or other.fixed.identity.fingerprint != place.fingerprint:
+            return False
+        return gives_vectors(self._config, place.output)
 
     def _donors(self, each: Prepared) -> list[Donor | None]:
         """Find what may have vectors, in the order of preference. From scratch, nothing the workdir has from before."""
@@ -413,20 +388,13 @@ class Opening:
                 late.append(of_chunks(layout, wanted))
                 if is_done and late == [None]:
                     words = "no vector can be taken from its final file, which is rounded or damaged"
-                    self._note(f"{each.name}: {words}; with chunk.keep: true, updates encode only new texts")
+                    self._note(f"{each.layout.name}: {words}; with chunk.keep: true, updates encode only new texts")
         at = self._all.index(each)
         for number, other in enumerate(self._all):
-            words, there = f"output {other.name}", other.layout
-            if other is each:
-                continue
             if other.manifest is not None:
-                donors.append(of_final(there, wanted, words))
-                continue
-            if not anew:
-                before = there if other.moves_on and there.done.exists() else there.earlier
-                late.append(of_final(before, wanted, f"the earlier final file of {words}"))
-            if number < at and gives_vectors(self._config, other.name):
-                donors.append(promised(there, other.fixed, wanted))
+                donors.append(of_final(other.layout, wanted, f"output {other.layout.name}"))
+            elif number < at and gives_vectors(self._config, other.layout.name):
+                donors.append(promised(other.layout, other.fixed, wanted))
         if not anew:
             for path in sorted(self._run.layout.outputs.glob("*/")):
                 if path.name not in self._config.outputs:
@@ -436,7 +404,7 @@ class Opening:
     # --- ready to run
 
     def _open(self, each: Prepared) -> OutputRun:
-        layout, name, fixed = each.layout, each.name, each.fixed
+        layout, name, fixed = each.layout, each.layout.name, each.fixed
         config, source, device_kind = self._config, self._source, self._means.devices[0].kind
         clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
         table = StagedTable.open(layout.table)
@@ -488,16 +456,6 @@ class Opening:
             awaits=frozenset(place.output for place in used if not place.copied),
         )
 
-    def _tidy(self, each: Prepared, manifest: dict[str, Any]) -> None:
-        """Remove what a complete output needs no longer."""
-        layout = each.layout
-        remove_folder(layout.before)
-        clear_partial(layout)  # of a join that was tried again after its final stood, in vain: the disk failed
-        if not self._config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
-            remove_folder(layout.chunks)
-        path = str(place_of(layout, asked_form(self._config.outputs[each.name])))
-        self._run.emit(OutputAlreadyComplete(each.name, manifest["rows"], manifest["dimension"], path))
-
     def _note(self, note: str) -> None:
         self._run.emit(Note(note))
 
@@ -522,16 +480,15 @@ def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: 
     `changes` has a line for each difference. `serve`: the vectors that are there would serve an update.
     """
     of_source = all(change.startswith("source: ") for change in changes)
-    what = (
-        f"the source of output {output} has changed" if of_source else f"output {output} was begun with other settings"
-    )
+    begun = f"output {output} was begun with other settings"
+    what = f"the source of output {output} has changed" if of_source else begun
     elsewhere = "name another file by -o" if given is Given.OPTIONS else "choose another workdir"
-    remedy = f"undo the change, or {elsewhere}, or discard what is done by adding --from-scratch"
+    remedy = f"Undo the change, or {elsewhere}, or discard what is done by adding --from-scratch."
     if serve and given is not Given.OPTIONS:
-        remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
+        remedy = f"Add --update, which encodes only texts that have no vector yet, or u{remedy[1:]}"
     return config_error(
-        f"{what}:\n" + "\n".join(f"  {change}" for change in changes),
-        why="vectors of both would be mixed in one file; nothing has been touched",
+        "\n  ".join([f"{what}:", *changes]),
+        why="Vectors of both would be mixed in one file. Nothing has been touched.",
         remedy=remedy,
     )
 
