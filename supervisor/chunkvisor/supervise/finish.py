@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.assemble.forms import Form, place_of
-from chunkvisor.assemble.join import Final, TakenDamagedError, assemble, texts_without
+from chunkvisor.assemble.join import TakenDamagedError, assemble, texts_without
 from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
 from chunkvisor.config.choices import digested
 from chunkvisor.engine.modelsource import LocalModel
@@ -19,7 +19,7 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows
-from chunkvisor.store.identity import TEXT_KEYS, BadText, Fixed
+from chunkvisor.store.identity import TEXT_KEYS, Fixed
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, ReuseFiles
 from chunkvisor.store.records import digest_file
@@ -29,7 +29,7 @@ from chunkvisor_worker.contract.messages import Spec
 
 _ROWS_AT_ONCE = 1 << 18
 _MAX_LINES = 100
-"""For that many quarantined rows, the line of the source is looked up."""
+"""For that many quarantined rows, the line of the source is looked up, which reads the source up to it."""
 
 
 def finish(
@@ -57,13 +57,18 @@ def finish(
     except TakenDamagedError as error:
         raise Halt(
             ExitCode.TRY_AGAIN,
-            f"{layout.name}: vectors that were to be taken over are not what they were",
+            f"{layout.name}: vectors that the run wanted to reuse have changed",
             why=str(error),
-            remedy="run the same command again: it looks them up again, and encodes what it does not find",
+            remedy="Run the same command again: it looks them up again, and encodes what it does not find.",
         ) from error
     facts = ledger.facts
     assert facts is not None
-    bad = _quarantined_rows(texts_without(ledger, taken), table, final)
+    without, quarantined = texts_without(ledger, taken), list[dict[str, Any]]()
+    for number, (row, text) in enumerate(final.bad_rows):
+        place = table.place_of(row, with_line=number < _MAX_LINES)  # to find a line, the source is read up to it
+        quarantined.append(
+            {"row": row, "outcome": without[text].outcome, "reason": without[text].reason, "place": place}
+        )
     cut = _record_cut(ledger, table, reuse, on_block)
     prompt = encode.prompt if encode.prompt is not None or facts.loaded is None else facts.loaded.prompt
     max_length = facts.max_length if facts.max_length is not None else model.max_length
@@ -72,7 +77,7 @@ def finish(
         "dimension": final.dimension,
         **describe_files(layout, form, table.rows, final.digests, final.ranges),
         "fingerprint": fixed.identity.fingerprint,
-        "quarantined": [*bad],
+        "quarantined": quarantined,
         "distinct_texts": table.distinct,
         "truncated": cut,
         "zero_rows": final.zero_rows,
@@ -104,8 +109,9 @@ def finish(
     if ledger.other_versions:
         manifest["other_versions"] = ledger.other_versions
     if reuse is not None:
-        places = reuse.places
-        manifest["reused"] = [{"from": each.words, "texts": each.texts, "versions": each.versions} for each in places]
+        manifest["reused"] = [
+            {"from": each.words, "texts": each.texts, "versions": each.versions} for each in reuse.places
+        ]
         manifest["texts_encoded"] = reuse.encoded
     publish(layout, manifest)
     remove_folder(layout.before)
@@ -121,14 +127,6 @@ def finish(
     }
 
 
-def _quarantined_rows(without: dict[int, BadText], table: StagedTable, final: Final) -> Iterator[dict[str, Any]]:
-    for number, (row, text) in enumerate(final.bad_rows):
-        bad = without[text]
-        # To find a line, the source is read up to it.
-        place = table.place_of(row, with_line=number < _MAX_LINES)
-        yield {"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place}
-
-
 def _record_cut(
     ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
 ) -> dict[str, Any] | None:
@@ -140,16 +138,10 @@ def _record_cut(
     if ledger.facts is None or not ledger.facts.counts_cut:
         layout.cut_rows.unlink(missing_ok=True)
         return None
-    noted, copied = {ENCODED: layout.cut_texts(ledger.fingerprint)}, ReuseFiles(layout.reuse).tokens
-    unknown = int((np.fromfile(copied, "<i4") < 0).sum()) if reuse is not None else 0
+    counted_in = {ENCODED: layout.cut_texts(ledger.fingerprint)}
     for number, place in enumerate(reuse.places if reuse is not None else ()):
-        there = OutputLayout(layout.workdir, place.output).cut_rows
-        if place.copied:
-            noted[number] = copied
-        elif there.exists():
-            noted[number] = there
-        else:
-            unknown += place.texts
+        copied = ReuseFiles(layout.reuse).tokens
+        counted_in[number] = copied if place.copied else OutputLayout(layout.workdir, place.output).cut_rows
 
     def tokens_before_the_cut() -> Iterator[bytes]:
         """Give int32 of each row, 0 if it is whole, and write the lines of the list."""
@@ -161,7 +153,7 @@ def _record_cut(
                 if reuse is not None:
                     where = reuse.where_of(numbers)
                     places, numbers = where["place"], where["row"].astype(np.int64)
-                for place, file in noted.items():
+                for place, file in counted_in.items():
                     hits = places == place
                     if file.exists():
                         tokens[hits] = pick_rows(file, "<i4", 0, 1, numbers[hits])[:, 0]
@@ -174,7 +166,7 @@ def _record_cut(
                 on_block()
 
     write_blocks(layout.cut_rows, tokens_before_the_cut())
-    said = {"rows": count, "texts_not_counted": unknown}
     if not count:
-        return said
-    return said | {"file": layout.truncated.name, "digest": f"sha256:{digest_file(layout.truncated_twin)}"}
+        return {"rows": 0}
+    digest = f"sha256:{digest_file(layout.truncated_twin)}"
+    return {"rows": count, "file": layout.truncated.name, "digest": digest}

@@ -229,7 +229,7 @@ class Opening:
         lost = before is None and any(path.exists() for path in (layout.identity, layout.chunks, layout.done))
         if lost and not self._request.from_scratch:
             raise config_error(
-                f"{layout.identity}, which says what the files next to it belong to, is missing or damaged",
+                f"{layout.identity} is missing or damaged; it says what the files next to it belong to",
                 remedy="Restore the file, or add --from-scratch to discard what is done.",
             )
         make_state(layout)
