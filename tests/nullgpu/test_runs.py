@@ -1,10 +1,15 @@
 """Whole runs on a null GPU: a real supervisor, real workers, torch's own allocator."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from nullgpu import GpuWorkplace, texts
+from harness import ROOT
+from nullgpu import GpuWorkplace, NullGpu, texts
 
 _ASSERT = "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED"
 
@@ -69,3 +74,16 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     log = (gpu_workplace.attempts()[0] / "worker.log").read_text()
     assert sign in log
     assert gpu_workplace.manifest()["quarantined"] == []
+
+
+def test_the_figures_for_a_lent_card_are_made_from_end_to_end(gpu: NullGpu, tmp_path: Path) -> None:
+    """benchmarks/gpu.py makes a model, measures plain `encode` and a run, and writes the row; times mean nothing."""
+    gpu.set(bool=1)
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--out", str(tmp_path / "rows"), "--small"]
+    env = os.environ | gpu.environment()
+    done = subprocess.run([*command, "decoder-night"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (row,) = map(json.loads, (tmp_path / "rows").read_text().splitlines())
+    assert (row["name"], row["device"], row["rows"]) == ("decoder-night", "Null GPU", 2000)
+    assert row["least_cosine"] > 0.9
+    assert min(row["ours_rate"], row["plain_s"], row["compute_s"], row["first_batch_s"]) > 0
