@@ -103,7 +103,10 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
     Raises ChunkvisorError (2) for a name that is not known, and AssertionError at the end of a block in which the
     fault never struck: such a test would show nothing.
     """
-    provoked = ProvokedFault(_known(name), chunk, output, times)
+    names = {each: each for each in NAMES} | {str(outcome): each for outcome, each in _BY_OUTCOME.items()}
+    if name not in names:
+        raise Halt(ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, names)}")
+    provoked = ProvokedFault(names[name], chunk, output, times)
     if chunk < 0 or times < 1:
         raise Halt(ExitCode.USAGE, f"chunk={chunk}, times={times}: there is no such chunk, or nothing to do")
     with tempfile.TemporaryDirectory(prefix="chunkvisor-testing-") as place:
@@ -121,14 +124,6 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
     if not found.struck:
         of_output = f" of output {output}" if output else ""
         raise AssertionError(
-            f"the fault {provoked.name} never struck: in this block, no worker of this machine got so far with chunk "
-            f"{chunk}{of_output}; chunks are counted from 0, and one that is done already is not done again"
+            f"the fault {provoked.name} never struck: in this block, no worker of this machine reached it in chunk "
+            f"{chunk}{of_output}; chunks are counted from 0, and a finished one is not encoded again"
         )
-
-
-def _known(name: str) -> str:
-    """The drill's name of a fault. Raises Halt (2)."""
-    names = {each: each for each in NAMES} | {str(outcome): each for outcome, each in _BY_OUTCOME.items()}
-    if name in names:
-        return names[name]
-    raise Halt(ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, names)}")

@@ -166,14 +166,8 @@ def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str |
     return text if result.value == wanted and not result.problems else None
 
 
-class Given(StrEnum):
-    """Say how a config was given: it decides what a person can do if it is refused."""
-
-    FILE = "file"
-    OPTIONS = "options"
-    """Of `chunkvisor encode`."""
-    ARGUMENTS = "arguments"
-    """Of `chunkvisor.encode`."""
+Given = StrEnum("Given", ["FILE", "OPTIONS", "ARGUMENTS"])
+"""How a config was given: by OPTIONS of `chunkvisor encode`, by ARGUMENTS of `chunkvisor.encode`."""
 
 
 @dataclass(frozen=True, slots=True)
