@@ -302,6 +302,7 @@ def test_damaged(halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[
     assert_quarantined(place, FEW, [1, 5])
 
 
+@local_engine_only  # it damages the part from inside the run
 def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that turns out damaged when its chunk is put together is computed again by the same run."""
     from chunkvisor.store.ledger import Parts

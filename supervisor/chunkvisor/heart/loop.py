@@ -497,7 +497,9 @@ class Loop:
     def drop(self, ending: Ending) -> None:
         """Do without a device."""
         if ending.device is not None:
-            self._stations.leave(ending.device, self._with_log(ending, dropped=True))
+            # If it is the last of a cluster, the run ends so unless another one joins.
+            last = len(self._stations.alive) == 1
+            self._stations.leave(ending.device, self._with_log(ending, dropped=not last))
 
     def halt(self, ending: Ending) -> None:
         """End the run."""
