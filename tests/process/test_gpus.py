@@ -227,7 +227,7 @@ def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: F
     smi.say(memory_code=255)
     ended = gpus.run()
     assert ended.returncode == 69, ended.stderr
-    assert "If it fails, reload the NVIDIA driver or reboot." in ended.stderr
+    assert "If `nvidia-smi` fails, reload the NVIDIA driver or reboot." in ended.stderr
     assert "max_bad_rows" not in ended.stderr
     status = gpus.status()
     output = status["outputs"]["out"]
