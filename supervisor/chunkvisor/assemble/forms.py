@@ -165,9 +165,8 @@ Append = Callable[[Stored], object]  # appends rows. Raises OSError
 
 
 class Format(NamedTuple):
-    """What is to be known of a format."""
+    """What is to be known of a format, whose name is the suffix of its files."""
 
-    suffix: str  # of its files, without the dot
     write: Callable[[HashedFile, int, Numbers, int, Carried | None], contextlib.AbstractContextManager[Append]]
     """Writes a file of so many rows as a context; then the number of the first, and columns to go with it."""
     read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
@@ -212,7 +211,8 @@ def _write_parquet(
     import pyarrow.parquet as pq
 
     fields = [] if carried is None else carried.fields
-    schema = pa.schema([pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, _vector_type(numbers))])
+    vector_type = pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.width)
+    schema = pa.schema([pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, vector_type)])
     others, pending, next_row = [ROW, *(field.name for field in fields)], list[pa.Table](), first_row
 
     def append(block: Stored) -> None:
@@ -244,39 +244,26 @@ def _write_parquet(
             flush()
 
 
-def _read_parquet(path: Path, rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
-    import pyarrow as pa
+def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
     import pyarrow.parquet as pq
 
     with open(path, "rb") as file:
-        if digest is not None and hashlib.file_digest(file, "sha256").hexdigest() != digest:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise BadVectorsError(OTHER_DIGEST)
         file.seek(0)
-        try:
-            table = pq.ParquetFile(file)
-            there, wanted = table.schema_arrow, pa.field(VECTOR, _vector_type(numbers))
-            if VECTOR not in there.names or there.field(VECTOR) != wanted or table.metadata.num_rows != rows:
-                raise BadVectorsError(f"is not a table of {rows:,} rows with a column {VECTOR} of {wanted.type}")
-            for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
-                column = batch.column(0)
-                block = np.full((len(column), numbers.width), np.nan if numbers.dtype.is_float else 0, numbers.numpy)
-                # flatten() leaves out what is null.
-                flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.width)
-                block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
-                yield block
-        except (pa.ArrowException, OSError) as error:
-            raise BadVectorsError(f"is not a parquet file: {error}") from None
-
-
-def _vector_type(numbers: Numbers) -> Any:
-    import pyarrow as pa
-
-    return pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.width)
+        table = pq.ParquetFile(file)  # with that digest, it is as it was written
+        for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
+            column = batch.column(0)
+            block = np.full((len(column), numbers.width), np.nan if numbers.dtype.is_float else 0, numbers.numpy)
+            # flatten() leaves out what is null.
+            flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.width)
+            block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
+            yield block
 
 
 FORMATS = {
-    FinalFormat.NPY: Format("npy", _write_npy, _read_npy),
-    FinalFormat.PARQUET: Format("parquet", _write_parquet, _read_parquet),
+    FinalFormat.NPY: Format(_write_npy, _read_npy),
+    FinalFormat.PARQUET: Format(_write_parquet, _read_parquet),
 }
 
 FORM_KEYS = ("shards", "format", "dtype", "columns")  # keys of an output in the config that make its form
@@ -343,9 +330,8 @@ def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
     count = form.of(rows).shards
     if count is None:
         return [FinalPart(place, 0, rows)]
-    suffix = FORMATS[form.format].suffix
     bounds = [rows * number // count for number in range(count + 1)]
-    return [FinalPart(place / f"{number:04d}.{suffix}", *bounds[number : number + 2]) for number in range(count)]
+    return [FinalPart(place / f"{number:04d}.{form.format}", *bounds[number : number + 2]) for number in range(count)]
 
 
 def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[FinalPart, str]]:
@@ -357,27 +343,23 @@ def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple
 
 def place_of(layout: OutputLayout, form: Form) -> Path:
     """Return the file, or the folder of the shards."""
-    return layout.shards if form.shards is not None else layout.file(FORMATS[form.format].suffix)
+    return layout.shards if form.shards is not None else layout.file(form.format)
 
 
 def partial_of(layout: OutputLayout, form: Form) -> Path:
     """Return the same while it is being made; on the same file system, so that one rename publishes it."""
-    return layout.partial_shards if form.shards is not None else layout.partial(FORMATS[form.format].suffix)
+    return layout.partial_shards if form.shards is not None else layout.partial(form.format)
 
 
 def all_places(layout: OutputLayout) -> list[Path]:
     """Return where a final may be, whatever its form."""
-    return [*(layout.file(each.suffix) for each in FORMATS.values()), layout.shards]
+    return [*map(layout.file, FinalFormat), layout.shards]
 
 
 def clear_partial(layout: OutputLayout) -> None:
     """Remove what was begun of a final, in whatever form: its whole size is reserved. Raises OSError."""
-    files = [layout.partial(each.suffix) for each in FORMATS.values()]
-    for path in (*files, layout.partial_shards, layout.partial_rows):
+    for path in (*map(layout.partial, FinalFormat), layout.partial_shards, layout.partial_rows):
         remove_final(path)
-
-
-_SHARD_NAME = re.compile(r"\d{4}\.(" + "|".join(each.suffix for each in FORMATS.values()) + ")")
 
 
 def remove_final(place: Path) -> None:
@@ -386,7 +368,7 @@ def remove_final(place: Path) -> None:
         place.unlink(missing_ok=True)
         return
     for path in place.iterdir():
-        if _SHARD_NAME.fullmatch(path.name):
+        if re.fullmatch(r"\d{4}\.(npy|parquet)", path.name):
             path.unlink()
     with contextlib.suppress(OSError):  # something of the person's is in it
         place.rmdir()

@@ -130,9 +130,6 @@ def _npy(ranges: Vectors) -> bytes:
     return buffer.getvalue()
 
 
-# --- what lies next to a final
-
-
 def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
     """Return the sha256, hex, of each file that lies next to the final."""
     said = {
@@ -239,9 +236,6 @@ def is_ours(layout: OutputLayout, place: Path) -> bool:
     """Say whether what is there was published by a run of this workdir, and is as it was. Raises OSError."""
     found = [done for each in (layout, layout.earlier) if (done := _done(each)) is not None]
     return any(place_of(layout, form_of(done.manifest)) == place and _holds(layout, done) for done in found)
-
-
-# --- reading
 
 
 def replaces_another(layout: OutputLayout) -> bool:
@@ -393,12 +387,8 @@ def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
     """Say whether the rows table that the form carries has to be staged again, because it is needed and is gone."""
     if form.carried is None or find_rows_table(layout, form.carried) is not None:
         return False
-    if (recorded := read_recorded(layout)) is None:
-        return layout.table.exists()  # else the whole table is staged again
-    return form.has_rows_table or form_of(recorded) != form.of(recorded["rows"])
-
-
-# --- generations
+    recorded = read_recorded(layout)
+    return form.has_rows_table or recorded is None or form_of(recorded) != form.of(recorded["rows"])
 
 
 def follow_final(layout: OutputLayout) -> None:
@@ -412,9 +402,6 @@ def follow_final(layout: OutputLayout) -> None:
         layout.done.replace(layout.earlier.done)
         for folder in (layout.earlier.state, layout.state):
             sync_folder(folder)
-
-
-# --- side by side
 
 
 def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
+from chunkvisor.assemble.forms import Numbers, form_of
+from chunkvisor.assemble.join import final_rows
 from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
@@ -157,11 +158,9 @@ def _model(layout: Layout, values: dict[str, Any]) -> ModelSpec:
 
 def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
     """The vectors of these rows, which rise, from the final files."""
-    form, wanted = form_of(manifest), np.array(rows)
-    numbers, ranges = Numbers(form.dtype, manifest["dimension"]), ranges_of(manifest)
-    for part, _ in recorded_parts(output, manifest):
-        first = part.start
-        for block in FORMATS[form.format].read(part.path, part.rows, numbers, None):
-            here = wanted[(first <= wanted) & (wanted < first + len(block))]
-            yield from numbers.back(block[here - first], ranges)
-            first += len(block)
+    numbers, ranges = Numbers(form_of(manifest).dtype, manifest["dimension"]), ranges_of(manifest)
+    wanted, first = np.array(rows), 0
+    for block in final_rows(output, manifest):
+        here = wanted[(first <= wanted) & (wanted < first + len(block))]
+        yield from numbers.back(block[here - first], ranges)
+        first += len(block)
