@@ -24,7 +24,7 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
-from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, read_json, split_kwargs
+from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, first_module, read_json, split_kwargs
 
 BLOCK_TEXTS = 1024
 """Texts tokenized at once; more of them keep more cores busy, and more memory."""
@@ -38,10 +38,8 @@ class Counter:
         """Load it. Raises WrongModelError, and whatever transformers raises for a folder without one."""
         own, _ = split_kwargs(model.kwargs)
         self._prompts = read_json(folder / "config_sentence_transformers.json") | own
-        modules = read_json(folder / "modules.json", list)
-        first = modules[0] if modules and isinstance(modules[0], dict) else {}
-        self.is_transformer = first.get("type", "Transformer").rpartition(".")[2] == "Transformer"
-        place = folder / str(first.get("path", ""))
+        kind, place = first_module(folder)
+        self.is_transformer = kind == "Transformer"
         others = sorted(place.glob("sentence_*_config.json"))
         settings = read_json(place / "sentence_bert_config.json") or (read_json(others[0]) if others else {})
         self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before

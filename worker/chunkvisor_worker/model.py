@@ -218,45 +218,36 @@ def table_rows(transformer: Any) -> int | None:
     return rows
 
 
-def position_limit(transformer: Any) -> int | None:
-    """Longest input in tokens that the model has positions for, None if it names no limit.
-
-    RoBERTa's family counts positions from its padding index + 1, so that a table of 514 serves 512 tokens.
-    """
-    config = transformer.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit < 1:  # XLNet says -1
-        return None
-    tables = (getattr(module, "position_embeddings", None) for module in transformer.modules())
-    padding = [getattr(table, "padding_idx", None) for table in tables]
-    return limit - max((index + 1 for index in padding if index is not None), default=0)
-
-
 def _fit_length(model: Any, asked: int | None) -> None:
     """Set the length asked for. Raises if it, or the model's own, is beyond the table of positions."""
     transformer, own = model.transformers_model, max_length(model)
-    limit = position_limit(transformer) if transformer is not None and hasattr(transformer, "config") else None
+    config: Any = getattr(transformer, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = getattr(config, "max_position_embeddings", None)
+    limit = limit if isinstance(limit, int) and limit > 0 else None  # XLNet says -1
+    modules = transformer.modules() if limit is not None else ()
+    tables = [getattr(module, "position_embeddings", None) for module in modules]
+    if limit is not None:
+        # RoBERTa's family counts positions from its padding index + 1, so that a table of 514 serves 512 tokens.
+        padding = [getattr(table, "padding_idx", None) for table in tables]
+        limit -= max((index + 1 for index in padding if index is not None), default=0)
     if asked is not None:
         if limit is not None and asked > limit:
             raise ValueError(
-                f"model.max_length is {asked}, but the model has positions for {limit} tokens only; "
-                f"set it to {limit} or less, or to null for the model's own"
+                f"model.max_length is {asked}, but the model has positions for {limit} tokens only; set it to {limit} "
+                "or less, or to null for the model's own"
             )
         try:
             model.max_seq_length = asked
         except AttributeError as error:
             what = f"a model of {type(model[0]).__name__} has no length to set; set null"
             raise ValueError(f"model.max_length is {asked}, but {what}") from error
-    elif limit is not None and own is not None and own > limit:
-        # Only a table of positions ends: rotary ones go on.
-        tables = (getattr(module, "position_embeddings", None) for module in transformer.modules())
-        if any(hasattr(table, "num_embeddings") for table in tables):
-            raise WrongModelError(
-                f"the model says that it reads {own} tokens (max_seq_length in sentence_bert_config.json, or the "
-                f"tokenizer's), but it has positions for {limit}: a longer text would fail. Set model.max_length to "
-                f"{limit}."
-            )
+    # Only a table of positions ends: rotary ones go on.
+    elif limit is not None and own is not None and own > limit and any(hasattr(t, "num_embeddings") for t in tables):
+        raise WrongModelError(
+            f"the model says that it reads {own} tokens (max_seq_length in sentence_bert_config.json, or the "
+            f"tokenizer's), but it has positions for {limit}: longer texts would fail. Set model.max_length to {limit}."
+        )
 
 
 @contextlib.contextmanager
@@ -478,11 +469,15 @@ def _own(spec: ModelSpec, name: str) -> dict[str, Any]:
 
 def _json(spec: ModelSpec, name: str) -> dict[str, Any]:
     """Read a JSON file of the first module's folder; empty if there is none."""
-    folder = Path(spec.path or spec.name)
+    found: dict[str, Any] = read_json(first_module(Path(spec.path or spec.name))[1] / name)
+    return found
+
+
+def first_module(folder: Path) -> tuple[str, Path]:
+    """Class and folder of the first module that a model's folder names; a Transformer, if it names none."""
     modules = read_json(folder / "modules.json", list)
     first = modules[0] if modules and isinstance(modules[0], dict) else {}
-    found: dict[str, Any] = read_json(folder / str(first.get("path", "")) / name)
-    return found
+    return str(first.get("type", "Transformer")).rpartition(".")[2], folder / str(first.get("path", ""))
 
 
 def read_json(path: Path, kind: type = dict) -> Any:

@@ -26,17 +26,21 @@ def probe(out: Path) -> ProbeReport:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError, TypeError):
             versions[name] = str(importlib.metadata.version(name))
     report = ProbeReport(Phase.IMPORT, versions)
-    try:
+
+    def reached(**news: Any) -> None:
+        nonlocal report
+        report = replace(report, **news)
         write_message(out, report, durable=False)
+
+    try:
+        reached()
         import torch
 
-        report = replace(report, phase=Phase.FORWARD, cuda=torch.version.cuda, hip=torch.version.hip)
-        write_message(out, report, durable=False)
+        reached(phase=Phase.FORWARD, cuda=torch.version.cuda, hip=torch.version.hip)
         _multiply(torch, "cpu")
         # An empty CUDA_VISIBLE_DEVICES is how a worker on the CPU is kept off the GPUs: no fault to look for.
         if report.cuda and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-            report = replace(report, phase=Phase.CUDA_INIT)
-            write_message(out, report, durable=False)
+            reached(phase=Phase.CUDA_INIT)
             # An allocation gives the reason (no driver, no device); is_available() only says no.
             torch.zeros(1, device="cuda")
             for index in range(torch.cuda.device_count()):
@@ -44,12 +48,10 @@ def probe(out: Path) -> ProbeReport:
                 properties = torch.cuda.get_device_properties(index)
                 capability = tuple(torch.cuda.get_device_capability(index))
                 gpu = ProbedGpu(str(properties.name), capability, int(torch.cuda.mem_get_info(index)[1]))
-                report = replace(report, gpus=(*report.gpus, gpu))
-                write_message(out, report, durable=False)
-        report = replace(report, phase=Phase.DONE)
+                reached(gpus=(*report.gpus, gpu))
+        reached(phase=Phase.DONE)
     except BaseException as error:  # noqa: BLE001 - whatever a broken installation raises is what was looked for
-        report = replace(report, fault=fault_of(error, report.phase))
-    write_message(out, report, durable=False)
+        reached(fault=fault_of(error, report.phase))
     return report
 
 

@@ -337,7 +337,7 @@ SLOW: list[tuple[Provoke, Phase, str]] = [
     (_no_cuda, INIT, "torch-without-cuda"),
     (lambda _: torch.save(torch.zeros(1_000_000), "/dev/full"), WRITE, "disk-full"),
     (_damaged_weights, LOAD, "model-files-damaged"),
-    (_transformers('{"model_type": "zzz"}'), LOAD, "architecture-unknown"),
+    (_transformers('{"model_type": "zzz"}'), LOAD, "unknown-at-load"),
     (_transformers(BERT), LOAD, "model-files-damaged"),
     (lambda _: transformers.AutoConfig.from_pretrained("a b/c d"), LOAD, "model-not-found"),
 ]

@@ -477,12 +477,6 @@ _MODEL = (
         of_class("chunkvisor_worker.model.WrongModelError"),
     ),
     misconfigured(
-        "architecture-unknown",
-        "The installed transformers does not know this model's architecture.",
-        "Update transformers, or choose a model that it knows.",
-        error(r"does not recognize this architecture", "builtins.ValueError"),
-    ),
-    misconfigured(
         "model-files-damaged",
         "Files of the model are missing, cut short, of another revision, or pointers of a Git LFS checkout.",
         "Download the model again; in a Git checkout run `git lfs pull`.",
