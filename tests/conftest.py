@@ -20,7 +20,7 @@ from local_cluster import local_cluster
 import forking
 from chunkvisor import child
 from chunkvisor.devices.gpu import ask_smi
-from chunkvisor.engine import local
+from chunkvisor.engine import process
 from harness import CLUSTER, MARK, SOAK_SEED, Workplace, bearing
 
 # The same examples each time: a check that fails by chance is no check. The soak is there to look for new ones.
@@ -36,7 +36,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Workers with a real model would time its layers, each for a fifth of a second; tests that are about that say so.
 os.environ.setdefault("CHUNKVISOR_LINEAR", "torch")
-workers = forking.QuickWorkers()
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -59,7 +58,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 def zygotes() -> list[forking.Zygote]:
     """Those that live as long as this session."""
-    return [zygote for zygote in (workers.zygote, *forking.Forked.zygotes.values()) if zygote is not None]
+    return list(forking.Forked.zygotes.values())
 
 
 def _reaped() -> int:
@@ -141,7 +140,7 @@ def quick_workers() -> Iterator[None]:
     """Children of runs in this process are forked: see forking.py."""
     with contextlib.ExitStack() as stack:
         if forking.wanted():
-            stack.enter_context(mock.patch.object(local, "spawn", workers))
+            stack.enter_context(mock.patch.object(process, "subprocess", forking.FORKING))
             stack.enter_context(mock.patch.object(child, "subprocess", forking.FORKING))
         yield
     for zygote in zygotes():

@@ -25,8 +25,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from chunkvisor import child
-from chunkvisor.engine import local, process
-from chunkvisor.engine.process import spawn
+from chunkvisor.engine import process
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Spec, TemplateSpec
 from chunkvisor_worker.contract.wire import read_message
@@ -80,23 +79,23 @@ def fork_children_of_this_process() -> None:
     made = Zygote(kind_for(os.environ), of_this_process=True)
     Forked.zygotes[made.kind] = made
     Forked.forks_models = False
-    child.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # it has what is used
-    if made.kind == "gpu":
-        process.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # likewise
-    else:
-        local.spawn = QuickWorkers(made)  # type: ignore[assignment,attr-defined]  # likewise
+    child.subprocess = process.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # it has what is used
 
 
-def kind_for(environment: Mapping[str, str], attempt: Path | None = None) -> str:
-    """Of the zygote for commands with this environment, or for the attempt in that folder."""
+def kind_for(environment: Mapping[str, str], module: str = COMMAND, attempt: Path | None = None) -> str:
+    """Of the zygote for commands with this environment, or for the attempt in that folder; "" = a new interpreter."""
     if environment.get("LD_PRELOAD", "").endswith(_NULL_GPU):
         return "gpu"
-    if attempt is None or not Forked.forks_models or environment.get("CUDA_VISIBLE_DEVICES"):
+    if attempt is None:
         return "command"
-    if encoder_of(attempt) != "sentence-transformers":
-        return "command"
-    path = environment.get("PYTHONPATH", "").split(os.pathsep)
-    return "command" if any(_has_shadows(folder, "model") for folder in path if folder) else "model"
+    # The parent of workers is the thread that has the zygote: a worker dies with the thread that started it.
+    encoder = encoder_of(attempt) if threading.current_thread() is threading.main_thread() else ""
+    if encoder == "sentence-transformers" and Forked.forks_models and not environment.get("CUDA_VISIBLE_DEVICES"):
+        path = environment.get("PYTHONPATH", "").split(os.pathsep)
+        return "" if any(_has_shadows(folder, "model") for folder in path if folder) else "model"
+    if encoder in ("", "sentence-transformers") or module != _WORKER:
+        return ""
+    return "worker" if Forked.forks_models else "command"
 
 
 def encoder_of(attempt: Path) -> str:
@@ -197,61 +196,6 @@ def _limits() -> list[tuple[int, int]]:
     return [resource.getrlimit(limit) for limit in _LIMITS]
 
 
-class ForkedWorker:
-    """As much of a Popen as an engine needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def wait(self) -> int:
-        """The return code, negative for a signal."""
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
-
-
-class QuickWorkers:
-    """Stands in for the `spawn` of workers and templates."""
-
-    def __init__(self, made: Zygote | None = None) -> None:
-        """By that zygote, or by one that is made for the first worker, and another for the first with a model."""
-        self.zygote = made
-
-    def __call__(
-        self, command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
-    ) -> ForkedWorker | subprocess.Popen[bytes]:
-        """As `spawn`, by the zygote where that makes no difference."""
-        module, arguments = program_of(command)
-        if module == f"{_WORKER}.template":
-            return spawn_template(command, stdin, log, environment)
-        # Their parent is the thread that has the zygote: a worker dies with the thread that started it.
-        if module and wanted() and threading.current_thread() is threading.main_thread():
-            made = self._zygote(log.parent, environment)
-            if made is not None and made.takes(environment):
-                with stdin, open(log, "ab") as stream:
-                    streams = [stdin.fileno(), stream.fileno(), stream.fileno()]
-                    return ForkedWorker(made.fork(module, arguments, streams, environment))
-        return spawn(command, stdin, log, environment)
-
-    def _zygote(self, folder: Path, environment: Mapping[str, str]) -> Zygote | None:
-        encoder = encoder_of(folder)
-        if encoder and encoder != "sentence-transformers":
-            self.zygote = self.zygote or Zygote("worker")
-            return self.zygote
-        return Forked.zygote(environment, folder) if kind_for(environment, folder) == "model" else None
-
-
-def spawn_template(
-    command: Sequence[str], stdin: socket.socket, log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """As `spawn`; of a real model, it is forked."""
-    if kind_for(environment, log.parent) != "model" or threading.current_thread() is not threading.main_thread():
-        return spawn(command, stdin, log, environment)
-    with stdin, open(log, "ab") as stream:
-        return Forked(command, stdin=stdin.fileno(), stdout=stream, stderr=stream, env=dict(environment))
-
-
 class Forked(subprocess.Popen[Any]):
     """A command of `chunkvisor`, or the child that reads sources, as Popen starts it."""
 
@@ -267,7 +211,8 @@ class Forked(subprocess.Popen[Any]):
         environment = os.environ if others[5] is None else others[5]
         module, arguments = program_of(args)
         folder = Path(arguments[0]) if module in (_WORKER, f"{_WORKER}.template") else None
-        if not module or not wanted() or not (made := self.zygote(environment, folder)).takes(environment):
+        kind = kind_for(environment, module, folder) if module and wanted() else ""
+        if not kind or not (made := self.zygote(kind, environment)).takes(environment):
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
         fds = others[9:15]
@@ -277,9 +222,8 @@ class Forked(subprocess.Popen[Any]):
         self._close_pipe_fds(*fds)  # type: ignore[attr-defined]
 
     @classmethod
-    def zygote(cls, environment: Mapping[str, str], attempt: Path | None = None) -> Zygote:
-        """That of commands with this environment, or of the attempt in that folder."""
-        kind = kind_for(environment, attempt)
+    def zygote(cls, kind: str, environment: Mapping[str, str]) -> Zygote:
+        """That of this kind; it is made for the first command or worker, whose environment has what to preload."""
         with cls._making:
             if kind not in cls.zygotes:
                 preloaded = {name: value for name, value in environment.items() if name.startswith("LD_")}
