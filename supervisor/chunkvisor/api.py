@@ -51,31 +51,26 @@ _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a w
 
 
 _MEANINGS = {
-    "texts": "A list, a generator, a column of pandas, polars, NumPy, Arrow or datasets: whatever can be iterated once."
-    " None counts as an empty text; an empty list gives an empty array. NaN, as pandas has it for a missing text, is "
-    "refused: write texts.fillna('').",
-    "config_path": "A YAML config; `chunkvisor init` writes one with every key explained.",
-    "model": "Name of a model on the hub, or the path of a model's folder, which needs no hub.",
-    "column": "The texts are this column of a table (a DataFrame of pandas or polars, a pyarrow.Table, a "
-    "datasets.Dataset), or this key of rows that are mappings.",
-    "workdir": "Folder in which the work is kept. The same call continues it after a stop or a kill, or finds it done; "
-    "the array is mapped from a file there, read-only. None = all is temporary, and the array is in memory.",
-    "chunk_size": ChunkConfig.model_fields["size"].description or "",
-    "device": "cuda = every visible GPU; cuda:1; a list of such; cpu. A run never switches to the CPU by itself.",
-    "set": 'Values for keys of the config that are no arguments, such as ["recovery.attempts=5", '
-    '"workers.per_device=2"]; docs/reference/config.md has all keys.',
+    "texts": "A list, a generator, or a column of pandas, polars, NumPy, Arrow or datasets. None is an empty text; NaN "
+    "is refused (write texts.fillna('')). An empty list gives an empty array.",
+    "config_path": "A YAML config.",
+    "model": "Name of a model on the hub, or the path of a model folder.",
+    "column": "The column of a table (pandas, polars, pyarrow, datasets), or the key of rows that are mappings.",
+    "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds it done; the array is "
+    "mapped from a file there, read-only. None = all is temporary, and the array is in memory.",
+    "chunk_size": "Distinct texts that one worker process encodes; auto = as many as a worker does in about 40 s.",
+    "device": "cuda = every visible GPU; cuda:1; a list of these; cpu. A run never switches to the CPU.",
+    "set": 'Values for other keys of the config, such as ["recovery.attempts=5", "workers.per_device=2"].',
     "max_rows": "A trial of the first rows, in a separate workdir, `<workdir>-first-<max_rows>`.",
-    "from_scratch": "Discard what the workdir has, and encode everything again. Without it, and without `update`, a "
-    "workdir with vectors of other texts or of other settings is refused.",
-    "update": "Take other texts than those that the workdir has vectors of: only texts that are new are encoded.",
-    "stop_after": 'Seconds, or a time such as "3h", within which the call ends. If work is left then, it raises '
-    "ChunkvisorError with code 75; the same call continues.",
-    "progress": "Show how far it is; None = only in a terminal or a notebook, unless on_event is given.",
-    "on_event": "A function that gets the name and the details (a dict) of each event; "
-    "docs/reference/machine-readable.md lists them. What it raises ends the run. chunkvisor.show.lines.Console() "
-    "prints what the command prints.",
+    "from_scratch": "Discard what the workdir has. Without it, and without `update`, a workdir with other texts or "
+    "settings is refused.",
+    "update": "Accept other texts than before; only new ones are encoded.",
+    "stop_after": 'Seconds, or a time such as "3h". If work is left then, the call raises ChunkvisorError with code 75.',
+    "progress": "Show the progress; None = only in a terminal or a notebook, unless on_event is given.",
+    "on_event": "A function that gets the name and the details (a dict) of each event. What it raises ends the run. "
+    "chunkvisor.show.lines.Console() prints what the command prints.",
 }
-"""What the arguments mean that are no keys of the sections `model` and `encode`; those keys have descriptions."""
+"""Meanings of the arguments that are not keys of the sections `model` and `encode`; those keys have descriptions."""
 
 
 def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
