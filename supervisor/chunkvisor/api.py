@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
-from chunkvisor.config.model import ChunkConfig, Config, EncodeConfig, ModelConfig, seconds_of
+from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_of
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
 from chunkvisor.events.event import Event
@@ -65,7 +65,7 @@ _MEANINGS = {
     "from_scratch": "Discard what the workdir has. Without it, and without `update`, a workdir with other texts or "
     "settings is refused.",
     "update": "Accept other texts than before; only new ones are encoded.",
-    "stop_after": 'Seconds, or a time such as "3h". If work is left then, the call raises ChunkvisorError with code 75.',
+    "stop_after": 'Seconds, or a time such as "3h". With work left, the call raises ChunkvisorError (75).',
     "progress": "Show the progress; None = only in a terminal or a notebook, unless on_event is given.",
     "on_event": "A function that gets the name and the details (a dict) of each event. What it raises ends the run. "
     "chunkvisor.show.lines.Console() prints what the command prints.",
