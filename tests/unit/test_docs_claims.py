@@ -194,7 +194,7 @@ def test_every_outcome_has_a_step_on_the_page() -> None:
 def test_every_symptom_leads_to_its_rule() -> None:
     """A message in the first table of failures.md, met by a worker, is known by the rule beside it."""
     page = text_of(ROOT / "docs" / "reference" / "failures.md")
-    rows = re.findall(r"^\| `(.+?)` \| `([\w-]+)` \| \[`(\w+)`\]", page, re.MULTILINE)
+    rows = re.findall(r"^- `(.+?)`: `([\w-]+)`, \[`(\w+)`\]", page, re.MULTILINE)
     assert len(rows) > 20
     by_name = {rule.name: rule for rule in RULES}
     for message, name, outcome in rows:
