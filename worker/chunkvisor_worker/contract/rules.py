@@ -409,7 +409,7 @@ _HUBS = "huggingface_hub.errors"
 _HUB = (
     hub(
         "service-busy",
-        "What the encoder depends on, such as a server, cannot be reached, is overloaded, or asked to wait.",
+        "A server that the encoder asks cannot be reached, is overloaded, or asked to wait.",
         "See whether the server is up, and whether its limit of requests is enough for the run's workers.",
         of_class("chunkvisor_worker.Busy"),
         *(_TOO_BUSY, *_NO_CONNECTION),
