@@ -18,7 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.assemble.manifest import read_done_manifest, read_finished, read_manifest
+from chunkvisor.assemble.manifest import read_done_manifest, read_finished
 from chunkvisor.commands.housekeeping import verify
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config
@@ -228,7 +228,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: LessonFile(layout.lessons, "x").get("")
     for name in ("out", "more"):
         output = layout.output(name)
-        for read in (read_fixed, read_facts, read_manifest, read_done_manifest):
+        for read in (read_fixed, read_facts, read_done_manifest):
             yield partial(read, output)
         for look in (table, finished, ledger):
             yield partial(look, name)

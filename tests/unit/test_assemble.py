@@ -135,7 +135,7 @@ def test_rows_without_a_vector(block_rows: int) -> None:
     with assembled(ROWS, 2, block_rows, bad=[0, 4], nan=[0, 4], zero=[1, 6]) as (ledger, table, right):
         final, _ = publish_joined(ledger, table)
         np.testing.assert_array_equal(np.load(ledger.layout.final), right)
-    assert final.bad_rows == [(0, 0), (2, 0), (5, 4), (6, 4)]
+    assert [(row, bad.text) for row, bad in final.bad_rows] == [(0, 0), (2, 0), (5, 4), (6, 4)]
     assert final.zero_rows == 2
 
 

@@ -189,8 +189,8 @@ class Final:
     dimension: int
     digests: list[str] = field(default_factory=list)  # sha256, hex, of its file, or of each of its shards
     zero_rows: int = 0  # rows that are zero throughout; only blank texts have such vectors
-    bad_rows: list[tuple[int, int]] = field(default_factory=list)
-    """(row, number of its text) of every row that has no vector, in order."""
+    bad_rows: list[tuple[int, BadText]] = field(default_factory=list)
+    """(row, its text) of every row that has no vector, in order."""
     ranges: Vectors | None = None  # of an int8 final, float32, shape (2, dimension)
 
 
@@ -231,7 +231,11 @@ def _joined(
     """
     written = ArrayRows(final.dimension, [part.start for part in parts], [part.path for part in parts])
     per_block, seen = max(1, BLOCK_BYTES // (4 * final.dimension)), 0
-    bad = np.fromiter(texts_without(ledger, taken), dtype=np.int64)
+    without = ledger.bad
+    if taken is not None:
+        own = {int(taken.reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
+        without = {**taken.without, **own}
+    numbers = np.fromiter(without, dtype=np.int64)
     with contextlib.closing(ahead(chunk_blocks(ledger))) as blocks:
         chunks = Portions(blocks)
         for start in range(0, table.rows, per_block):
@@ -246,23 +250,15 @@ def _joined(
                 old = np.flatnonzero(ids < seen)
                 block[old] = written.read(table.first_rows_of(ids[old]))
             seen = upto
-            hits = np.flatnonzero(np.isin(ids, bad))
+            hits = np.flatnonzero(np.isin(ids, numbers))
             not_finite, zero = bad_rows(block)
             if len(others := np.setxor1d(not_finite, hits)):
                 raise _other_rows(int(ids[others[0]]), ledger, taken)
             final.zero_rows += len(zero)
-            final.bad_rows += [(start + row, int(ids[row])) for row in hits.tolist()]
+            final.bad_rows += [(start + row, without[int(ids[row])]) for row in hits.tolist()]
             yield block
             on_block()
         next(blocks, None)  # the digest of the last chunk is compared at its end
-
-
-def texts_without(ledger: Ledger, taken: Taken | None) -> dict[int, BadText]:
-    """Return the texts that have no vector, by number."""
-    if taken is None:
-        return ledger.bad
-    own = {int(taken.reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
-    return {**taken.without, **own}
 
 
 def _other_rows(text: int, ledger: Ledger, taken: Taken | None) -> Exception:

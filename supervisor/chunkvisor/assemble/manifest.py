@@ -251,8 +251,8 @@ def replaces_another(layout: OutputLayout) -> bool:
 
 
 def _holds(layout: OutputLayout, done: _Done) -> bool:
-    files = [part.path for part, _ in recorded_parts(layout, done.manifest)]
-    return len(files) == len(done.final) and all(map(Stamp.holds, done.final, files))
+    parts = recorded_parts(layout, done.manifest)
+    return all(stamp.holds(part.path) for stamp, (part, _) in zip(done.final, parts, strict=True))
 
 
 def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
@@ -278,11 +278,6 @@ def read_recorded(layout: OutputLayout) -> dict[str, Any] | None:
     """Return the manifest, from either record, whether or not its files are whole; None if neither can be read."""
     done = _done(layout)
     return done.manifest if done is not None else _manifest(layout)
-
-
-def read_manifest(layout: OutputLayout) -> dict[str, Any] | None:
-    """Return the manifest next to the final file, if there is one. Raises DamagedError, OSError."""
-    return read_sealed(layout.manifest)
 
 
 def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
@@ -315,7 +310,7 @@ def _done(layout: OutputLayout) -> _Done | None:
 
 
 def _manifest(layout: OutputLayout) -> dict[str, Any] | None:
-    return _unless_damaged(lambda: read_manifest(layout))
+    return _unless_damaged(lambda: read_sealed(layout.manifest))
 
 
 def _unless_damaged(read: Callable[[], _Read]) -> _Read | None:
@@ -364,9 +359,8 @@ def keep_finished(
     if layout.done.exists() and (aside := set_aside(place)) is not None:
         emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))
     layout.done.unlink(missing_ok=True)
-    if not layout.manifest.is_file():
-        set_aside(layout.manifest)
-    layout.manifest.unlink(missing_ok=True)
+    if layout.manifest.is_file():
+        layout.manifest.unlink()
     return None
 
 
@@ -464,7 +458,7 @@ def combine(
     try:
         digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
     except BadVectorsError as error:
-        remedy = "move it away, and the next run computes it again"
+        remedy = "Move it away, and run the same command again: it is made again."
         raise Halt(ExitCode.DISK, f"a final that {layout.name} is made of is damaged: {error}", remedy=remedy) from None
     ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
     quarantined = dict[int, dict[str, Any]]()

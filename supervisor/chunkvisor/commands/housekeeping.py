@@ -17,7 +17,6 @@ from chunkvisor.assemble.manifest import (
     follow_final,
     is_manifest,
     read_finished,
-    read_manifest,
     read_moved,
 )
 from chunkvisor.config.choices import FinalDtype
@@ -26,7 +25,7 @@ from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
 from chunkvisor.store.ledger import chunk_files, ledger_of, read_reuse
-from chunkvisor.store.records import DamagedError
+from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import remove_folder, write_atomic
 
@@ -77,7 +76,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
     if not (layout.final.exists() or layout.manifest.exists() or layout.done.exists()):
         return
     try:
-        manifest = read_manifest(layout)
+        manifest = read_sealed(layout.manifest)
     except DamagedError:
         yield FileCheck(layout.manifest, _DAMAGED)
         return

@@ -12,13 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.manifest import read_done_manifest, read_manifest, read_moved
+from chunkvisor.assemble.manifest import read_done_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, Progress
 from chunkvisor.show.snapshot import Snapshot, figure, look_at, percent, rows_in_words
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
-from chunkvisor.store.records import DamagedError
+from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor.words import BadReason, reasons_in_words, reasons_of
 
@@ -153,7 +153,7 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
     with contextlib.suppress(DamagedError):
         moved_to = read_moved(layout)
         moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
-        manifest = read_done_manifest(layout) if moved_to is None else read_manifest(moved_to)
+        manifest = read_done_manifest(layout) if moved_to is None else read_sealed(moved_to.manifest)
         if manifest is not None:
             count = len(manifest["quarantined"])
             return OutputStatus(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.assemble.forms import Form, place_of
-from chunkvisor.assemble.join import TakenDamagedError, assemble, texts_without
+from chunkvisor.assemble.join import TakenDamagedError, assemble
 from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
 from chunkvisor.config.choices import digested
 from chunkvisor.engine.modelsource import LocalModel
@@ -63,12 +63,10 @@ def finish(
         ) from error
     facts = ledger.facts
     assert facts is not None
-    without, quarantined = texts_without(ledger, taken), list[dict[str, Any]]()
-    for number, (row, text) in enumerate(final.bad_rows):
-        place = table.place_of(row, with_line=number < _MAX_LINES)  # to find a line, the source is read up to it
-        quarantined.append(
-            {"row": row, "outcome": without[text].outcome, "reason": without[text].reason, "place": place}
-        )
+    quarantined = list[dict[str, Any]]()
+    for number, (row, bad) in enumerate(final.bad_rows):
+        place = table.place_of(row, with_line=number < _MAX_LINES)
+        quarantined.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
     cut = _record_cut(ledger, table, reuse, on_block)
     prompt = encode.prompt if encode.prompt is not None or facts.loaded is None else facts.loaded.prompt
     max_length = facts.max_length if facts.max_length is not None else model.max_length

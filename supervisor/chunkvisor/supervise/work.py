@@ -8,7 +8,6 @@ the new one is there.
 
 import os
 import tempfile
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -317,7 +316,19 @@ class Opening:
             return
         if fresh is not None:
             remove_folder(fresh)
-        raise refuse_changes(layout.name, differences(fixed.identity, now), self._request.loaded.given, serve=serve)
+        changes, given = differences(fixed.identity, now), self._request.loaded.given
+        what = f"output {layout.name} was begun with other settings"
+        if all(change.startswith("source: ") for change in changes):
+            what = f"the source of output {layout.name} has changed"
+        elsewhere = "name another file by -o" if given is Given.OPTIONS else "choose another workdir"
+        remedy = f"undo the change, or {elsewhere}, or discard what is done by adding --from-scratch."
+        if serve and given is not Given.OPTIONS:
+            remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
+        raise config_error(
+            "\n  ".join([f"{what}:", *changes]),
+            why="Vectors of both would be mixed in one file. Nothing has been touched.",
+            remedy=remedy[0].upper() + remedy[1:],
+        )
 
     def _move_on(self, made: Prepared, fresh: Path | None = None) -> None:
         """Prepare the next generation, of other texts, or the same if there are no fresh ones; all is planned anew."""
@@ -472,25 +483,6 @@ def staged_before(request: IngestRequest, layout: OutputLayout) -> bool:
     with suppress(DamagedError):
         fixed = read_fixed(layout)
     return fixed is not None and fixed.asked == _asked(request)
-
-
-def refuse_changes(output: str, changes: Sequence[str], given: Given, *, serve: bool) -> Halt:
-    """End a run (78) whose output was begun with other settings, or from another source.
-
-    `changes` has a line for each difference. `serve`: the vectors that are there would serve an update.
-    """
-    of_source = all(change.startswith("source: ") for change in changes)
-    begun = f"output {output} was begun with other settings"
-    what = f"the source of output {output} has changed" if of_source else begun
-    elsewhere = "name another file by -o" if given is Given.OPTIONS else "choose another workdir"
-    remedy = f"Undo the change, or {elsewhere}, or discard what is done by adding --from-scratch."
-    if serve and given is not Given.OPTIONS:
-        remedy = f"Add --update, which encodes only texts that have no vector yet, or u{remedy[1:]}"
-    return config_error(
-        "\n  ".join([f"{what}:", *changes]),
-        why="Vectors of both would be mixed in one file. Nothing has been touched.",
-        remedy=remedy,
-    )
 
 
 def rate_before(config: Config) -> float | None:
