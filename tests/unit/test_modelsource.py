@@ -56,7 +56,7 @@ def test_a_node_must_have_the_same_model(models: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"changed": 1}')
     with pytest.raises(Halt, match="cannot do this job") as halt:
         model_path(model, tmp_path)
-    assert "other files" in halt.value.why
+    assert "no model folder" in halt.value.why
     (folder / "config.json").unlink()
     folder.rmdir()
     with pytest.raises(Halt) as halt:

@@ -31,7 +31,6 @@ from chunkvisor.engine.ray.wire import (
     NodeOrder,
     NodeReport,
     NodeState,
-    NodeUp,
     Terms,
 )
 from chunkvisor.errors import ExitCode, Halt
@@ -39,7 +38,7 @@ from chunkvisor.events.event import TemplateEvent
 from chunkvisor.store.disk import of_start
 from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import Beat, ModelSpec, Spec
+from chunkvisor_worker.contract.messages import ModelSpec, Spec
 from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json
 
 # A question for news is answered at the latest after this time.
@@ -59,15 +58,10 @@ def model_path(model: ModelSpec, scratch: Path) -> str | None:
         if isinstance(found, ModelSource):
             return found.path
         raise _unfit(f"it cannot get the model {model.name}: {found.reason}", found.remedy)
-    remedy = "copy the parent's model folder there, or name the model by its hub id"
-    if not Path(model.name).is_dir():
-        raise _unfit(f"it has no model folder {model.name}", remedy)
-    try:
-        here = resolve_local(ModelConfig(name=model.name), scratch / "model.json")
-    except Halt as halt:
-        raise _unfit(halt.what, remedy) from None
-    if here.revision != model.revision:
-        raise _unfit(f"its model folder {model.name} holds other files than the parent's", remedy)
+    there = Path(model.name).is_dir()
+    if not there or resolve_local(ModelConfig(name=model.name), scratch / "model.json").revision != model.revision:
+        why = f"it has no model folder {model.name} with the same files as the parent's"
+        raise _unfit(why, "Copy the parent's model folder there, or name the model by its hub id.")
     return model.name
 
 
@@ -79,7 +73,6 @@ def _unfit(why: str, remedy: str) -> Halt:
 class _Running:
     files: AttemptFiles
     worker: Worker
-    beat: Beat | None = None
     looked_s: float = 0.0
 
 
@@ -107,25 +100,21 @@ class Agent:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("0")
 
-    async def here(self) -> None:
-        """Answer that the agent lives."""
-
     async def hello(self) -> bytes:
         """Get ready: a NodeReport with `up` or `aside`. May take as long as the download of a model."""
         try:
-            return to_json(NodeReport(self._node, up=await asyncio.to_thread(self._get_ready)))
+            report = await asyncio.to_thread(self._get_ready)
         except Halt as halt:
-            return to_json(NodeReport(self._node, aside=self._aside(halt)))
+            report = self._aside(halt)
         except OSError as error:
-            remedy = "look after the node's disk and its folder for temporary files"
-            return to_json(NodeReport(self._node, aside=NodeAside(self._name, str(error), remedy)))
+            report = self._aside(_unfit(str(error), "Check the node's disk and its folder for temporary files."))
+        return to_json(report)
 
-    def _get_ready(self) -> NodeUp:
+    def _get_ready(self) -> NodeReport:
         terms = self._terms
         if terms is None or terms.version != VERSION:
             theirs = terms.version if terms is not None else "another version"
-            why = f"it has {VERSION}, the parent has {theirs}"
-            raise _unfit(why, "install the same versions on all nodes")
+            raise _unfit(f"it has {VERSION}, the parent has {theirs}", "Install the same versions on all nodes.")
         devices = find_devices(terms.device)
         path = model_path(terms.template.model, self._scratch)
         # Ray sets OMP_NUM_THREADS to the processors that an actor has reserved.
@@ -138,25 +127,22 @@ class Agent:
         self._stations = [Station(number, device, Site(self._node)) for number, device in enumerate(devices)]
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
-        return NodeUp(Site(self._node, self._name, threads, path), devices)
+        return NodeReport(self._node, up=Site(self._node, self._name, threads, path), devices=devices)
 
     async def order(self, order: bytes, files: dict[str, bytes]) -> None:
         """Obey a NodeOrder; `files` are what a worker that is to be started finds in its folder."""
-        told, engine = from_json(NodeOrder, order), self._engine
+        told = from_json(NodeOrder, order)
         assert told is not None
-        assert engine is not None
-        running = self._running.get(told.worker)
-        try:
-            if told.launch is not None:
-                self._launch(engine, told.worker, told.launch, files)
-            elif told.gate is not None and running is not None:
-                running.worker.go(told.gate)
-            elif told.leave and running is not None:
-                running.worker.leave()
-            elif told.signal is not None and running is not None:
-                running.worker.signal(signal.Signals(told.signal))
-        except Halt as halt:
-            self._report(aside=self._aside(halt))
+        if told.launch is not None:
+            self._launch(told.worker, told.launch, files)
+        elif (running := self._running.get(told.worker)) is None:
+            return  # it has ended meanwhile
+        elif told.gate is not None:
+            running.worker.go(told.gate)
+        elif told.leave:
+            running.worker.leave()
+        elif told.signal is not None:
+            running.worker.signal(signal.Signals(told.signal))
 
     async def news(self) -> list[bytes]:
         """Give reports, oldest first; the first is waited for."""
@@ -189,15 +175,17 @@ class Agent:
     def _report(self, worker: int = NO_WORKER, **what: Any) -> None:
         self._reports.append(NodeReport(self._node, worker, **what))
 
-    def _aside(self, halt: Halt) -> NodeAside:
-        return NodeAside(self._name, halt.why or halt.what, halt.remedy, int(halt.code))
+    def _aside(self, halt: Halt) -> NodeReport:
+        aside = NodeAside(self._name, halt.why or halt.what, halt.remedy, int(halt.code))
+        return NodeReport(self._node, aside=aside)
 
     def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
         self._report(event=event.name, details={**event.details(), "pid": 0, "node": self._name})
 
-    def _launch(self, engine: LocalEngine, number: int, launch: Launch, contents: dict[str, bytes]) -> None:
-        files = AttemptFiles(self._scratch / f"{number}")
+    def _launch(self, number: int, launch: Launch, contents: dict[str, bytes]) -> None:
+        files, engine = AttemptFiles(self._scratch / f"{number}"), self._engine
+        assert engine is not None
         try:
             files.folder.mkdir(mode=0o700)
             for name, content in contents.items():
@@ -211,9 +199,11 @@ class Agent:
             with contextlib.suppress(OSError):
                 files.log.write_text(f"no worker can be started on {self._name}: {error}\n")
             self._report(number, returncode=EXIT_OF_OUTCOME[of_start(error)[0]])
-            return
-        self._running[number] = _Running(files, worker)
-        self._report(number, pid=worker.pid, warm=worker.warm)
+        except Halt as halt:
+            self._reports.append(self._aside(halt))
+        else:
+            self._running[number] = _Running(files, worker)
+            self._report(number, pid=worker.pid, warm=worker.warm)
 
     def _turn(self) -> None:
         """Look after everything once."""
@@ -223,7 +213,7 @@ class Agent:
             self._engine.expect(1)
             self._engine.attend()
         except Halt as halt:  # no warm start, and the config wants no other
-            self._report(aside=self._aside(halt))
+            self._reports.append(self._aside(halt))
         for number, each in list(self._running.items()):
             self._attend(number, each)
         state = NodeState(self._engine.loading, self._engine.warm)
@@ -236,11 +226,7 @@ class Agent:
         if called or returncode is not None or now_s - each.looked_s > _BEAT_S:
             each.looked_s = now_s
             trim_log(each.files.log)
-            beat = read_beat(each.files.beat)
-            if called or (beat is not None and beat != each.beat):
-                each.beat = beat
-                self._report(number, heard=True, beat=beat)
-        if returncode is None:
-            return
-        del self._running[number]
-        self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills())
+            self._report(number, beat=read_beat(each.files.beat))
+        if returncode is not None:
+            del self._running[number]
+            self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills())

@@ -41,13 +41,11 @@ class Bridge:
     def __init__(self, terms: Terms, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._terms, self._reader, self._writer = terms, reader, writer
         self._wanted = "CPU" if "cpu" in terms.device else "GPU"
-        self._alive: dict[str, dict[str, Any]] = {}
         self._deaths = Counter[str]()
         self._stages: dict[str, str] = {}  # how far each node is: its agent is STARTING, PREPARING or WORKING
         self._orders: dict[str, asyncio.Queue[NodeOrder]] = {}
         self._agents: dict[str, Any] = {}
         self._folders: dict[int, Path] = {}
-        self._told: Cluster | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         # Few files travel at a time, over the whole cluster.
         self._traveling = asyncio.Semaphore(4)
@@ -84,61 +82,38 @@ class Bridge:
         except Exception as error:  # noqa: BLE001 - versions that differ, and whatever else Ray may raise
             self._say(NodeReport(cluster=Cluster(why=first_line(error))))
             return
+        told: Cluster | None = None
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
-            self._alive = {node["NodeID"]: node for node in nodes if node["Alive"]}
-            for number in self._alive.keys() - self._stages.keys():
-                if self._has_device(number) and self._deaths[number] < _DEATHS:
+            alive = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+            able = {number: resources for number, resources in alive.items() if resources.get(self._wanted)}
+            for number in able.keys() - self._stages.keys():
+                if self._deaths[number] < _DEATHS:
                     self._stages[number] = STARTING
-                    self._start(self._keep_agent(number))
-            self._tell_cluster()
+                    self._start(self._keep_agent(number, able[number]))
+            without, stages = len(alive) - len(able), Counter(self._stages.values())
+            why = f"{without} nodes are there, without a device that the config asks for" if without else ""
+            cluster = Cluster(stages[STARTING], stages[PREPARING], why)
+            if cluster != told:
+                told = cluster
+                self._say(NodeReport(cluster=cluster))
             await asyncio.sleep(_LOOK_S)
-
-    def _has_device(self, number: str) -> bool:
-        return bool(self._alive[number]["Resources"].get(self._wanted))
-
-    def _tell_cluster(self) -> None:
-        without = sum(not self._has_device(number) for number in self._alive)
-        why = f"{without} nodes are there, without a device that the config asks for" if without else ""
-        stages = Counter(self._stages.values())
-        cluster = Cluster(stages[STARTING], stages[PREPARING], why)
-        if cluster != self._told:
-            self._told = cluster
-            self._say(NodeReport(cluster=cluster))
-
-    async def _keep_agent(self, number: str) -> None:
-        """Have an agent on the node while it lives."""
-        try:
-            await self._serve(number, self._alive[number]["Resources"])
-            self._deaths[number] = _DEATHS  # it is set aside
-        except Exception as error:  # noqa: BLE001 - whatever it is, the node is lost
-            self._deaths[number] += 1
-            if not isinstance(error, ray.exceptions.RayError):
-                traceback.print_exc()
-            self._say(NodeReport(number, gone=first_line(error)))
-        finally:
-            self._orders.pop(number, None)
-            self._agents.pop(number, None)
-            self._stages.pop(number)
 
     # --- a node
 
-    async def _serve(self, number: str, resources: dict[str, Any]) -> None:
-        """Start an agent, and pass on its news until it sets itself aside. Raises RayError if it is lost."""
+    async def _keep_agent(self, number: str, resources: dict[str, Any]) -> None:
+        """Start an agent on the node, and pass on its news until it sets itself aside or is lost."""
         gpus = float(resources["GPU"]) if self._wanted == "GPU" else 0.0
         place = NodeAffinitySchedulingStrategy(node_id=number, soft=False)
         actor: Any = ray.remote(Agent).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=place)
         agent = actor.remote(to_json(self._terms), number, float(resources.get("CPU", 0)))
-        obeys: asyncio.Task[None] | None = None
+        self._orders[number] = asyncio.Queue()
+        obeys = asyncio.create_task(self._obey(agent, self._orders[number]))
         try:
-            await agent.here.remote()
+            await agent.__ray_ready__.remote()
             self._stages[number] = PREPARING
-            self._tell_cluster()
             reports = [await agent.hello.remote()]
-            self._stages[number] = WORKING
-            self._agents[number], self._orders[number] = agent, asyncio.Queue()
-            obeys = asyncio.create_task(self._obey(agent, self._orders[number]))
-            self._tell_cluster()
+            self._stages[number], self._agents[number] = WORKING, agent
             while True:
                 for report in filter(None, (from_json(NodeReport, data) for data in reports)):
                     if report.returncode is not None:
@@ -149,13 +124,21 @@ class Bridge:
                             write_message(AttemptFiles(self._folders[report.worker]).beat, report.beat, durable=False)
                     self._say(replace(report, beat=None))
                     if report.aside is not None:
+                        self._deaths[number] = _DEATHS
                         await asyncio.wait_for(agent.close.remote(), _CLOSE_S)
                         return
                 reports = await agent.news.remote()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node is lost
+            self._deaths[number] += 1
+            if not isinstance(error, ray.exceptions.RayError):
+                traceback.print_exc()
+            self._say(NodeReport(number, gone=first_line(error)))
         finally:
-            if obeys is not None:
-                obeys.cancel()
+            obeys.cancel()
             ray.kill(agent)
+            self._orders.pop(number)
+            self._agents.pop(number, None)
+            self._stages.pop(number)
 
     async def _obey(self, agent: Any, orders: asyncio.Queue[NodeOrder]) -> None:
         """Hand orders on, one after the other. If the agent is lost, the one that waits for its news hears of it."""

@@ -65,7 +65,7 @@ class _RayWorker:
             self.pid, self.warm = report.pid, report.warm
         if report.returncode is not None:
             self._kills, self._returncode = report.oom_kills, report.returncode
-        self._called |= report.heard or report.returncode is not None
+        self._called = True
 
     def lose(self) -> None:
         self._returncode = NODE_LOST
@@ -99,7 +99,7 @@ class _Node:
     """A node that can work."""
 
     devices: tuple[Device, ...]
-    state: NodeState | None = None  # None before it is known whether a template gets ready
+    state: NodeState = field(default_factory=NodeState)
     workers: dict[int, _RayWorker] = field(default_factory=dict)
 
 
@@ -114,11 +114,7 @@ class _Link:
         self.alive = True  # whether anything can be said or heard
         environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
         environment |= {**RAY_ENVIRONMENT, RUN_ID: terms.run_id}  # so that a later run can end it
-        try:
-            self._process = spawn(BRIDGE, theirs, log, environment)
-        except OSError:
-            self._socket.close()
-            raise
+        self._process = spawn(BRIDGE, theirs, log, environment)
         self.send(terms)
 
     def watched(self) -> list[int]:
@@ -200,8 +196,7 @@ class RayEngine:
             self._link, self._next_bridge_s = None, now_s + _AGAIN_S
             self._why = self._cluster.why or "the bridge to the cluster has ended"
             for number in list(self._nodes):
-                self._stations.lose(number, self._why)
-                self._forget(number)
+                self._lose(self._stations, number, self._why)
         if not self._pending():
             return  # what is left to do needs no node
         if self._link is None and now_s >= self._next_bridge_s:
@@ -219,7 +214,7 @@ class RayEngine:
     def holding(self, station: Station) -> bool:
         """See Engine."""
         node = self._nodes.get(station.site.node)
-        return node is None or node.state is None or node.state.holding
+        return node is None or node.state.holding
 
     def start(
         self, station: Station, files: AttemptFiles, _spec: Spec, *, fresh: bool, blocking_launches: bool
@@ -227,8 +222,7 @@ class RayEngine:
         """See Engine; what goes wrong at the start is heard of later."""
         name, number = station.site.node, next(self._numbers)
         node = self._nodes[name]  # `holding` is true of any other
-        warm = not fresh and node.state is not None and node.state.warm
-        node.workers[number] = worker = _RayWorker(self._send, name, number, warm)
+        node.workers[number] = worker = _RayWorker(self._send, name, number, node.state.warm and not fresh)
         launch = Launch(str(files.folder), node.devices.index(station.device), fresh, blocking_launches)
         self._send(NodeOrder(name, number, launch=launch))
         return worker
@@ -247,16 +241,15 @@ class RayEngine:
             self._cluster = report.cluster
             self._why = report.cluster.why or self._why
         elif report.up is not None:
-            self._nodes[report.node] = _Node(report.up.devices)
-            stations.add(report.up.devices, report.up.site)
+            self._nodes[report.node] = _Node(report.devices)
+            stations.add(report.devices, report.up)
         elif report.gone is not None:
-            stations.lose(report.node, report.gone)
-            self._forget(report.node)
+            self._lose(stations, report.node, report.gone)
         elif report.aside is not None:
             code, name = ExitCode(report.aside.code), report.aside.name
             what = f"node {name} cannot do this job"
             stations.drop_node(report.node, Halt(code, what, why=report.aside.why, remedy=report.aside.remedy), name)
-            self._forget(report.node)
+            self._lose(stations, report.node, report.aside.why)
         elif report.event:
             if (event := event_of(report.event, report.details)) is not None:
                 self._emit(event)
@@ -265,7 +258,8 @@ class RayEngine:
             if (worker := node.workers.get(report.worker)) is not None:
                 worker.hear(report)
 
-    def _forget(self, number: str) -> None:
+    def _lose(self, stations: Stations, number: str, why: str) -> None:
+        stations.lose(number, why)
         if (node := self._nodes.pop(number, None)) is not None:
             for worker in node.workers.values():
                 worker.lose()

@@ -55,14 +55,6 @@ class NodeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUp:
-    """A node can work."""
-
-    site: Site
-    devices: tuple[Device, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class NodeAside:
     """A node cannot do this job; it is not asked again."""
 
@@ -76,8 +68,8 @@ class NodeAside:
 class NodeState:
     """What changes while a node works."""
 
-    holding: bool  # a template is getting ready: nothing is to be started
-    warm: bool  # whether a worker can be forked
+    holding: bool = True  # a template is getting ready, or it is not known yet: nothing is to be started
+    warm: bool = False  # whether a worker can be forked
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +87,14 @@ class NodeReport:
 
     node: str = ""
     worker: int = NO_WORKER
-    up: NodeUp | None = None
+    up: Site | None = None  # the node can work, on these devices
+    devices: tuple[Device, ...] = ()
     gone: str | None = None  # the node is lost with all its workers, and why
     aside: NodeAside | None = None
     state: NodeState | None = None
     pid: int | None = None  # the worker has been started, as this process of its node
     warm: bool = False  # how that worker was started
-    heard: bool = False  # the worker has called, or its beat has changed
-    beat: Beat | None = None
+    beat: Beat | None = None  # as it was when the worker called, or just now
     returncode: int | None = None  # the worker has ended, and its files are where they belong
     oom_kills: int = 0  # on its node, while it ran
     event: str = ""  # an event for the journal
