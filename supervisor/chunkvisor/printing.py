@@ -14,16 +14,19 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.units import printable, wrapped
 
 
-def say(text: object, *, err: bool = False, indent: int | None = None) -> bool:
+def say(text: object, *, err: bool = False, indent: int | None = None, red: bool = False) -> bool:
     """Print the text and the end of its line; return False if its reader is gone.
 
-    `indent`: on a terminal, lines that are wider than it are broken between words, and go on so far in.
+    `indent`: on a terminal, lines that are wider than it are broken between words, and continue so far in. `red`: in
+    that color, on a terminal without NO_COLOR (https://no-color.org).
     Raises Halt (74) if standard output cannot take it, such as on a full disk.
     """
     stream = sys.stderr if err else sys.stdout
     words = printable(str(text))
     if indent is not None and (columns := columns_of(stream)):
         words = wrapped(words, columns, indent)
+    if red and is_terminal(stream) and not os.environ.get("NO_COLOR"):
+        words = f"\x1b[31m{words}\x1b[0m"
     try:
         write(stream, f"{words}\n")
     except OSError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from chunkvisor.show.status import SCHEMA
 from chunkvisor.store.layout import Layout
-from harness import kill, wait_for
+from harness import Workplace, kill, wait_for
 from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t3"]
@@ -129,3 +129,15 @@ def test_a_path_without_a_name_is_no_workdir(tmp_path: Path, monkeypatch: pytest
     assert ended.returncode == 78, ended.stderr
     assert ". is not a workdir of chunkvisor" in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_combined_files_are_named(tmp_path: Path) -> None:
+    """A finished file of `combine` is in status and its JSON."""
+    place = Workplace(tmp_path)
+    place.write_source(["a", "b"])
+    output = {"source": "rows.jsonl", "column": "text"}
+    place.write_config("good:make", outputs={"one": output, "two": output}, combine={"both": ["one", "two"]})
+    assert place.call("run", str(place.config_path)).returncode == 0
+    assert "both: combined, complete" in place.call("status", str(place.workdir)).stdout
+    shown = json.loads(place.call("status", "--json", str(place.workdir)).stdout)
+    assert shown["combined"] == {"both": str(place.workdir / "both.npy")}

@@ -103,7 +103,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "stopped: its process was killed, the machine went down, or the disk was full; finished work is kept",
                 "  a: 30 %, 30 of 100 rows, 3 of 10 chunks",
                 "  attempts: 3 committed",
-                "  to go on: run the same command again",
+                "  to continue: run the same command again",
             ],
         ),
         (
@@ -114,7 +114,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks",
                 "  attempts: 10 committed",
                 f"  began {human_moment(T0)}, ended {human_moment(T0 + 125)}, 2 min later",
-                "  to go on: run the same command again",
+                "  to continue: run the same command again",
                 "  the command: cd /a && chunkvisor run b.yaml",
             ],
         ),

@@ -143,5 +143,6 @@ def main() -> None:
 def _end(halt: Halt) -> None:
     """Say the final message of a command on stderr, and exit with its code."""
     for line in halt.lines():
-        say(f"chunkvisor: {line}" if line == halt.what else f"  {line}", err=True, indent=7)
+        headline = line == halt.what
+        say(f"chunkvisor: {line}" if headline else f"  {line}", err=True, indent=7, red=headline)
     sys.exit(int(halt.code))

@@ -90,7 +90,8 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
     if as_json:
         say(json.dumps(found.to_json(), indent=2))
         return
-    say("\n".join(lines), indent=4)
+    say(lines[0], indent=4, red=found.state is State.HALTED)
+    say("\n".join(lines[1:]), indent=4)
     if found.state is not State.RUNNING and Layout(workdir).report.is_file():
         say(f"  how the run went: {Layout(workdir).report}")
 

@@ -116,6 +116,9 @@ class Status:
     told_at: float | None = None
     """When it last reported anything, like `began_at`. More is not known about a run on another host."""
 
+    combined: dict[str, str] = field(default_factory=dict)
+    """The finished files of `combine`, by name."""
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, and `schema`."""
         return {"schema": SCHEMA, **asdict(self)}
@@ -184,6 +187,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
     """Return the status of what was looked at just now."""
     names = [path.name for path in sorted(run.layout.outputs.glob("*/"))]
     outputs = {name: _output_status(run.layout.output(name), now.outputs.get(name, Progress())) for name in names}
+    combined = {path.name: run.layout.combined(path.name) for path in sorted(run.layout.all_combined.glob("*/"))}
     told, ending, holder = run.state, run.state.ending, run.holder
     halted = ending is not None and ending.code not in _STOPPED and ending.code not in _DONE
     state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
@@ -205,6 +209,7 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         holder.host if holder else "",
         told.began_s or None,
         told.told_s or None,
+        {name: str(each.final) for name, each in combined.items() if each.final.exists() and each.manifest.exists()},
     )
 
 
@@ -225,6 +230,7 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
         parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
         parts += [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated)
         lines.append(f"{name}: {', '.join(parts)}")
+    lines += [f"{name}: combined, complete" for name in status.combined]
     if running:
         lines += [", ".join(now.rates)] * bool(now.rates)
         lines += now.workers
@@ -255,7 +261,7 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
             head += f": {_STOPPED.get(ending, f'the last run ended with code {ending}')}"
             head += KEPT * (ending is None and any(output.rows_done for output in status.outputs.values()))
         first = "do what is said above, then " * (ending in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG))
-        lines.append(f"to go on: {first}run the same command again")
+        lines.append(f"to continue: {first}run the same command again")
         lines += [f"the command: {status.command}"] * bool(status.command)
     return [head, *(f"  {line}" for line in lines)]
 
