@@ -56,7 +56,7 @@ class Pulse:
         return replace(self, beat=beat, changed_s=now_s)
 
     def let_go(self, now_s: float, waited_s: float) -> "Pulse":
-        """The pulse when the gate opens after `waited_s` at it: start-up time goes on where it stopped."""
+        """The pulse when the gate opens after `waited_s` at it: start-up time continues from there."""
         return replace(self, started_s=self.started_s + waited_s, changed_s=now_s)
 
     @property
@@ -227,7 +227,7 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
 
 def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_texts: bool) -> Verdict:
     """Judge one that died too hard to write a record."""
-    if code is None:  # found at a resume: it was under way when the earlier run died
+    if code is None:  # found at a resume: it was in progress when the earlier run died
         return replace(base, outcome=Outcome.INTERRUPTED, reason="left behind by an earlier run", asked_for=True)
     if code == WorkerExit.ORPHANED or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         reason = f"was asked to stop, not by the run ({describe_exit(code)})"

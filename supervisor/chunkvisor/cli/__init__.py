@@ -26,7 +26,7 @@ _GROUPS = {
     "After a run": {**dict.fromkeys(("verify", "audit", "retry", "report", "clean"), "workdir"), "explain": "before"},
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
-# Below it libraries end the process in words of their own, or a run ends before its report is written.
+# Below it libraries end the process in other words than ours, or a run ends before its report is written.
 _LEAST_ADDRESS_SPACE_BYTES = 800 << 20
 _CONTINUES = "`chunkvisor run CONFIG` continues where the last run ended"
 # Options that people type by habit, and what does the same here.
@@ -86,7 +86,7 @@ def cli() -> None:
 
 
 def _refuse_machine() -> None:
-    """Raise Halt (69) for a machine on which libraries would end every command in words of their own."""
+    """Raise Halt (69) for a machine on which libraries would end every command in other words than ours."""
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 < limit_bytes < _LEAST_ADDRESS_SPACE_BYTES:
         what = f"`ulimit -v` allows a process {limit_bytes / (1 << 20):.1f} MiB of address space, which is too little"

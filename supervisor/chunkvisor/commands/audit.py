@@ -29,7 +29,7 @@ from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
 # How much more is allowed for the numbers of the final: float16 has 11 bits, int8 has 256 steps a dimension.
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
-# Rows that `--write-expect` writes, at most: each run encodes them anew.
+# Rows that `--write-expect` writes, at most: each run encodes them again.
 EXPECTED = 10
 _SHOWN = 20
 

@@ -130,14 +130,14 @@ class Station:
         self.seen = device.watched and not site.node
         self.alone = False  # a look since the last worker ended showed none but ours on it
         self._before_bytes = 0  # in use by others before our first worker
-        self.asked: Future[Reading] | None = None  # a look that is under way
+        self.asked: Future[Reading] | None = None  # a look that is in progress
         self._told: Health | None = None
 
     def __str__(self) -> str:
         return f"{self.device} of {self.site.name}" if self.site.name else str(self.device)
 
     def ask(self) -> None:
-        """Begin a look, unless one is under way."""
+        """Begin a look, unless one is in progress."""
         if self.seen and self.asked is None:
             self.asked = in_background(read_gpu, self.device.uuid)
 

@@ -28,7 +28,7 @@ class Worker(Protocol):
         """Open the gate. A worker that has just died is not an error: its end is seen anyway."""
 
     def leave(self) -> None:
-        """Have it end after the batch under way, with what it has encoded in its folder."""
+        """Have it end after the current batch, with what it has encoded in its folder."""
 
     def poll(self) -> int | None:
         """The return code once it and its group have ended, as subprocess gives it; else STATUS_LOST, NODE_LOST."""

@@ -315,7 +315,7 @@ class LocalEngine:
                 self._socket.send(to_json(TemplateOrder(reap=pid)))
 
     def fail(self, why: str) -> None:
-        """Go on without the template: kill it; its workers live on without it. With `warm`, `attend` raises Halt."""
+        """Continue without the template: kill it; its workers live on without it. With `warm`, `attend` raises Halt."""
         if self._socket is not None:
             self.failure = why
             self._end_template(0.0)

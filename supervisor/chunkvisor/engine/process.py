@@ -25,7 +25,7 @@ _DEATH_S = 10.0
 _FIXED = {
     # The stack of a native crash, and of a hang ended by SIGABRT, goes to the worker's log.
     "PYTHONFAULTHANDLER": "1",
-    # The last lines before a kill are in the log, too.
+    # The last lines before a kill are in the log.
     "PYTHONUNBUFFERED": "1",
     # The model was resolved before the first worker: none of them waits for, or is limited by, the hub.
     "HF_HUB_OFFLINE": "1",
@@ -106,7 +106,7 @@ def spawn(
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Kill the process and its group, unless it ends by itself within `grace_s`."""
+    """Kill the process and its group, unless it ends within `grace_s`."""
     for wait_s in (grace_s, _DEATH_S):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(wait_s)

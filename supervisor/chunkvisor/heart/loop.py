@@ -65,7 +65,7 @@ class Slot:
     started_s: float = field(default_factory=time.monotonic)
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""
-    leaving: bool = False  # it was asked to end after the batch under way
+    leaving: bool = False  # it was asked to end after the current batch
     go_s: float | None = None  # when it got its device
     freed_s: float | None = None  # when it needed the device no longer
     has_result: bool = False  # it has left one, right or wrong
@@ -406,7 +406,7 @@ class Loop:
             self._slots[worker].end(EndedBy.STOP, "", time.monotonic())
 
     def leave(self, worker: int) -> None:
-        """Ask the worker to end after the batch under way."""
+        """Ask the worker to end after the current batch."""
         if worker in self._slots:
             slot = self._slots[worker]
             slot.leaving = True
@@ -438,7 +438,7 @@ class Loop:
     def failed(
         self, worker: int, work: Work, verdict: Verdict, step: policy.Step | None, under_way: tuple[int, ...]
     ) -> None:
-        """Tell that an attempt has failed, and what follows; no step: nothing has to, as all its texts are done."""
+        """Report that an attempt has failed, and what follows; no step: nothing has to, as all its texts are done."""
         ledger, slot = self._outputs[work.output].ledger, self._ended.get(worker)
         if slot is not None:
             (output, chunk, attempt), files = slot.names, slot.files
@@ -475,7 +475,7 @@ class Loop:
             slot.station.get_used_to(verdict.figures.others_bytes)
 
     def taken_apart(self, work: Work, pieces: Sequence[Work], how: policy.How) -> None:
-        """Tell that the texts are tried in these pieces."""
+        """Report that the texts are tried in these pieces."""
         output = self._outputs[work.output]
         left = sorted(text for piece in pieces for text in piece.texts)
         alone = {policy.How.BAD: left, policy.How.SUSPECTS: list(pieces[0].texts)}.get(how, [])
@@ -483,11 +483,11 @@ class Loop:
         self._emit(event.ChunkSplit(output.name, work.chunk, len(left), rows))
 
     def waits(self, device: int | None, delay_s: float, waited_s: float, verdict: Verdict) -> None:
-        """Tell that the run waits, for one device or (None) for all."""
+        """Report that the run waits, for one device or (None) for all."""
         self._waits.tell(delay_s, waited_s, verdict.reason, verdict.outcome, device)
 
     def learnt(self, kind: str, lesson: Lesson, *, lasting: bool) -> None:
-        """Tell that batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
+        """Report that batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
         if lasting:
             self._lessons.save(kind, *lesson)
         # With one kind of GPU, its name would only be noise.

@@ -102,7 +102,7 @@ class History:
     texts: int = 2  # of the attempt that are not done
     tries: int = 0  # charged failures of this work with this outcome
     canary: int | None = None  # the text that it began with, or OWN and less
-    chosen: bool = False  # one of its own though a good text was known: do its shortest texts lack memory, too?
+    chosen: bool = False  # one of its own though a good text was known: do its shortest texts lack memory?
     proven: bool = False  # any text got its vector in it
     good: bool = False  # any text of the output ever did
     worked: bool = False  # this run has stored vectors of the output; of a failed start: a worker has encoded there
@@ -307,7 +307,7 @@ class _Streak:
 
 
 class Memory:
-    """Of one run; the lessons are those of earlier runs, too."""
+    """Of one run; the lessons are those of earlier runs."""
 
     def __init__(self, recall: Callable[[str], tuple[int, int | None] | None]) -> None:
         """Begin with what earlier runs have learnt of each kind of device."""
@@ -339,7 +339,7 @@ class Memory:
             streak.count, streak.last_s = streak.count + 1, now_s
 
     def forget(self, what: str, where: Where = None) -> None:
-        """Begin to count anew: it did not happen the next time."""
+        """Begin to count again: it did not happen the next time."""
         self._streaks.pop((what, where), None)
 
     def waited_s(self, outcome: Outcome, where: Where, now_s: float) -> float:

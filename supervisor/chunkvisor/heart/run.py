@@ -63,7 +63,7 @@ class Signals:
         return None if until_s == float("inf") else until_s
 
     def wake(self) -> None:
-        """End the sleep under way, from any thread."""
+        """End the current sleep, from any thread."""
         with contextlib.suppress(OSError):  # full: it is awake; closed: it is over
             os.write(self._writer, b"\0")
 
@@ -87,7 +87,7 @@ class Signals:
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
                     stack.callback(signal.signal, number, signal.signal(number, self._note))
-                # A handler of our own and not SIG_IGN, which the workers would inherit.
+                # A handler of ours and not SIG_IGN, which the workers would inherit.
                 before = signal.signal(signal.SIGHUP, lambda _number, _frame: None)
                 stack.callback(signal.signal, signal.SIGHUP, before)
                 wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""Says what a run does next. Pure: it is told what happens, and looks only at the clock, the outputs and the engine.
+"""Says what a run does next. Pure: it learns what happens, and looks only at the clock, the outputs and the engine.
 
 What it wants done are calls of its hands, which are the loop (or a player of the simulator), given by `take`.
 """
@@ -121,7 +121,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why the run ends, or goes on without a device; `words` makes sentences of it."""
+    """Why the run ends, or continues without a device; `words` makes sentences of it."""
 
     code: ExitCode
     why: str  # as in policy.Stop; or "bad rows" or "all bad"
@@ -201,7 +201,7 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is under way, and nothing left to do."""
+        """Whether nothing is in progress, and nothing left to do."""
         return not self.workers and (self._draining or self._backlog.empty)
 
     @property

@@ -68,7 +68,7 @@ class Keeper:
             if facts is None:
                 raise OSError(errno.EIO, f"{files.batches if salvaged else files.result} cannot be read any more")
             self._warn(output, facts)
-            # Before the vectors: once these are committed, no one asks again how many tokens were cut.
+            # Before the vectors: once these are committed, nothing asks again how many tokens were cut.
             cut = ledger.layout.cut_texts(ledger.fingerprint)
             take_cut(cut, ledger.plan.distinct, files.cut, spec.start, spec.stop)
             if whole and result is not None:
@@ -253,7 +253,7 @@ class Keeper:
         return lost
 
     def stop(self) -> None:
-        """Join nothing more; the next run begins a half-made file anew."""
+        """Join nothing more; the next run begins a half-made file again."""
         self._stopped = True
 
     def close(self) -> None:

@@ -191,7 +191,7 @@ def _file_system(address: str) -> Any:
 
 
 def _asked(address: str, action: Callable[[], Answer]) -> Answer:
-    """Return what the action gives; the libraries try again by themselves. Raises Halt (75, 78), OSError of a disk."""
+    """Return what the action gives; the libraries try again. Raises Halt (75, 78), OSError of a disk."""
     try:
         return action()
     except Exception as error:
