@@ -96,18 +96,6 @@ def test_damaged_shard(place: ScriptedWorkplace) -> None:
     assert {"out.aside", "out.aside1"} <= visible(place)
 
 
-@pytest.mark.parametrize("lost", [["out.json"], [".chunkvisor/outputs/out/done.json"]])
-def test_lost_records(place: ScriptedWorkplace, lost: list[str]) -> None:
-    """A lost record is written anew from the other one, and nothing is computed."""
-    for name in lost:
-        (place.workdir / name).unlink()
-    calls = len(place.calls())
-    assert place.run_here().returncode == 0
-    assert len(place.calls()) == calls
-    np.testing.assert_array_equal(joined(place), expected(TEXTS))
-    assert place.here("verify", str(place.workdir)).returncode == 0
-
-
 @pytest.mark.parametrize(("before", "after"), [(None, 3), (3, None), (2, 300)])
 def test_cut_anew(tmp_path: Path, before: int | None, after: int | None) -> None:
     """A complete output takes another number of shards without a chunk file and without a vector being computed."""

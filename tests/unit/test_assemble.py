@@ -149,22 +149,6 @@ def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None
         assert not ledger.layout.final.exists()
 
 
-@pytest.mark.parametrize("shards", [None, 2])
-def test_what_stands_in_the_place(shards: int | None) -> None:
-    """A final of ours is replaced, and what is not ours is set aside, however often the rows are joined."""
-    with assembled(ROWS, 2, 2) as (ledger, table, _):
-        place = ledger.layout.final if shards is None else ledger.layout.shards
-        if shards is not None:
-            place.mkdir()
-        mine = place if shards is None else place / "0000.npy"
-        mine.write_bytes(b"mine")
-        for _ in range(2):
-            publish_joined(ledger, table, Form(shards))
-        aside = place.with_name(f"{place.name}.aside")
-        assert (aside if shards is None else aside / "0000.npy").read_bytes() == b"mine"
-        assert sorted(path.name for path in place.parent.glob("out*")) == sorted(["out.json", place.name, aside.name])
-
-
 @pytest.mark.parametrize("forms", [(None, None), (2, 2), (2, None), (None, 2)], ids=str)
 @pytest.mark.parametrize("killed", ["_put_in_place", "remove_final", "_write_twins"])
 def test_killed_while_publishing(forms: tuple[int | None, int | None], killed: str) -> None:

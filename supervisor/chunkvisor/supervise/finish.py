@@ -13,7 +13,6 @@ import numpy as np
 from chunkvisor.assemble.forms import Form, place_of
 from chunkvisor.assemble.join import TakenDamagedError, assemble
 from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
-from chunkvisor.config.choices import digested
 from chunkvisor.engine.modelsource import LocalModel
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.reuse import taken_of
@@ -47,7 +46,7 @@ def finish(
 
     Raises Halt, OSError, and what `on_block` raises.
     """
-    layout, model, encode, form = ledger.layout, job.model, job.encode, form.of(table.rows)
+    layout, form = ledger.layout, form.of(table.rows)
     if local is not None:
         local.check()
     try:
@@ -68,8 +67,8 @@ def finish(
         place = table.place_of(row, with_line=number < _MAX_LINES)
         quarantined.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
     cut = _record_cut(ledger, table, reuse, on_block)
-    prompt = encode.prompt if encode.prompt is not None or facts.loaded is None else facts.loaded.prompt
-    max_length = facts.max_length if facts.max_length is not None else model.max_length
+    prompt = facts.loaded.prompt if job.encode.prompt is None and facts.loaded is not None else job.encode.prompt
+    max_length = facts.max_length if facts.max_length is not None else job.model.max_length
     manifest = {
         "rows": table.rows,
         "dimension": final.dimension,
@@ -80,22 +79,13 @@ def finish(
         "truncated": cut,
         "zero_rows": final.zero_rows,
         "model": {
-            "name": model.name,
-            "revision": model.revision,
-            "dtype": facts.dtype or model.dtype,
+            **_section(fixed, "model."),
+            "dtype": facts.dtype or job.model.dtype,
             "max_length": max_length,
-            "encoder": model.encoder,
-            "trust_remote_code": model.trust_remote_code,
             "loaded": asdict(facts.loaded) if facts.loaded else None,
         },
-        "encode": {
-            "normalize": encode.normalize,
-            "prompt": prompt,  # what stood before every text: by name, or as the model's default, as well
-            "prompt_name": encode.prompt_name,
-            "task": encode.task,
-            "kwargs": digested(encode.kwargs),
-            "truncate_dim": encode.truncate_dim,
-        },
+        # What stood before every text: by name, or as the model's default, as well.
+        "encode": {**_section(fixed, "encode."), "prompt": prompt},
         "source": {"files": list(fixed.files), "digest": table.digest},
         "text": {key: value for key in TEXT_KEYS if (value := fixed.identity.values.get(key)) is not None},
         "versions": {"chunkvisor": __version__, **facts.versions},
@@ -123,6 +113,11 @@ def finish(
         "truncated": (cut or {}).get("rows", 0),
         "max_length": max_length or 0,
     }
+
+
+def _section(fixed: Fixed, prefix: str) -> dict[str, Any]:
+    values = fixed.identity.values.items()
+    return {key.removeprefix(prefix): value for key, value in values if key.startswith(prefix)}
 
 
 def _record_cut(
