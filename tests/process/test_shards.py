@@ -102,11 +102,11 @@ def test_cut_anew(tmp_path: Path, before: int | None, after: int | None) -> None
     place = finished(tmp_path / "place", outputs__out__shards=before)
     calls = len(place.calls())
     override = f"outputs.out.shards={json.dumps(after)}"
-    for words in ("dividing its rows again", "complete already"):
+    for words in ("from its final file", "complete already"):
         ended = place.run_here("--set", override)
         assert ended.returncode == 0, ended.stderr
         assert words in ended.stderr
-        assert ("dividing" in ended.stderr) == (words != "complete already")
+        assert ("from its final file" in ended.stderr) == (words != "complete already")
         found = place.vectors() if after is None else joined(place)
         np.testing.assert_array_equal(found, expected(TEXTS))
     assert len(place.calls()) == calls

@@ -6,16 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.assemble.forms import (
-    FORM_KEYS,
-    FORMATS,
-    Form,
-    Numbers,
-    form_of,
-    parts_of,
-    place_of,
-    recorded_parts,
-)
+from chunkvisor.assemble.forms import FORM_KEYS, FORMATS, Form, Numbers, form_of, parts_of, place_of, recorded_parts
 from chunkvisor.assemble.join import write_form
 from chunkvisor.assemble.manifest import keep_finished, ranges_of, read_finished
 from chunkvisor.commands.housekeeping import final_checks as _final

@@ -32,14 +32,7 @@ from chunkvisor.assemble.forms import (
     recorded_parts,
     remove_final,
 )
-from chunkvisor.assemble.join import (
-    BLOCK_BYTES,
-    Portions,
-    final_rows,
-    find_rows_table,
-    write_final,
-    write_form,
-)
+from chunkvisor.assemble.join import BLOCK_BYTES, Portions, final_rows, find_rows_table, write_final, write_form
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Note
@@ -61,13 +54,7 @@ from chunkvisor.store.records import (
 )
 from chunkvisor.units import counted
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import (
-    copy_atomic,
-    make_folder,
-    set_aside,
-    sync_folder,
-    write_atomic,
-)
+from chunkvisor_worker.contract.files import copy_atomic, make_folder, set_aside, sync_folder, write_atomic
 
 _Read = TypeVar("_Read")
 
@@ -87,10 +74,6 @@ class _Announced:
 def is_manifest(head: bytes) -> bool:
     """Say whether a file that begins like this is one of ours, be it whole or not."""
     return re.match(rb'\{\s*"rows": \d+,\s*"dimension": \d+,', head) is not None
-
-
-FILE_KEYS = ("format", "dtype", "digest", "shards", "ranges", "carried")
-"""Keys of a manifest that `describe_files` gives."""
 
 
 def describe_files(
@@ -320,16 +303,13 @@ def _unless_damaged(read: Callable[[], _Read]) -> _Read | None:
         return None
 
 
-# --- what becomes of a finished output
-
-
 def keep_finished(
     layout: OutputLayout, fingerprint: str, form: Form, emit: Emit, on_block: Callable[[], None]
 ) -> dict[str, Any] | None:
     """Return the manifest of the complete output, in that form; None if there is work to do.
 
-    Final files that do not hold any more are then kept under another name. Calls `on_block` now and then; it may raise
-    to stop. Raises OSError; Halt (78) if the form cannot be made of what is there.
+    Damaged final files are then kept under another name. Calls `on_block` now and then; it may raise to stop. Raises
+    OSError; Halt (78) if the form cannot be made from what is there.
     """
     if replaces_another(layout):
         return None
@@ -347,8 +327,14 @@ def keep_finished(
             return None
         try:
             if there != asked:
-                emit(Note(f"{layout.name}: dividing its rows again, into {place_of(layout, asked).name}"))
-                manifest = _reformed(layout, manifest, asked, on_block)
+                emit(Note(f"{layout.name}: making {place_of(layout, asked).name} from its final file"))
+                clear_partial(layout)  # of a run that was killed while it did the same
+                rows, read = int(manifest["rows"]), partial(final_rows, layout, manifest)
+                digests, ranges = write_form(layout, asked, rows, int(manifest["dimension"]), read, on_block)
+                of_files = ("format", "dtype", "digest", "shards", "ranges", "carried")
+                manifest = {name: value for name, value in manifest.items() if name not in of_files}
+                manifest |= describe_files(layout, asked, rows, digests, ranges)
+                publish(layout, manifest)
             write_sides(layout, manifest)
         except BadVectorsError:
             pass  # it was damaged beneath the file system, which its stamp does not show
@@ -364,19 +350,6 @@ def keep_finished(
     return None
 
 
-def _reformed(
-    layout: OutputLayout, manifest: dict[str, Any], form: Form, on_block: Callable[[], None]
-) -> dict[str, Any]:
-    """Make the other form of its rows. Raises BadVectorsError if they are not what was written."""
-    rows, read = int(manifest["rows"]), partial(final_rows, layout, manifest)
-    clear_partial(layout)  # of a run that was killed while it did the same
-    digests, ranges = write_form(layout, form, rows, int(manifest["dimension"]), read, on_block)
-    said = {name: value for name, value in manifest.items() if name not in FILE_KEYS}
-    said |= describe_files(layout, form, rows, digests, ranges)
-    publish(layout, said)
-    return said
-
-
 def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
     """Say whether the rows table that the form carries has to be staged again, because it is needed and is gone."""
     if form.carried is None or find_rows_table(layout, form.carried) is not None:
@@ -386,10 +359,7 @@ def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
 
 
 def follow_final(layout: OutputLayout) -> None:
-    """Have the final count as that of an earlier generation, which stays until another one is there.
-
-    Raises OSError.
-    """
+    """Let the final count as that of an earlier generation, which stays until another is there. Raises OSError."""
     if layout.done.exists():
         for folder in (layout.before, layout.earlier.state):
             make_folder(folder)
@@ -417,8 +387,7 @@ def combine(
     """Put finals side by side in one array of their dtype; `members` are their manifests, by name of the output.
 
     Returns the manifest, and whether the final was there already: it is made anew if one of them has changed. Calls
-    `on_block` now and then; it may raise to stop. Raises Halt: 78 if bytes of ubinary would have to be split, or
-    something that is not ours stands in its place, 74 if a member is damaged; OSError.
+    `on_block` now and then; it may raise to stop. Raises Halt (78, or 74 if a member is damaged), OSError.
     """
     finish_publishing(layout)
     fingerprint = digest_of([[name, each["fingerprint"], each["digest"]] for name, each in members.items()])
@@ -467,9 +436,6 @@ def combine(
             before = quarantined.get(each["row"])
             reason = f"{name}: {each['reason']}" if before is None else f"{before['reason']}; {name}: {each['reason']}"
             quarantined[each["row"]] = (before or each) | {"reason": reason}
-    made = [
-        {"output": name, "dimension": each["dimension"], "digest": each["digest"]} for name, each in members.items()
-    ]
     manifest = {
         "rows": rows,
         "dimension": numbers.dimension,
@@ -477,7 +443,7 @@ def combine(
         "fingerprint": fingerprint,
         "quarantined": [quarantined[row] for row in sorted(quarantined)],
         "zero_rows": zero_rows,
-        "combined": made,
+        "combined": [{"output": name, "dimension": each["dimension"]} for name, each in members.items()],
         "model": first["model"],
         "versions": {"chunkvisor": __version__},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
