@@ -92,7 +92,7 @@ class Bridge:
                     self._stages[number] = STARTING
                     self._start(self._keep_agent(number, able[number]))
             without, stages = len(alive) - len(able), Counter(self._stages.values())
-            why = f"{without} nodes are there, without a device that the config asks for" if without else ""
+            why = f"nodes without a device that the config asks for: {without}" if without else ""
             cluster = Cluster(stages[STARTING], stages[PREPARING], why)
             if cluster != told:
                 told = cluster

@@ -67,9 +67,6 @@ class _RayWorker:
             self._kills, self._returncode = report.oom_kills, report.returncode
         self._called = True
 
-    def lose(self) -> None:
-        self._returncode = NODE_LOST
-
     def watched(self) -> list[int]:
         return []  # all of them are heard of by the engine's one descriptor
 
@@ -246,10 +243,10 @@ class RayEngine:
         elif report.gone is not None:
             self._lose(stations, report.node, report.gone)
         elif report.aside is not None:
-            code, name = ExitCode(report.aside.code), report.aside.name
-            what = f"node {name} cannot do this job"
-            stations.drop_node(report.node, Halt(code, what, why=report.aside.why, remedy=report.aside.remedy), name)
-            self._lose(stations, report.node, report.aside.why)
+            aside, what = report.aside, f"node {report.aside.name} cannot do this job"
+            halt = Halt(ExitCode(aside.code), what, why=aside.why, remedy=aside.remedy)
+            stations.drop_node(report.node, halt, aside.name)
+            self._lose(stations, report.node, aside.why)
         elif report.event:
             if (event := event_of(report.event, report.details)) is not None:
                 self._emit(event)
@@ -262,7 +259,7 @@ class RayEngine:
         stations.lose(number, why)
         if (node := self._nodes.pop(number, None)) is not None:
             for worker in node.workers.values():
-                worker.lose()
+                worker.hear(NodeReport(returncode=NODE_LOST))
 
     def _wait(self, stations: Stations, now_s: float) -> None:
         """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
@@ -279,9 +276,8 @@ class RayEngine:
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._terms.address} could work for {waited_s:.0f} s",
                 why=self._why,
-                remedy="start the cluster (ray start --head) or its nodes, all with the same versions of Python and "
-                "Ray, or correct engine.address; "
-                f"then run the same command again{KEPT}",
+                remedy="Start the cluster (`ray start --head`) or its nodes, all with the same versions of Python and "
+                f"Ray, or correct engine.address. Then run the same command again{KEPT}.",
                 log=self._log,
             )
         if waited_s > _PATIENCE_S and not self._told_waiting:

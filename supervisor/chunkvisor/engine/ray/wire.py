@@ -61,7 +61,7 @@ class NodeAside:
     name: str
     why: str
     remedy: str
-    code: int = 69  # with which the run ends if no node is left
+    code: int  # with which the run ends if no node is left
 
 
 @dataclass(frozen=True, slots=True)
