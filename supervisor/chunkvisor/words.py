@@ -31,20 +31,17 @@ QUARANTINE = "quarantine"
 
 ENTRIES: dict[str, Meaning] = {
     Outcome.COMMITTED: Meaning(
-        "The attempt's vectors are verified and part of the output.",
-        "It continues with the next chunk.",
-        "Nothing.",
+        "The attempt's vectors are verified and part of the output.", "It continues with the next chunk.", "Nothing."
     ),
     Outcome.GPU_OOM: Meaning(
         "The GPU ran out of memory. The NVML assertion of CUDACachingAllocator.cpp is the same thing in disguise.",
-        "A new process continues at the batch that did not fit, with half of it. The smaller size is kept, in this run "
-        "and in later ones. If another process came and took the memory, chunkvisor waits for it, up to "
-        "recovery.wait_timeout, and makes no batch smaller.",
+        "A new process continues with half the batch, and later runs keep that size. If another process took the "
+        "memory, the run waits for it, up to recovery.wait_timeout.",
         "Use a GPU with more memory, a smaller model.max_length, or, in another workdir, the model.dtype that "
         "`chunkvisor doctor CONFIG` names for the card.",
     ),
     Outcome.DEVICE_FAULT: Meaning(
-        "The CUDA context broke: every later call in that process fails as well.",
+        "The CUDA context broke: every later call in that process fails too.",
         "A new process tries the rest of the chunk, with CUDA_LAUNCH_BLOCKING=1, so that the log names the place. A "
         "text that does it again alone is quarantined. A GPU on which all fails while others succeed is left out.",
         "Read the log of the attempt. `chunkvisor doctor CONFIG` checks driver, torch and GPU. Look for Xid messages "
@@ -52,19 +49,18 @@ ENTRIES: dict[str, Meaning] = {
     ),
     Outcome.HARDWARE_FAULT: Meaning(
         "The GPU itself is faulty or gone: it fell off the bus, needs a reset, or has memory errors.",
-        "The GPU is left out, and the run continues on the others. Without another one it ends with 69.",
+        "It continues on the other GPUs. Without another one it ends with 69.",
         "Reset the GPU (`nvidia-smi -r`), reboot, or replace it.",
     ),
     Outcome.GPU_BUSY: Meaning(
         "Another process holds the GPU or its memory.",
-        "The run waits up to recovery.wait_timeout, and continues as soon as there is room. Otherwise it ends with 75.",
-        "See who it is with `nvidia-smi`. End that process, wait, or choose another GPU with `device:`.",
+        "It waits up to recovery.wait_timeout, then ends with 75.",
+        "`nvidia-smi` shows the process. End it, wait, or choose another GPU with `device:`.",
     ),
     Outcome.SETUP: Meaning(
         "The driver, a package, the model or the config is wrong, so that every worker would fail alike.",
-        "The run ends with 78 or 69, unless workers have succeeded before: then it tries again.",
-        "Read the log: its last lines say what is wrong. `chunkvisor doctor CONFIG` repeats a worker's start without a "
-        "run.",
+        "It ends with 78 or 69, unless workers have succeeded before: then it tries again.",
+        "The end of the log says what is wrong. `chunkvisor doctor CONFIG` repeats a worker's start without a run.",
     ),
     Outcome.HOST_OOM: Meaning(
         "The machine, or its memory limit, ran out of memory, threads or open files.",
@@ -73,16 +69,15 @@ ENTRIES: dict[str, Meaning] = {
     ),
     Outcome.CRASHED: Meaning(
         "The worker died, or raised an error that chunkvisor does not know.",
-        "Finished batches are kept. The texts under way are tried again, then one by one; a text that fails alone "
-        "twice is quarantined. A fault before the first batch is blamed on no text.",
-        "Read the log: its last lines, and the attempt's fault.json next to it, say where. If it was killed (SIGKILL): "
+        "Finished batches are kept. The texts of the last one are tried again, then one by one; a text that fails "
+        "alone twice is quarantined. No text is blamed for a fault before the first batch.",
+        "Read the end of the log, and the attempt's fault.json next to it. If it was killed (SIGKILL): "
         "`chunkvisor explain killed-from-outside`.",
     ),
     Outcome.HUNG: Meaning(
         "The worker made no progress for recovery.stall_timeout (before its first batch: recovery.startup_timeout).",
-        "It is asked for its stack and killed. Finished batches are kept, and the texts under way are tried again; a "
-        "text that hangs alone twice is quarantined.",
-        "Read the log: it has the stack. If the worker was only slow, raise recovery.stall_timeout.",
+        "It is asked for its stack and killed. The rest is as for `crashed`.",
+        "The log has the stack. If the worker was only slow, raise recovery.stall_timeout.",
     ),
     Outcome.BAD_INPUT: Meaning(
         "A text cannot be encoded by this model.",
@@ -91,26 +86,24 @@ ENTRIES: dict[str, Meaning] = {
     ),
     Outcome.BAD_OUTPUT: Meaning(
         "The encoder gave vectors that are not finite, all zero, or of the wrong shape or type; or it gave none.",
-        "They are not used. The chunk is tried again; a text whose vector is bad again is quarantined.",
+        "The chunk is tried again; a text whose vector is bad again is quarantined.",
         "Correct your encoder. With a model, model.dtype float32 in another workdir often helps against NaN. "
         "`chunkvisor doctor CONFIG` tries the model on a few words.",
     ),
     Outcome.DISK_FULL: Meaning(
         "The disk is full or failing.",
-        "The run waits for space, up to recovery.wait_timeout. Then it ends with 74; finished work is kept.",
+        "It waits for space, up to recovery.wait_timeout, then ends with 74.",
         "Free some space on the disk of the workdir, or move it.",
     ),
     Outcome.HUB: Meaning(
-        "The model hub, or a server that the encoder asks, cannot be reached or asks to wait.",
-        "The run waits up to recovery.wait_timeout, then ends with 75.",
-        "Check the network and the token (HF_TOKEN), or name a local folder as model.name. Once a model is "
-        "downloaded, later runs in the same workdir do not ask the hub.",
+        "The model hub, or the server of a plug-in, cannot be reached or asks to wait.",
+        "It waits up to recovery.wait_timeout, then ends with 75.",
+        "Check the network and the token (HF_TOKEN), or name a local folder as model.name.",
     ),
     Outcome.INTERRUPTED: Meaning(
         "The worker was asked to stop, and not by the run.",
-        "Finished batches are kept. If the run itself was stopped, run it again to continue; otherwise the chunk "
-        "is tried again.",
-        "If it was not you: find out who ends the workers, a batch system, a container's limit or another person.",
+        "Finished batches are kept, and the chunk is tried again.",
+        "If it was not you: find out what ends the workers, a batch system, a container's limit or another user.",
     ),
     Outcome.LOST: Meaning(
         "The machine that the worker ran on was lost, or the way to it.",
@@ -120,12 +113,9 @@ ENTRIES: dict[str, Meaning] = {
     QUARANTINE: Meaning(
         "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, null in a table "
         "of floats, zeros in int8 and ubinary.",
-        "All other rows are complete, and the run ends with 3. With more than recovery.max_bad_rows of them, it ends "
-        "with 78: that is rarely the texts' fault.",
-        "Once the output is complete, its manifest (`<output>.json`) lists each row with its place in the source, the "
-        "outcome and the reason. Until then `report.html` lists those found so far. To try them again, with other "
-        "packages for instance: `chunkvisor retry WORKDIR`, then the same run. If you correct the source: `chunkvisor "
-        "run CONFIG --update`.",
+        "All other rows are complete, and it ends with 3; with more than recovery.max_bad_rows of them, with 78.",
+        "The manifest (`<output>.json`) lists each row with its place, the outcome and the reason. To try them again: "
+        "`chunkvisor retry WORKDIR`, then the same run. If you correct the source: `chunkvisor run CONFIG --update`.",
     ),
 }
 """By outcome, and the quarantine; every outcome has one."""
@@ -213,13 +203,13 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | N
     """End a run by a text that fails alone, from `place`; it is the `count`th, of `most` (None = one is too many)."""
     if most is None:
         what = f"halted at {output}: a row cannot be encoded: {place}"
-        remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to go on without its vector."
+        remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to continue without its vector."
     else:
         what = f"halted at {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
         what += f"{most:,}; the last one found is {place}"
         remedy = (
-            "So many failures rarely come from the texts: if all fail alike, look at the encoder and the model. If it "
-            "is the texts, correct them, or raise recovery.max_bad_rows."
+            "That many failures rarely come from the texts: if all fail alike, look at the encoder and the model. Else "
+            "correct the texts, or raise recovery.max_bad_rows."
         )
     return Halt(ExitCode.CONFIG, what, why=verdict.reason, remedy=remedy, see=verdict.see)
 

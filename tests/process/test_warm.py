@@ -100,7 +100,7 @@ def test_auto_goes_on_without_a_template_that_dies_or_stops(workplace: Workplace
     assert np.array_equal(workplace.vectors(), expected(texts))
     seen = counts(workplace)
     assert (seen["template_started"], seen["warm_given_up"], seen["attempt_failed"]) == (1, 1, 0)
-    assert stderr.count("from now on every worker starts afresh") == 1
+    assert stderr.count("from now on each worker is a new interpreter") == 1
     assert starts(workplace)[-1][2] == "fresh"
 
 

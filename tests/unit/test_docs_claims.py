@@ -288,3 +288,48 @@ def test_every_page_is_found_from_the_first() -> None:
         targets = [target.partition("#")[0] for target in links(page) if "://" not in target]
         waiting += [(page.parent / target).resolve() for target in targets if target]
     assert set((ROOT / "docs").rglob("*.md")) <= found
+
+
+DIALECT = re.compile(
+    r"\b(?:beside|nobody|somebody|anew|afresh|under way|mostly|so many|mends?|by (?:itself|themselves))\b"
+    r"|\b(?:goes|go|going) on\b|\bof (?:its|their|your|our) own\b|\b(?:is|are|be) told\b|\btold (?:of|apart)\b"
+    r"|(?<!here )\b(?:is|are) no (?!longer|more)|\b(?:that|which) (?:is|are) none\b|, too\b|\bthe supervisor\b"
+    r"|\bwhat is (?:there|made|left|rounded|known)\b"
+    r"|\w*(?:isation|ise[sd]|neighbour|behaviour|colour|licence)\b",
+    re.IGNORECASE,
+)
+"""What a translation sounds like; the words to write instead are those of a reader: in progress, again, usually."""
+PLAIN = (
+    "raised",
+    "advised",
+    "otherwise",
+    "revised",
+    "promised",
+    "supervised",
+    "surprised",
+    "rises",
+    "raises",
+    "comprised",
+)
+
+
+def _messages() -> Iterator[tuple[str, str]]:
+    """Yield (place, text) of the strings in the program that are sentences, not docstrings."""
+    for path in sorted([*ROOT.glob("supervisor/**/*.py"), *ROOT.glob("worker/**/*.py")]):
+        tree = ast.parse(path.read_text("utf-8"))
+        docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in docs:
+                yield f"{path.relative_to(ROOT)}:{each.lineno}", each.value
+
+
+def test_pages_and_messages_are_plain_english() -> None:
+    """Neither a page nor a message has the words of the list."""
+    texts = [(name_of(page), re.sub(r"`[^`]*`", "", prose(page))) for page in CURRENT]
+    found = [
+        f"{place}: {text[max(0, hit.start() - 30) : hit.end() + 30]!r}"
+        for place, text in (*texts, *_messages())
+        for hit in DIALECT.finditer(text)
+        if " " in text and not hit[0].lower().endswith(PLAIN)
+    ]
+    assert found == []

@@ -32,7 +32,7 @@ def test_the_list_says_what_each_is() -> None:
 def test_an_outcome_names_its_rules() -> None:
     """From the outcome one comes to the faults that lead to it."""
     text = explain("gpu_oom")
-    assert "half of it" in text
+    assert "half the batch" in text
     assert "nvml-assert-allocator" in text
     assert explain("GPU-OOM") == text
     assert explain("nvml") == explain("nvml-assert-allocator")

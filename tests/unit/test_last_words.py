@@ -41,15 +41,15 @@ def test_a_broken_nvml_is_repaired_before_anything_else() -> None:
     words = last_remedy(Verdict(Outcome.GPU_OOM, "", "The run goes on.", "nvml-assert-allocator"))
     assert "nvidia-smi" in words
     assert "driver" in words
-    assert "If the run has ended with it\n  Run `nvidia-smi`" in explain("nvml-assert-allocator")
+    assert "If the run has ended with it\n  If `nvidia-smi` fails" in explain("nvml-assert-allocator")
 
 
 @pytest.mark.parametrize(
     ("outcome", "rule", "words"),
     [
         ("crashed", "killed-from-outside", "dmesg"),
-        ("crashed", "segmentation-fault", "Read the log"),
-        ("crashed", "of-another-version", "Read the log"),
+        ("crashed", "segmentation-fault", "Read the end of the log"),
+        ("crashed", "of-another-version", "Read the end of the log"),
         ("hung", "", "recovery.stall_timeout"),
         ("bad_output", "", "float32"),
         ("of_another_version", "", ""),

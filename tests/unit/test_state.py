@@ -40,7 +40,7 @@ ON_RAY: Event = (100, "run_started", STARTED[2] | {"engine": "ray", "device": "c
 JOINED: Event = (103, "node_joined", {"node": "n1", "device": "cpu", "first": 0})
 LOST: Event = (111, "node_lost", {"node": "n1", "why": "it is gone", "left": 0})
 DRAINING: Event = (120, "draining", {"signal": "SIGINT"})
-STOPPING = "stopping: the chunks under way are finished or saved first"
+STOPPING = "stopping: the chunks in progress are finished or saved first"
 
 
 def state_of(*events: Event) -> RunState:

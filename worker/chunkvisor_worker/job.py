@@ -121,7 +121,7 @@ def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: Be
     for indices, block in encoder.encode(limits, progress) if len(rest) else ():
         vectors.add(rest[indices], block)
     if progress.leaving and vectors.left:
-        leave(WorkerExit.ORPHANED, "asked to leave after the batch under way; what is encoded stays in this folder")
+        leave(WorkerExit.ORPHANED, "stopping after the current batch; finished vectors are kept in this folder")
     facts = encoder.facts()
     try:
         progress.know(freed=encoder.release())

@@ -27,7 +27,7 @@ class Weight(IntEnum):
 
 CARE, LOSS = Weight.CARE, Weight.LOSS
 STARTING, COMPUTING = "starting the first workers", "computing"
-STOPPING = "stopping: the chunks under way are finished or saved first"
+STOPPING = "stopping: the chunks in progress are finished or saved first"
 KINDS: dict[str, type["Event"]] = {}
 """Every event, by its name in the journal."""
 
@@ -112,7 +112,7 @@ class RunStarted(Event):
 
 
 class WorkPlanned(Event):
-    """All sources are read, and it is known what is left to do."""
+    """All sources are read, and the remaining work is known."""
 
     stage = STARTING
     rows: int  # of all outputs that are not complete
@@ -449,7 +449,5 @@ class TemplateReady(TemplateEvent):
 
 
 class WarmGivenUp(TemplateEvent, weight=CARE):
-    words = (
-        "from now on every worker starts afresh: the template process, from which they were forked, failed: {reason}"
-    )
+    words = "from now on each worker is a new interpreter: the template process failed: {reason}"
     reason: str = ""

@@ -91,7 +91,7 @@ class Status:
     """Of a workdir; the attribute names are the keys of `status --json`."""
 
     state: State
-    """`running`, `stopped` (it can go on), `halted` (it ended with 69, 74, 75 or 78) or `complete`."""
+    """`running`, `stopped` (it can continue), `halted` (it ended with 69, 74, 75 or 78) or `complete`."""
     pid: int | None
     """Of the run that holds the workdir, or held it last."""
     outputs: dict[str, OutputStatus]

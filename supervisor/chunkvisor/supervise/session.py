@@ -69,7 +69,7 @@ class Means:
                 run.emit(Doing("asking nvidia-smi for the GPUs"))
             self.devices = find_devices(config.device)
         if guessed := sum(device.uuid.isdecimal() for device in self.devices):
-            words = f"nvidia-smi does not list the GPUs: the run goes on with {counted(guessed, 'GPU')}, whose memory"
+            words = f"nvidia-smi does not list the GPUs: the run continues with {counted(guessed, 'GPU')}, whose memory"
             run.emit(Warned(f"{words} and health it cannot look at. `chunkvisor doctor` says more"))
         run.emit(
             RunStarted(

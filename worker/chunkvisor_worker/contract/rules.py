@@ -114,7 +114,7 @@ _INTERRUPTION = (
     crashed(
         "interrupted",
         "A signal asked the worker to stop, or the program sent itself one.",
-        "Run the same command again to go on.",
+        "Run the same command again to continue.",
         of_class("builtins.KeyboardInterrupt"),
         outcome=Outcome.INTERRUPTED,
         returncodes=(-SIGINT, -SIGTERM, -SIGHUP),
@@ -141,7 +141,7 @@ _HARDWARE = (
 _KERNELS = (
     at_work(
         "device-side-assert",
-        "A kernel found an index out of bounds; mostly a token id or a position that the model does not have.",
+        "A kernel found an index out of bounds; usually a token id or a position that the model does not have.",
         "If many rows do it, tokenizer and model do not belong together, or model.max_length is beyond its positions.",
         # The kernel prints its assertion to stderr, e.g. Indexing.cu: "Assertion `srcIndex < srcSelectDimSize` failed".
         r"device-side assert triggered|block: \[[\d,]{1,40}\], thread: \[[\d,]{1,40}\] Assertion ",
@@ -271,7 +271,7 @@ _DRIVER = (
     ),
     gpu_busy(
         "gpu-services-not-ready",
-        "The GPU's services are not up yet, mostly the Fabric Manager of a machine with NVSwitch.",
+        "The GPU's services are not up yet, usually the Fabric Manager of a machine with NVSwitch.",
         "Start them (`systemctl start nvidia-fabricmanager nvidia-persistenced`).",
         runtime_error(r"system not yet initialized", 802),
         exit_code=MACHINE,
@@ -525,7 +525,7 @@ _INPUT = (
         # The tokenizer's message is misleading: the argument is a str, but UTF-8 cannot hold it.
         "text-not-unicode",
         "A text is not valid Unicode (it holds half of a surrogate pair), or is not a text at all.",
-        "Correct the row in the source, mostly text cut in the middle of an emoji.",
+        "Correct the row in the source, usually text cut in the middle of an emoji.",
         error(r"^(?:TextEncodeInput|TextInputSequence|PreTokenizedInputSequence) must be", "builtins.TypeError"),
         error(r"^Unsupported input type: ", "builtins.ValueError"),
         of_class("builtins.UnicodeEncodeError"),
