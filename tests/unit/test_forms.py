@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.assemble.forms import FORM_KEYS, FORMATS, Form, Numbers, form_of, parts_of, place_of, recorded_parts
+from chunkvisor.assemble.forms import FORM_KEYS, FORMATS, Form, Numbers, form_of, place_of, recorded_parts
 from chunkvisor.assemble.join import write_form
 from chunkvisor.assemble.manifest import keep_finished, ranges_of, read_finished
 from chunkvisor.commands.housekeeping import final_checks as _final
@@ -147,20 +147,6 @@ def test_what_is_rounded() -> None:
             assert [finding.path for finding in _final(layout) if finding.problem] == [layout.ranges]
             assert keep_finished(layout, "f", int8, lambda _: None, lambda: None) is not None
             assert layout.ranges.read_bytes() == ranges
-
-
-@pytest.mark.parametrize(
-    ("rows", "count", "sizes"),
-    [(10, 3, [3, 3, 4]), (4, 4, [1] * 4), (2, 5, [1, 1]), (7, 1, [7]), (10_007, 10_000, None)],
-)
-def test_even_split(rows: int, count: int, sizes: list[int] | None) -> None:
-    """Rows are split evenly and in order, names sort as they follow each other, and no shard is empty."""
-    parts = parts_of(Path("out"), rows, Form(count))
-    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
-    assert (parts[0].start, parts[-1].stop) == (0, rows)
-    assert sorted(parts, key=lambda part: str(part.path)) == parts
-    assert {part.rows for part in parts} <= {rows // len(parts), rows // len(parts) + 1}
-    assert sizes is None or [part.rows for part in parts] == sizes
 
 
 # Rows without a vector, grouped by the reason, wherever a person reads of them

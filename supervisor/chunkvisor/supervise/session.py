@@ -111,36 +111,31 @@ class Means:
             except OSError as error:
                 raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
         else:
-            found = self._from_hub()
+            # It refuses the path of a folder that is not there.
+            if source_at_hand(model, layout.model) is None:
+                from chunkvisor.sources.child import request_of, try_first_row
+
+                # The hub may be waited for, and a download takes minutes: what is wrong with a source is said before.
+                for name in self._config.outputs:
+                    try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
+            self._run.emit(Resolving(model.name))
+            timeout_s = self._config.recovery.wait_timeout
+            teller = WaitTeller(self._run.emit, timeout_s)
+
+            def wait(seconds: float, waited_s: float, why: str) -> None:
+                teller.tell(seconds, waited_s, why, Outcome.HUB)
+                deadline_s = time.monotonic() + seconds
+                while (left_s := deadline_s - time.monotonic()) > 0:
+                    self._run.signals.sleep(min(left_s, _PAUSE_S), [])
+                    self.on_wait()
+
+            # From scratch the hub is asked for its newest commit; otherwise the first run's commit counts.
+            anew = self._request.from_scratch
+            found = resolve_hub(model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew)
+            refuse_wrong_model(self._config, found.path)
         # A resume may need no worker at all: then loading a model would only cost memory.
         if not all(layout.output(name).state.exists() for name in self._config.outputs):
             self.load_ahead(found)
-        return found
-
-    def _from_hub(self) -> ModelSource:
-        model, layout = self._config.model, self._run.layout
-        # It refuses the path of a folder that is not there.
-        if source_at_hand(model, layout.model) is None:
-            from chunkvisor.sources.child import request_of, try_first_row
-
-            # The hub may be waited for, and a download takes minutes: what is wrong with the sources is said before.
-            for name in self._config.outputs:
-                try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
-        self._run.emit(Resolving(model.name))
-        timeout_s = self._config.recovery.wait_timeout
-        teller = WaitTeller(self._run.emit, timeout_s)
-
-        def wait(seconds: float, waited_s: float, why: str) -> None:
-            teller.tell(seconds, waited_s, why, Outcome.HUB)
-            deadline_s = time.monotonic() + seconds
-            while (left_s := deadline_s - time.monotonic()) > 0:
-                self._run.signals.sleep(min(left_s, _PAUSE_S), [])
-                self.on_wait()
-
-        # From scratch the hub is asked for its newest commit; otherwise the one that the first run has pinned counts.
-        anew = self._request.from_scratch
-        found = resolve_hub(model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew)
-        refuse_wrong_model(self._config, found.path)
         return found
 
     # --- the engine
