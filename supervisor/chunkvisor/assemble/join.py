@@ -30,7 +30,7 @@ from chunkvisor.assemble.forms import (
     recorded_parts,
 )
 from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.errors import config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import (
     BadVectorsError,
@@ -61,8 +61,12 @@ class ChunkDamagedError(Exception):
         self.why = why
 
 
-class TakenDamagedError(Exception):
+class TakenDamagedError(Halt):
     """Vectors that were to be taken over are not what they were."""
+
+    def __init__(self, why: str) -> None:
+        remedy = "Run the same command again: it looks them up again, and encodes what it does not find."
+        super().__init__(ExitCode.TRY_AGAIN, "vectors that were to be reused have changed", why=why, remedy=remedy)
 
 
 def ahead(found: Iterator[Stored]) -> Generator[Stored]:

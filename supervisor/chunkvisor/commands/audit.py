@@ -18,8 +18,8 @@ from chunkvisor.assemble.join import final_rows
 from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
-from chunkvisor.engine.trial import Conditions, Trial, allowed_difference, difference_and_cosine, try_texts, write_line
-from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.engine.trial import Conditions, allowed_difference, difference_and_cosine, try_texts, write_line
+from chunkvisor.errors import config_error
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
@@ -97,7 +97,7 @@ def _of_output(
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
         trial = try_texts(texts, model, encode, conditions, Path(folder))
     if trial.vectors is None:
-        raise failure(trial, f"the sample of {output.name} could not be encoded")
+        raise trial.failure(f"the sample of {output.name} could not be encoded")
     allowed = _ROUNDED[final] + allowed_difference(dtype, quantized="quantization_config" in model.kwargs)
     found, expected = list[dict[str, Any]](), list[bytes]()
     for row, text, stored, made in zip(sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True):
@@ -107,18 +107,6 @@ def _of_output(
         if difference <= allowed and made.any() and len(expected) < EXPECTED:
             expected.append(write_line(text, made))
     return Audit({"output": output.name, "dtype": dtype, "allowed": allowed, "rows": found}, encode, expected)
-
-
-def failure(trial: Trial, what: str) -> Halt:
-    """Return how a command ends whose worker has made no vectors."""
-    verdict = trial.verdict
-    return Halt(
-        ExitCode(verdict.exit_code or ExitCode.CONFIG),
-        f"{what}: {verdict.outcome}",
-        why=f"{verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
-        remedy=verdict.remedy or "Run `chunkvisor doctor` to check the machine and the model.",
-        see=verdict.see,
-    )
 
 
 def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int:

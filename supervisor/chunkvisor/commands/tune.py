@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.commands.audit import failure
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import encode_spec, model_spec, resolve_limits
@@ -73,7 +72,7 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         now[_WORKERS] = config.workers.per_device
         first, rate = measure(now, _texts(tables[0], _FIRST_TEXTS))
         if first.vectors is None:
-            raise failure(first, "no text could be encoded with the config unchanged")
+            raise first.failure("no text could be encoded with the config unchanged")
         now[_DTYPE] = first.dtype or "float32"
         texts = _texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
         plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}

@@ -16,7 +16,7 @@ from chunkvisor.child import run_child
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor.engine.process import oom_kills, worker_command, worker_environment
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
@@ -148,6 +148,16 @@ class Trial:
     phase_s: Mapping[str, float] = field(default_factory=dict)  # seconds that it spent in each phase
     dtype: str = ""  # of the weights as loaded
     notes: tuple[str, ...] = ()  # what the libraries warned of while they loaded the model
+
+    def failure(self, what: str) -> Halt:
+        """Return the end of whatever needed the vectors."""
+        return Halt(
+            ExitCode(self.verdict.exit_code or ExitCode.TRY_AGAIN),
+            f"{what}: {self.verdict.outcome}",
+            why=f"{self.verdict.reason}; the last line of the worker's log: {self.log_line or 'nothing'}",
+            remedy=self.verdict.remedy or "Run `chunkvisor doctor` to check the machine and the model.",
+            see=self.verdict.see,
+        )
 
 
 def try_texts(

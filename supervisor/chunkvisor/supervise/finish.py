@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.assemble.forms import Form, place_of
-from chunkvisor.assemble.join import TakenDamagedError, assemble
+from chunkvisor.assemble.join import assemble
 from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
 from chunkvisor.engine.modelsource import LocalModel
-from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows
@@ -49,17 +48,9 @@ def finish(
     layout, form = ledger.layout, form.of(table.rows)
     if local is not None:
         local.check()
-    try:
-        taken = taken_of(layout, reuse, ledger, on_block) if reuse is not None else None
-        finish_publishing(layout)  # of a join that failed after the rename, and is tried again
-        final = assemble(ledger, table, on_block, form, taken)
-    except TakenDamagedError as error:
-        raise Halt(
-            ExitCode.TRY_AGAIN,
-            f"{layout.name}: vectors that the run wanted to reuse have changed",
-            why=str(error),
-            remedy="Run the same command again: it looks them up again, and encodes what it does not find.",
-        ) from error
+    taken = taken_of(layout, reuse, ledger, on_block) if reuse is not None else None
+    finish_publishing(layout)  # of a join that failed after the rename, and is tried again
+    final = assemble(ledger, table, on_block, form, taken)
     facts = ledger.facts
     assert facts is not None
     quarantined = list[dict[str, Any]]()

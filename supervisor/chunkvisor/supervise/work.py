@@ -145,12 +145,7 @@ def _expect(expected: Expected, request: Request, run: Run, means: Means, source
         encode = encode_spec(config.encode)
         trial = try_texts(expected.texts, model, encode, conditions, Path(folder), means.on_wait)
     if trial.vectors is None:
-        raise Halt(
-            ExitCode(trial.verdict.exit_code or ExitCode.TRY_AGAIN),
-            f"the texts of model.expect could not be encoded: {trial.verdict.outcome}",
-            why=f"{trial.verdict.reason}; the last line of the worker's log: {trial.log_line or 'nothing'}",
-            remedy=trial.verdict.remedy or "Run `chunkvisor doctor`: it checks the machine and the model.",
-        )
+        raise trial.failure("the texts of model.expect could not be encoded")
     quantized = "quantization_config" in model.kwargs
     if problem := expected.problem(trial.vectors, trial.dtype, quantized=quantized):
         raise wrong_vectors(problem, config.model.name)
