@@ -68,17 +68,17 @@ class DeviceTimes:
     """Of one device, in one run; the attribute names are keys of `status --json`."""
 
     texts: int = 0
-    """Distinct texts that it has encoded."""
+    """Distinct texts encoded."""
     tokens: int = 0
-    """Without padding; 0 if the encoder cannot count them."""
+    """Without padding; 0 if unknown."""
     padded_tokens: int = 0
     """With it."""
     busy_s: float = 0.0
-    """From the moment a worker gets the device to its end."""
+    """Time in which workers had the device."""
     idle_s: float = 0.0
-    """Between one worker's end and the moment when the next one gets the device: what isolation costs."""
+    """Time between workers: what isolation costs."""
     startup_s: float = 0.0
-    """Imports, loading and tokenizing of all workers; what of it is not in `idle_s` was hidden behind others' work."""
+    """Imports, loading and tokenizing of all workers; most of it is hidden behind the work of others."""
 
     def add(self, ended: of.WorkerEnded) -> None:
         """Take in the end of a worker."""

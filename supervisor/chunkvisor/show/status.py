@@ -54,27 +54,25 @@ class OutputStatus:
     rows: int = 0
     """0 until its source has been read."""
     rows_done: int = 0
-    """Rows about which nothing is left to do: they have their vector, or count in `quarantined`; estimated from the
-    share of distinct texts until the output is complete."""
+    """Rows with a vector or in quarantine; an estimate until the output is complete, if texts repeat."""
     chunks: int = 0
-    """Of the texts that are to be encoded; 0 if all have their vector from elsewhere."""
+    """Chunks of the texts to be encoded."""
     chunks_done: int = 0
     """Committed."""
     quarantined: int = 0
-    """Rows without a vector; until the output is complete, those found so far."""
+    """Rows without a vector, so far."""
     complete: bool = False
-    """It has its final file, in its place."""
+    """Whether the final file is in its place."""
     distinct_texts: int = 0
-    """Texts that differ: each is encoded once, for all its rows."""
+    """Distinct texts."""
     reasons: tuple[BadReason, ...] = ()
-    """Why rows have no vector, the most frequent first; of the first 1,000 such rows."""
+    """Why rows have no vector, the most frequent first."""
     file: str = ""
-    """The final file, if `chunkvisor encode` has moved it; else it is in the workdir, or not there yet."""
+    """The final file, if `chunkvisor encode` has moved it out of the workdir."""
     listed_in: str = ""
-    """The file that lists each row without a vector; empty if there is none, or the output is not complete."""
+    """The file that lists each row without a vector."""
     truncated: int | None = None
-    """Rows whose texts were cut at the model's maximum length; null until the output is complete, and if the encoder
-    does not count tokens. `<output>.truncated.jsonl` lists them."""
+    """Rows cut at the model's maximum length; `<output>.truncated.jsonl` lists them."""
 
     @property
     def far(self) -> str:
@@ -93,28 +91,27 @@ class Status:
     state: State
     """`running`, `stopped` (it can continue), `halted` (it ended with 69, 74, 75 or 78) or `complete`."""
     pid: int | None
-    """Of the run that holds the workdir, or held it last."""
+    """Process of the run that holds the workdir, or held it last."""
     outputs: dict[str, OutputStatus]
     """By name."""
     attempts: dict[str, int]
     """Ended attempts of all runs, by outcome."""
     rows_per_s: float | None
-    """While a run is at work, of its last 48 chunks; after it, of the whole run. The first start of the workers is not
-    counted. null = nothing was encoded yet."""
+    """During a run, over its last 48 chunks; after it, over the whole run, without the first start of the workers."""
     eta_s: float | None
-    """Seconds until all outputs are complete; null if that is not known, or no run is at work."""
+    """Seconds until all outputs are complete."""
     devices: dict[str, DeviceTimes] = field(default_factory=dict)
-    """By name (CPU, GPU 0), of the last run at work: the sums over its workers that have ended."""
+    """By name (CPU, GPU 0): sums over the workers of the last run that have ended."""
     message: list[str] = field(default_factory=list)
     """The last words of the run that ended last."""
     command: str = ""
-    """That was typed last, and where, without secrets; empty for a call from Python."""
+    """What was typed last, and where, without secrets."""
     host: str = ""
-    """On which the run is or was at work that `pid` is of; empty if that is not known."""
+    """Host of that process."""
     began_at: float | None = None
-    """When the run began, in seconds since the epoch; null if that is not known."""
+    """When the run began."""
     told_at: float | None = None
-    """When it last reported anything, like `began_at`. More is not known about a run on another host."""
+    """When it last reported an event."""
 
     combined: dict[str, str] = field(default_factory=dict)
     """The finished files of `combine`, by name."""

@@ -504,7 +504,7 @@ def test_rule_is_complete(rule: Any) -> None:
 def test_the_page_on_gpus_names_rules_as_they_are() -> None:
     """docs/explanation/status-and-limits.md lists faults with the outcome of their rules."""
     page = (ROOT / "docs" / "explanation" / "status-and-limits.md").read_text("utf-8")
-    lines = re.findall(r"^\|[^|]+\| `([\w-]+)` \| `(\w+)` \|", page, re.MULTILINE)
+    lines = re.findall(r"^- .+: `([\w-]+)`, `(\w+)`, ", page, re.MULTILINE)
     assert len(lines) >= 14
     assert all(outcome == OF_RULE[name].outcome for name, outcome in lines)
 
