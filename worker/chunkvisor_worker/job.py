@@ -97,7 +97,10 @@ def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: Be
     encoder.wanted = spec.encode
     encoder.load(progress)
     progress.phase(Phase.TOKENIZE)
-    texts = _read_texts(files.texts, spec)
+    data = files.texts.read_bytes()
+    if hashlib.sha256(data).hexdigest() != spec.texts_digest:
+        raise TextsDamagedError(f"{files.texts.name} does not have the digest that its spec names")
+    texts: list[str] = [json.loads(line) for line in data.splitlines()]
     canary = spec.canary if spec.canary_row is None else texts[spec.canary_row]
     # In doubt, nothing but the canary is touched before the device has shown that it works: a tokenizer that dies of a
     # text must not be taken for a device that fails.
@@ -165,11 +168,3 @@ def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Li
             vectors.add(own, block)
     if own is None:  # it was none of the attempt's texts
         progress.know(rows_done=0, tokens_done=0, padded_tokens=0)
-
-
-def _read_texts(path: Path, spec: Spec) -> list[str]:
-    """The texts of the attempt, in order. Raises TextsDamagedError, OSError."""
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != spec.texts_digest:
-        raise TextsDamagedError(f"{path.name} does not have the digest that its spec names")
-    return [json.loads(line) for line in data.splitlines()]

@@ -35,13 +35,7 @@ from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
-from chunkvisor_worker.liveness import (
-    BeatWriter,
-    be_first_victim,
-    die_with_parent,
-    leave,
-    only_argument,
-)
+from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, leave, only_argument
 
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 """Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without it in the child."""

@@ -105,10 +105,7 @@ def at_work(name: str, cause: str, remedy: str, pattern: str, *codes: int, **unu
 
 
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
-_CUDA_ERROR = (
-    of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
-    runtime_error(r"\bCUDA (?:driver )?error: "),
-)
+_CUDA_ERROR = (of_class("torch.AcceleratorError", "torch.cuda.CudaError"), runtime_error(r"\bCUDA (?:driver )?error: "))
 
 _INTERRUPTION = (
     crashed(
@@ -463,12 +460,15 @@ _MODEL = (
         # The worker's own checks, and those of sentence-transformers.
         "setting-impossible",
         "The model or the plug-in cannot do what the config asks for.",
-        "Correct the key of the config that the message names.",
+        "Correct the key of the config that the message names. For attention, set model.kwargs.attn_implementation to "
+        "sdpa or eager, or install the package that the message names.",
         of_class("chunkvisor_worker.plugin.PluginError"),
         error(
             r"^(?:model|encode)\.\w+ is |^Prompt name .{1,300} not found in the|is not a prompt of this model",
             "builtins.ValueError",
         ),
+        error(r"^FlashAttention\d? has been toggled on", "builtins.ImportError"),
+        error(r"attn_implementation|FlashAttention only supports", "builtins.ValueError", "builtins.RuntimeError"),
     ),
     misconfigured(
         "wrong-model",
@@ -485,13 +485,6 @@ _MODEL = (
         runtime_error(
             r"PytorchStreamReader failed|You set `ignore_mismatched_sizes` to `False`|^Error\(s\) in loading state_dict"
         ),
-    ),
-    misconfigured(
-        "attention-unsupported",
-        "The attention implementation is not installed, or not possible with this model or GPU.",
-        "Set model.kwargs.attn_implementation to sdpa or eager, or install the package that the message names.",
-        error(r"^FlashAttention\d? has been toggled on", "builtins.ImportError"),
-        error(r"attn_implementation|FlashAttention only supports", "builtins.ValueError", "builtins.RuntimeError"),
     ),
     misconfigured(
         # Not raised at import but at the first use of the allocator.
@@ -566,20 +559,13 @@ _PROCESS = (
         returncodes=(126, 127),
     ),
     crashed(
-        # A page of a memory-mapped file that has no disk behind it: np.memmap on a full disk, truncated weights.
-        "bus-error",
-        "A part of a mapped file is not there: the disk or /dev/shm is full, or the weights were cut short.",
-        "Check free space and the model's files.",
-        log=r"Fatal Python error: Bus error",
-        returncodes=(-SIGBUS,),
-        row_can_cause=True,
-    ),
-    crashed(
         "segmentation-fault",
+        # SIGBUS: a page of a mapped file has no disk behind it, as with np.memmap on a full disk or truncated weights.
         "Native code crashed: a bug, a clash of packages, or a build for another CPU; the log has the Python stack.",
-        "Update torch and the packages on the stack, or install builds for this CPU.",
-        log=r"Fatal Python error: (?:Segmentation fault|Floating.point exception|Illegal instruction)",
-        returncodes=(-SIGSEGV, -SIGFPE, -SIGILL),
+        "Update torch and the packages on the stack, or install builds for this CPU. After a bus error, look for a "
+        "full disk or /dev/shm and for weights that were cut short.",
+        log=r"Fatal Python error: (?:Segmentation fault|Bus error|Floating.point exception|Illegal instruction)",
+        returncodes=(-SIGSEGV, -SIGBUS, -SIGFPE, -SIGILL),
         smaller_batch_helps=True,
         row_can_cause=True,
     ),
