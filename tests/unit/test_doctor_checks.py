@@ -125,7 +125,6 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("torch-gpu", WARNING, "a product of matrices of ones", lambda: well(place="plugin", **WRONG_PRODUCT)),
     # variables
     ("torch-gpu", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
-    ("environment", WARNING, "very slow", lambda: well(workers={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})),
     # the machine
     ("memory", FAULT, "about 2.0 GiB is needed for 2 workers", lambda: well(memory=(GIB // 2, GIB))),
     ("memory", WARNING, "8.0 GiB", lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB))),
@@ -136,7 +135,6 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("dtype", WARNING, "does not have", lambda: card((7, 5), "bfloat16", "bert")),
     ("dtype", WARNING, "overflow to NaN", lambda: card((8, 0), "float16", "qwen2")),
     ("dtype", OK, "suits NVIDIA (compute capability 9.0)", lambda: card((9, 0), "bfloat16", "qwen2")),
-    ("dtype", OK, "model.dtype float16 takes less memory", lambda: card((7, 5), "float32", "bert")),
     ("right-vectors", FAULT, "why", lambda: failing(Outcome.SETUP, rule="wrong-model")),
     ("encoding", FAULT, "failed: crashed: why\nlast line of its log: last words", lambda: failing(Outcome.CRASHED)),
     ("encoding", FAULT, "differ by 0.25", lambda: vectors((4, 2), (1, 1), (4, 3))),

@@ -93,7 +93,16 @@ def _of_output(
     sample = sorted([row for row in candidates if row not in bad][:rows])
     texts = [table.texts(text, text + 1)[0] for row in sample for text in table.row_text(row, row + 1).tolist()]
     values = fixed.identity.values
-    model, encode = _model(layout, values), EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
+    encode = EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
+    name, revision, path = str(values["model.name"]), str(values["model.revision"]), None
+    if values["model.encoder"] == SENTENCE_TRANSFORMERS:
+        pins = read_models(layout.model).pins
+        path = next((pin.path for pin in pins if (pin.name, pin.revision) == (name, revision)), name)
+        if not Path(path).is_dir():
+            remedy = "Put it back, or let `chunkvisor run` fetch it again."
+            raise config_error(f"the model of the run is not here: {path}", remedy=remedy)
+    given = {"path": path, "dtype": "float32", "trust_remote_code": bool(values["model.trust_remote_code"])}
+    model = ModelSpec(**_fields_of(ModelSpec, "model", values) | given)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
         trial = try_texts(texts, model, encode, conditions, Path(folder))
     if trial.vectors is None:
@@ -129,19 +138,6 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int
 
 def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[str, Any]:
     return {key: values[f"{section}.{key}"] for key in kind.__dataclass_fields__ if f"{section}.{key}" in values}
-
-
-def _model(layout: Layout, values: dict[str, Any]) -> ModelSpec:
-    """Return the model of the run, in float32. Raises Halt (78) if it is not here, OSError."""
-    name, revision, path = str(values["model.name"]), str(values["model.revision"]), None
-    if values["model.encoder"] == SENTENCE_TRANSFORMERS:
-        pins = read_models(layout.model).pins
-        path = next((pin.path for pin in pins if (pin.name, pin.revision) == (name, revision)), name)
-        if not Path(path).is_dir():
-            remedy = "Put it back, or let `chunkvisor run` fetch it again."
-            raise config_error(f"the model of the run is not here: {path}", remedy=remedy)
-    given = {"path": path, "dtype": "float32", "trust_remote_code": bool(values["model.trust_remote_code"])}
-    return ModelSpec(**_fields_of(ModelSpec, "model", values) | given)
 
 
 def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:

@@ -16,7 +16,7 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import Config, encode_spec, model_spec
 from chunkvisor.devices import gpu as gpus
-from chunkvisor.devices.gpu import Card, Device, ProbeReading, SmiAnswer, less_memory, unfit_dtype
+from chunkvisor.devices.gpu import Card, Device, ProbeReading, SmiAnswer, unfit_dtype
 from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
@@ -219,15 +219,11 @@ def _encode(
 
 _ACCESS = "in a container, start it with GPU access (docker run --gpus all)"
 _INSTALL = "Install a torch for this machine: https://pytorch.org/get-started/locally"
-_SLOW = {
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation asks the driver, which is very slow",
-    "CUDA_LAUNCH_BLOCKING": "the GPU waits after every kernel, which is slow",
-}
 
 
 def examine(case: Case) -> list[Finding]:
     """Make all checks, in the order in which they are shown."""
-    checks = [check for check in CHECKS if not (case.wanted == "cpu" and check in _OF_GPUS)]
+    checks = [check for check in CHECKS if not (case.wanted == "cpu" and check in (_driver, _gpus))]
     refused = [_refusal(name, halt) for name, halt in case.refused.items()]
     return refused + [found for check in checks for found in check(case)]
 
@@ -305,12 +301,6 @@ def _torch(case: Case) -> Iterator[Finding]:
     yield Finding("torch-gpu", state, f"torch cannot use the GPU: {why}", mend)
 
 
-def _environment(case: Case) -> Iterator[Finding]:
-    for name, why in _SLOW.items():
-        if case.workers.get(name, "").lower() not in ("", "0", "false", "off", "no"):
-            yield Finding("environment", WARNING, f"{name} is set: {why}", "Unset it.")
-
-
 def _memory_and_disk(case: Case) -> Iterator[Finding]:
     workers = case.config.workers.per_device + case.config.workers.standby if case.config is not None else 1
     workers *= max(1, len(case.devices))
@@ -370,8 +360,7 @@ def _model(case: Case) -> Iterator[Finding]:
         if (unfit := unfit_dtype(case.dtype, case.model.model_type, card)) is not None:
             yield Finding("dtype", WARNING, *unfit)
         else:
-            other = less_memory(case.dtype, case.model.model_type, card) or f"It suits {card}"
-            yield Finding("dtype", OK, f"the model computes in {case.dtype}. {other.rstrip('.')}")
+            yield Finding("dtype", OK, f"the model computes in {case.dtype}, which suits {card}")
 
 
 def _encoding(case: Case) -> Iterator[Finding]:
@@ -435,9 +424,8 @@ def _compared(case: Case, sample: Sample) -> Finding:
 
 
 # In the order in which they are shown.
-_OF_GPUS = (_driver, _gpus, _environment)
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...]
-CHECKS = (_driver, _gpus, _torch, _environment, _memory_and_disk, _source, _model, _encoding)
+CHECKS = (_driver, _gpus, _torch, _memory_and_disk, _source, _model, _encoding)
 
 
 def exit_code(findings: Sequence[Finding]) -> ExitCode:

@@ -73,7 +73,11 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
         outputs = [_read_output(config, output, max_rows, scratch, notes, say) for output in config.outputs]
         refuse_unequal(config.combine, {output.name: output.table.rows for output in outputs})
         say("counting tokens")
-        folder = _measure(config, outputs, scratch, notes)
+        folder = None
+        if config.model.is_plugin:
+            notes.append("only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown")
+        else:
+            folder = _count_tokens(config, outputs, scratch / "lengths", notes)
         model = modelfolder.read_model_folder(folder) if folder is not None else ModelFolder()
         for output in outputs:
             _add_sizes(config, output, model)
@@ -202,23 +206,10 @@ def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
     }
 
 
-def _measure(config: Config, outputs: Sequence[_Output], scratch: Path, notes: list[str]) -> Path | None:
-    """Count the tokens of each output, and return the model's folder. Raises Halt if that is wrong, OSError."""
-    if config.model.is_plugin:
-        notes.append("only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown")
-        return None
+def _count_tokens(config: Config, outputs: Sequence[_Output], folder: Path, notes: list[str]) -> Path | None:
+    """Ask the child that has the tokenizer; return the model's folder. Raises Halt if that is wrong, OSError."""
     source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(None, config.model.revision)
     refuse_wrong_model(config, source.path)
-    folder, problem = _count_tokens(config, source, outputs, scratch / "lengths")
-    notes += [f"tokens could not be counted: {problem}"] * bool(problem)
-    notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, str(folder)).warnings]
-    return folder
-
-
-def _count_tokens(
-    config: Config, source: ModelSource, outputs: Sequence[_Output], folder: Path
-) -> tuple[Path | None, str]:
-    """Ask the child that has the tokenizer; return the model's folder, and why tokens cannot be counted."""
     folder.mkdir(mode=0o700)
     files, tasks = AttemptFiles(folder), list[LengthsTask]()
     for output in outputs:
@@ -237,9 +228,11 @@ def _count_tokens(
     answer = read_message(LengthsAnswer, files.result)
     if answer is None or len(answer.reports) != len(tasks):
         verdict = verdict_of_child(returncode, files.fault, files.log)
-        here = Path(source.path) if source.path is not None else None
-        return here, f"{verdict.reason} {verdict.remedy}".strip()
+        notes.append(f"tokens could not be counted: {verdict.reason} {verdict.remedy}".strip())
+        notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, source.path).warnings]
+        return Path(source.path) if source.path is not None else None
     refuse_wrong_model(config, answer.path)  # it may have found the tokenizer's files on the hub
+    notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, answer.path).warnings]
     for output, report in zip(outputs, answer.reports, strict=True):
         lengths, told = np.load(report.lengths, allow_pickle=False), output.told
         share = len(lengths) / output.table.distinct
@@ -249,7 +242,7 @@ def _count_tokens(
             "batches": round(report.batches / share),
             "padding_share": 1 - report.tokens / max(1, report.padded_tokens),
         }
-    return Path(answer.path), ""
+    return Path(answer.path)
 
 
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
