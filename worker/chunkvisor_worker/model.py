@@ -351,22 +351,18 @@ def _check_pad_token(tokenizer: Any, transformer: Any) -> None:
 
 
 def _check_added_tokens(tokenizer: Any, spec: ModelSpec) -> None:
-    given = _own(spec, "processor_kwargs")
-    saved = _json(spec, "tokenizer_config.json") | given
+    saved = _json(spec, "tokenizer_config.json") | _own(spec, "processor_kwargs")
     for key, kind, place in (("add_bos_token", "bos", 0), ("add_eos_token", "eos", -1)):
         token_id = getattr(tokenizer, f"{kind}_token_id", None)
         ids = _ids(tokenizer) if saved.get(key) is True and token_id is not None else []
         if not ids or ids[place] == token_id:
             continue
         token, at = getattr(tokenizer, f"{kind}_token", ""), "last" if kind == "eos" else "first"
-        remedy = f"Add to the config: model: {{kwargs: {{processor_kwargs: {{{key}: true}}}}}}"
-        if key in given:
-            remedy = f"{type(tokenizer).__name__} cannot, though processor_kwargs asks for it. Copy the folder, "
-            remedy += f"add {token} to the post_processor of its tokenizer.json, and set {key} to true"
         raise WrongModelError(
             f'tokenizer_config.json says "{key}": true, but the tokenizer of transformers {_version()} does not put '
-            f"{token} {at}: the model would read another text than it was trained with. {remedy} (or false, if the "
-            "vectors that you compare with were made without it)."
+            f"{token} {at}: the model would read another text than it was trained with. Add to the config: model: "
+            f"{{kwargs: {{processor_kwargs: {{{key}: true}}}}}} (or false, if the vectors that you compare with were "
+            f"made without it). If it is there already, add {token} to the post_processor in tokenizer.json."
         )
 
 

@@ -98,9 +98,7 @@ class PluginEncoder:
         if not isinstance(returned, np.ndarray):
             raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
         if returned.dtype not in (np.float32, np.float16, np.float64):
-            raise PluginError(
-                f"encode() returned an array of {returned.dtype}; it has to be float32, float16 or float64"
-            )
+            raise PluginError(f"encode() returned an array of {returned.dtype}, not of float32, float16 or float64")
         if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
             raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
         with np.errstate(over="ignore"):  # the parent finds an infinity

@@ -11,17 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor_worker import cpu
-from chunkvisor_worker.batching import (
-    NONE_CUT,
-    Indices,
-    Vectors,
-    cut,
-    cut_measured,
-    estimated_tokens,
-    gpu_needs,
-    padded_tokens,
-)
+from chunkvisor_worker import batching, cpu
+from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors, padded_tokens
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.cpu import Lanes
 from chunkvisor_worker.liveness import BeatWriter
@@ -211,9 +202,9 @@ class SentenceTransformerEncoder:
         if limits.measured and counted and self._device != "cpu":
             import torch
 
-            batches = cut_measured(self._lengths, limits, gpu_needs(torch))
+            batches = batching.cut_measured(self._lengths, limits, batching.gpu_needs(torch))
         else:
-            batches = cut(self._lengths, limits)
+            batches = batching.cut(self._lengths, limits)
             lanes = self._lanes(batches) if self._device == "cpu" else lanes
 
         def begins(indices: Indices) -> bool:
@@ -303,7 +294,7 @@ class SentenceTransformerEncoder:
         if not is_plain_text_model(self._model) or self.wanted.kwargs:
             sizes = [len(f"{self._prompt or ''}{text}".encode()) for text in self._texts]
             limit = max_length(self._model) or max(sizes, default=0)
-            self._lengths = np.array([min(limit, estimated_tokens(size)) for size in sizes], dtype=np.int64)
+            self._lengths = np.array([min(limit, batching.estimated_tokens(size)) for size in sizes], dtype=np.int64)
             return
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
         asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
