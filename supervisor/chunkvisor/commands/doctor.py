@@ -35,7 +35,6 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import ONLY_ASK, Cause, Fault, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TEXT = "The quick brown fox jumps over the lazy dog."
 # The first and the last are equal: their vectors come from two passes of the same shape.
 SAMPLE = (_TEXT, "Row after row, the vectors were written to the disk before dawn.", _TEXT)
@@ -71,9 +70,7 @@ class Case:
     config: Config | None = None
     refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
     devices: tuple[Device, ...] = ()  # of the job
-    visible: tuple[Device, ...] = ()  # every GPU that CUDA shows to this command
     opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs of the job, else of all
-    own: Mapping[str, str] = field(default_factory=lambda: os.environ)
     workers: Mapping[str, str] = field(default_factory=dict)  # the environment that workers get
     smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -L`
     nodes: dict[str, bool] = field(default_factory=dict)  # files of the driver in /dev -> may this user open them?
@@ -121,10 +118,12 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
                 case.refused["gpu"] = halt
     case.workers = environment_of(os.environ, case.devices, case.config.env if case.config is not None else {})
     case.smi = gpus.ask_smi(("-L",))
-    with suppress(Halt):
-        case.visible = gpus.find_devices(["cuda"])
+    devices = case.devices
+    if case.config is None:
+        with suppress(Halt):
+            devices = gpus.find_devices(["cuda"])
     # As before each worker, and before torch is asked, whose memory is not free at once.
-    watched = [device for device in (case.devices if case.config is not None else case.visible) if device.watched]
+    watched = [device for device in devices if device.watched]
     case.opinions = {each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes) for each in watched}
     machine, (left_bytes, limit_bytes) = psutil.virtual_memory(), container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
@@ -198,7 +197,7 @@ def _encode(
     config, expected = loaded.config, case.expected
     model = model_spec(config.model, source.path, source.revision)
     encode = config.encode if expected is not None else config.effective_encode(next(iter(config.outputs)))
-    environment = {**case.workers, _VISIBLE: device.uuid}
+    environment = {**case.workers, "CUDA_VISIBLE_DEVICES": device.uuid}
     conditions = Conditions(device.kind, environment, (str(loaded.folder),), config.recovery)
 
     def encoded(texts: Sequence[str]) -> Trial:
@@ -262,11 +261,6 @@ def _driver(case: Case) -> Iterator[Finding]:
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
-    entries = case.own.get(_VISIBLE, "").split(",")
-    if case.own.get(_VISIBLE) is not None and len(case.visible) != len(entries):
-        meaning = f"{_VISIBLE}={case.own[_VISIBLE]} shows {len(case.visible)} of {counted(len(entries), 'GPU')}: CUDA "
-        meaning += "hides what comes after an entry that does not exist"
-        yield _broken(case, "visible-gpus", meaning, "Unset it, or name GPUs as `nvidia-smi -L` lists them.")
     for device, opinion in case.opinions.items():
         if opinion.health is Health.BROKEN:
             mend = "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it if this returns."

@@ -51,7 +51,6 @@ def drill(
     Raises Halt if there is nothing to drill.
     """
     rehearsal, findings = _Drill(loaded, folder), list[dict[str, Any]]()
-    rehearsal.prepare()
     say(_ROW.format("fault", "provoked", "seen as", ""))
     for fault in faults:
         found = rehearsal.provoke(fault)
@@ -62,22 +61,20 @@ def drill(
 
 
 class _Drill:
-    """Provokes faults in runs of the config's first output on its first device."""
+    """Provokes faults in runs of the config's first output on its first device.
+
+    Makes the undisturbed run first. Raises Halt if it does not complete: there is nothing to drill then.
+    """
 
     def __init__(self, loaded: LoadedConfig, folder: Path) -> None:
         device = loaded.config.device
         self._loaded, self._folder, self._output = loaded, folder, next(iter(loaded.config.outputs))
         self._device = device if isinstance(device, str) else device[0]
-        self._chunk_size, self._stall_s, self._allowed = 0, 0.0, 0.0
-        self._good: Vectors
-
-    def prepare(self) -> None:
-        """Make the undisturbed run. Raises Halt if it does not complete: there is nothing to drill then."""
-        distinct = table_of(self._loaded.config, self._output, ROWS, self._folder, lambda _: None).distinct
+        distinct = table_of(loaded.config, self._output, ROWS, folder, lambda _: None).distinct
         if distinct < CHUNKS:
             what = f"output {self._output} has {distinct} different texts in its first {ROWS} rows"
             raise config_error(what, why=f"a drill needs {CHUNKS}", remedy="Put an output with more texts first.")
-        self._chunk_size = distinct // CHUNKS
+        self._chunk_size, self._stall_s = distinct // CHUNKS, 0.0
         code, words = self._run("undisturbed")
         layout = self._layout("undisturbed")
         if code != ExitCode.COMPLETE or (manifest := read_finished(layout.output(self._output))) is None:
@@ -86,7 +83,7 @@ class _Drill:
             raise Halt(ExitCode(code or ExitCode.DISK), what, why=words, remedy=remedy)
         phases = [each.phase_s for each in _events(layout) if isinstance(each, ChunkCommitted)]
         self._stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])
-        self._good = np.load(layout.output(self._output).final, allow_pickle=False)
+        self._good: Vectors = np.load(layout.output(self._output).final, allow_pickle=False)
         largest = max(1.0, float(np.abs(self._good).max(initial=0.0)))
         self._allowed = largest * _TOLERANCE.get(manifest["model"]["dtype"], 1e-5)
 
@@ -125,23 +122,6 @@ class _Drill:
             claim(layout, ())
             shutil.copy2(known, layout.model)
         command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(self._loaded.path), "--max-rows", str(ROWS)]
-        for override in self._overrides(name, stalls=stalls, standby=standby):
-            command += ["--set", override]
-        log, log_of_worker = self._folder / f"{name}.log", layout.output(self._output).attempt(STRUCK, 1).log
-        with open(log, "ab") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
-            try:
-                # The fault must have struck: a worker that lives without its parent must not hang the next run.
-                while kill and process.poll() is None and "strikes here" not in read_tail(log_of_worker):
-                    time.sleep(0.005)
-                if not kill:
-                    process.wait()
-            finally:
-                process.kill()
-                code = process.wait()
-        return 0 if kill else code, read_tail(log).rpartition("chunkvisor: ")[2].strip()
-
-    def _overrides(self, name: str, *, stalls: bool, standby: int | None) -> list[str]:
         config = self._loaded.config
         output = config.outputs[self._output].model_dump(mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS})
         values: dict[str, Any] = {
@@ -164,7 +144,21 @@ class _Drill:
         }
         # JSON is YAML, except for escaped surrogate pairs.
         ours = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]
-        return [*self._loaded.overrides, *ours]
+        for override in (*self._loaded.overrides, *ours):
+            command += ["--set", override]
+        log, log_of_worker = self._folder / f"{name}.log", layout.output(self._output).attempt(STRUCK, 1).log
+        with open(log, "ab") as file:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+            try:
+                # The fault must have struck: a worker that lives without its parent must not hang the next run.
+                while kill and process.poll() is None and "strikes here" not in read_tail(log_of_worker):
+                    time.sleep(0.005)
+                if not kill:
+                    process.wait()
+            finally:
+                process.kill()
+                code = process.wait()
+        return 0 if kill else code, read_tail(log).rpartition("chunkvisor: ")[2].strip()
 
 
 def _events(layout: Layout) -> list[Event]:

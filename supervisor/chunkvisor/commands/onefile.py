@@ -14,7 +14,6 @@ from typing import Any
 from chunkvisor.assemble.forms import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import Given, LoadedConfig, from_values
-from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.show.lines import Observer, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
@@ -53,7 +52,12 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     config, manifest_file = request.loaded.config, out.with_suffix(".json")
     check_target(out, "-o", lambda _: True)  # what kind of file it is, is seen below
     check_target(manifest_file, "-o", is_manifest)
-    made_from = _ingredients(config)
+    # What shapes the vectors, as far as it is known without reading source or model.
+    source, revision = digest_of(signature(resolve(config.outputs[OUTPUT].source))), config.model.revision or ""
+    if config.model.is_folder:
+        files = sorted(path for path in Path(config.model.name).rglob("*") if path.is_file())
+        revision = digest_of([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])
+    made_from = identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env))
     if out.exists() and (bad := _bad_rows_of(out, config.workdir, made_from, replace=request.from_scratch)) is not None:
         observer.say(f"{out}: complete already" + f", {counted(bad, 'row')} without a vector" * bool(bad))
         if not keep:
@@ -78,16 +82,6 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     for line in (f"{out}: complete, described in {manifest_file.name}", how_to_read(out, Form()), to_check(out)):
         observer.say(line)
     return ExitCode.COMPLETE
-
-
-def _ingredients(config: Config) -> Identity:
-    """Return what shapes the vectors, as far as it is known without reading source or model."""
-    source = digest_of(signature(resolve(config.outputs[OUTPUT].source)))
-    revision = config.model.revision or ""
-    if config.model.is_folder:
-        files = sorted(path for path in Path(config.model.name).rglob("*") if path.is_file())
-        revision = digest_of([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])
-    return identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env))
 
 
 def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, replace: bool) -> int | None:
