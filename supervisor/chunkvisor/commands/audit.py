@@ -19,8 +19,9 @@ from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
 from chunkvisor.engine.trial import Conditions, allowed_difference, difference_and_cosine, try_texts, write_line
-from chunkvisor.errors import config_error
+from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.identity import read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, require_workdir
 from chunkvisor.store.records import DamagedError, read_models
@@ -144,7 +145,11 @@ def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int])
     """The vectors of these rows, which rise, from the final files."""
     numbers, ranges = Numbers(form_of(manifest).dtype, manifest["dimension"]), ranges_of(manifest)
     wanted, first = np.array(rows), 0
-    for block in final_rows(output, manifest):
-        here = wanted[(first <= wanted) & (wanted < first + len(block))]
-        yield from numbers.back(block[here - first], ranges)
-        first += len(block)
+    try:
+        for block in final_rows(output, manifest):
+            here = wanted[(first <= wanted) & (wanted < first + len(block))]
+            yield from numbers.back(block[here - first], ranges)
+            first += len(block)
+    except BadVectorsError as error:
+        remedy = "Run the same config again: it makes the file again."
+        raise Halt(ExitCode.DISK, f"the final file of {output.name} is damaged: {error}", remedy=remedy) from None

@@ -119,7 +119,7 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
             what = f"{output.final} is gone: another run of the same command has finished at the same time"
             raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run the same command again: it checks the file.")
         more: dict[str, Any] = {_MADE_FROM: made_from.values}
-        if "file" in (listed := manifest["truncated"] or {}):
+        if "file" in (listed := manifest.get("truncated") or {}):
             copy = out.with_suffix(".truncated.jsonl")
             copy_atomic(output.truncated, copy)
             more["truncated"] = {**listed, "file": copy.name}
