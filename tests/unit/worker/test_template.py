@@ -1,14 +1,13 @@
-"""What a template shows the code that it loads, and what keeps it from being forked from."""
+"""What a template shows the code that it loads."""
 
 import importlib
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from chunkvisor_worker.template import ShownGpu, find_taint
+from chunkvisor_worker.template import ShownGpu
 
 
 @pytest.fixture
@@ -34,18 +33,3 @@ def test_code_that_asks_is_answered_as_in_a_worker(folder: Path) -> None:
     assert (found.DEVICE, found.COUNT) == ("cuda", 1)
     assert torch.cuda.is_available is original
     assert not any(isinstance(finder, ShownGpu) for finder in sys.meta_path)
-
-
-def test_the_asking_thread_is_none_of_them_whatever_its_number() -> None:
-    """A thread may have a lower number than the one that asks: numbers begin anew at pid_max."""
-    found: list[str] = []
-
-    def ask() -> None:
-        Path("/proc/thread-self/comm").write_text("asks")
-        found.append(find_taint())
-
-    younger = threading.Thread(target=ask)  # asks with the higher number, as if numbers had begun anew
-    younger.start()
-    younger.join()
-    assert "has started threads" in found[0]
-    assert "asks" not in found[0]

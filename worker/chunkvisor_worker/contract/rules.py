@@ -457,6 +457,12 @@ _HUB = (
 
 _MODEL = (
     misconfigured(
+        "wrong-model",
+        "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
+        "Set, install or download what the message says.",
+        of_class("chunkvisor_worker.model.WrongModelError"),
+    ),
+    misconfigured(
         # The worker's own checks, and those of sentence-transformers.
         "setting-impossible",
         "The model or the plug-in cannot do what the config asks for.",
@@ -469,12 +475,6 @@ _MODEL = (
         ),
         error(r"^FlashAttention\d? has been toggled on", "builtins.ImportError"),
         error(r"attn_implementation|FlashAttention only supports", "builtins.ValueError", "builtins.RuntimeError"),
-    ),
-    misconfigured(
-        "wrong-model",
-        "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
-        "Set, install or download what the message says.",
-        of_class("chunkvisor_worker.model.WrongModelError"),
     ),
     misconfigured(
         "model-files-damaged",
