@@ -136,7 +136,7 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("encoding", FAULT, "failed: crashed: why\nlast line of its log: last words", lambda: failing(Outcome.CRASHED)),
     ("encoding", FAULT, "differ by 0.25", lambda: vectors((4, 2), (1, 1), (4, 3))),
     ("encoding", FAULT, "each has other weights", lambda: vectors((4, 2), (1, 1), (4, 2), again=OTHER)),
-    ("encoding", OK, "of 2 dimensions, up to rounding", lambda: vectors((4, 2), (1, 1), (4, 2.001))),
+    ("encoding", OK, "the same vector of 2 dimensions", lambda: vectors((4, 2), (1, 1), (4, 2.001))),
     ("encoding", WARNING, "get the same vector", lambda: vectors((4, 2), (4, 2), (4, 2))),
     ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=())),
     ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),

@@ -96,7 +96,11 @@ class _Drill:
         try:
             with testing.fault("hang" if killed else name, chunk=STRUCK):
                 ran.append(self._run(name, stalls=fault.seen_as is Outcome.HUNG, standby=standby, kill=killed))
-            seen = str(read_status(layout.workdir).state) if killed else seen_as(_events(layout))
+            failures = [each for each in _events(layout) if isinstance(each, AttemptFailed | PartFailed | LateCrash)]
+            if killed:
+                seen = str(read_status(layout.workdir).state)
+            elif failures:  # vectors may count although the worker crashed afterwards
+                seen = "committed" if isinstance(failures[0], LateCrash) else str(failures[0].outcome)
         except AssertionError as error:
             wrong = str(error)
         if killed or fault.exit_code not in _ENDED:
@@ -163,12 +167,6 @@ class _Drill:
 
 def _events(layout: Layout) -> list[Event]:
     return [entry.event for entry in read_events(layout.events)]
-
-
-def seen_as(events: Sequence[Event]) -> str:
-    """Return the outcome of the first failed attempt; `committed` if its vectors counted all the same."""
-    first = next((event for event in events if isinstance(event, AttemptFailed | PartFailed | LateCrash)), None)
-    return "committed" if isinstance(first, LateCrash) else "" if first is None else str(first.outcome)
 
 
 def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:

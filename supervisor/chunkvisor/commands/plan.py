@@ -18,7 +18,7 @@ from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
-from chunkvisor.devices.gpu import SLOW_BFLOAT16, find_devices, has_bfloat16, unfit_dtype, weakest
+from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder, refuse_wrong_model
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
@@ -80,16 +80,27 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
             folder = _count_tokens(config, outputs, scratch / "lengths", notes)
         model = modelfolder.read_model_folder(folder) if folder is not None else ModelFolder()
         for output in outputs:
-            _add_sizes(config, output, model)
-    kind, rate, told = _kind(config), rate_before(config), {each.name: each.told for each in outputs}
+            table, sizes, form = output.table, output.told, asked_form(config.outputs[output.name])
+            sizes["dimension"] = dimension = sizes["dimension"] or model.dimension
+            # The bytes of the final file, and those that the disk has to have while it is made.
+            sizes["final_bytes"] = sizes["disk_bytes"] = None
+            if dimension is not None:
+                row_bytes = Numbers(form.dtype, dimension).row_bytes
+                sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
+                # A table that a run has staged already is not written again.
+                staged = Layout(config.workdir).outputs in table.folder.parents
+                table_bytes = 0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
+                needed = need_bytes(table.rows, sizes["texts_left"], dimension, 0 if form.is_of_rows else row_bytes)
+                sizes["disk_bytes"] = needed - RESERVE_BYTES + table_bytes
+            if not sizes["texts_left"]:
+                sizes["disk_bytes"] = 0
+    rate, told = rate_before(config), {each.name: each.told for each in outputs}
     card, dtype = None, model.computes_in(config.model)
     if folder is not None and config.engine.kind is EngineKind.LOCAL:
         with suppress(Halt):  # it is the plan of a job for another machine
             card = weakest(find_devices(config.device), dtype)
     if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
         notes.append("; ".join(unfit))
-    if kind == "cpu" and dtype == "bfloat16" and not has_bfloat16():
-        notes.append(SLOW_BFLOAT16)
     weights = model.loaded_bytes(str(config.model.dtype))
     workers = config.workers.per_device + config.workers.standby
     workers *= 1 if "cuda" in config.device else len(config.device)
@@ -164,24 +175,6 @@ def _read_output(
 
 def _kind(config: Config) -> str:
     return "cpu" if "cpu" in config.device else "cuda"
-
-
-def _add_sizes(config: Config, output: _Output, model: ModelFolder) -> None:
-    """Add the bytes of the final file, and those that the disk has to have while it is made."""
-    table, told, form = output.table, output.told, asked_form(config.outputs[output.name])
-    told["dimension"] = told["dimension"] or model.dimension
-    row_bytes = Numbers(form.dtype, told["dimension"] or 0).row_bytes
-    told["final_bytes"] = told["disk_bytes"] = None
-    if told["dimension"] is not None:
-        told["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
-        # A table that a run has staged already is not written again.
-        staged = Layout(config.workdir).outputs in table.folder.parents
-        table_bytes = 0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
-        twice = 0 if form.is_of_rows else row_bytes
-        told["disk_bytes"] = need_bytes(table.rows, told["texts_left"], told["dimension"], twice) - RESERVE_BYTES
-        told["disk_bytes"] += table_bytes
-    if not told["texts_left"]:
-        told["disk_bytes"] = 0
 
 
 def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
