@@ -1,18 +1,19 @@
 """`python -m chunkvisor_worker ATTEMPT_DIR`: does the attempt in that folder; anyone can run the line by hand."""
 
 import faulthandler
+import sys
+from pathlib import Path
 
-from chunkvisor_worker.liveness import die_with_parent, only_argument
+from chunkvisor_worker.liveness import die_with_parent
 
 
 def main() -> None:
     """Parse the one argument, run, exit."""
-    folder = only_argument("python -m chunkvisor_worker ATTEMPT_DIR")
     faulthandler.enable()
     die_with_parent()
     from chunkvisor_worker.job import run_and_exit
 
-    run_and_exit(folder)
+    run_and_exit(Path(sys.argv[1]))
 
 
 main()

@@ -4,6 +4,7 @@ A tokenizer and a few JSON files of the model are enough for it: no weights, no 
 """
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from chunkvisor_worker.contract.messages import (
 )
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
-from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
+from chunkvisor_worker.liveness import die_with_parent, leave
 from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, first_module, read_json, split_kwargs
 
 BLOCK_TEXTS = 1024
@@ -123,7 +124,7 @@ def _tokenizer_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer, and leave result.json or fault.json in the folder."""
-    folder = only_argument("python -m chunkvisor_worker.lengths FOLDER")
+    folder = Path(sys.argv[1])
     files = AttemptFiles(folder)
     die_with_parent()
     request = read_message(LengthsRequest, files.spec)

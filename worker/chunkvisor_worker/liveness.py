@@ -70,13 +70,6 @@ def leave(code: WorkerExit, why: str = "") -> NoReturn:
     os._exit(code)
 
 
-def only_argument(usage: str) -> Path:
-    """What the command line has behind the program; ends the process if that is not one word."""
-    if len(sys.argv) != 2:
-        leave(WorkerExit.USAGE, f"usage: {usage}")
-    return Path(sys.argv[1])
-
-
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends; not one that was started by hand."""
     if parent_pid := os.environ.get(PARENT_PID):

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.faults import exit_code_of, fault_of
-from chunkvisor_worker.liveness import die_with_parent, leave, only_argument
+from chunkvisor_worker.liveness import die_with_parent, leave
 
 _PACKAGES = ("torch", "sentence-transformers", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy")
 _SIZE = 64
@@ -65,9 +66,8 @@ def _multiply(torch: Any, device: str) -> None:
 
 def main() -> None:
     """Parse the one argument, probe, exit."""
-    out = only_argument("python -m chunkvisor_worker.probe OUT.json")
     die_with_parent()
-    report = probe(out)
+    report = probe(Path(sys.argv[1]))
     leave(WorkerExit.DONE if report.fault is None else exit_code_of(report.fault))
 
 

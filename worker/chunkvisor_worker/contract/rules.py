@@ -339,7 +339,6 @@ _NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
 _THREADS = (
     r"can't start new thread|Thread creation failed|ThreadPoolBuildError|global thread pool has not been initialized"
 )
-_FILES = r"Too many open files|os error 24\b"
 _HOST = (
     disk_full(
         "disk-full",
@@ -371,7 +370,7 @@ _HOST = (
         runtime_error(r"can't start new thread"),
         error(_THREADS, "pyo3_runtime.PanicException"),
         os_error(errno.EMFILE, errno.ENFILE),
-        error(_FILES),
+        error(r"Too many open files|os error 24\b"),
         log=rf"{_SAID}(?:{_THREADS}|Too many open files)",
     ),
     host_oom(
