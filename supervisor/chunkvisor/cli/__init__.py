@@ -28,10 +28,9 @@ _GROUPS = {
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
 # Below it libraries end the process in other words than ours, or a run ends before its report is written.
 _LEAST_ADDRESS_SPACE_BYTES = 800 << 20
-_CONTINUES = "`chunkvisor run CONFIG` continues where the last run ended"
 # Options that people type by habit, and what does the same here.
 _INSTEAD = {
-    "--resume": f"{_CONTINUES}.",
+    "--resume": "`chunkvisor run CONFIG` continues where the last run ended.",
     "--force": "`chunkvisor run CONFIG --from-scratch` starts over.",
     "--update": "`chunkvisor run CONFIG --update` encodes only texts that have no vector yet; it needs a config.",
     "--dry-run": "`chunkvisor plan CONFIG` shows what a run would do.",
@@ -40,7 +39,6 @@ _INSTEAD = {
     "--batch-size": "`--set encode.batch_size=N` sets it for this run.",
     "--device": "`--set device=cuda:0` sets it for this run.",
 }
-_COMPLETION = 'eval "$(_CHUNKVISOR_COMPLETE=bash_source chunkvisor)" does it (zsh_source, fish_source).'
 
 
 class _LazyGroup(click.Group):
@@ -68,7 +66,8 @@ class _LazyGroup(click.Group):
         """Resolve as click does, which would only suggest commands that have been imported."""
         name = args[0]
         if name == "completion":
-            raise click.UsageError(f"completion is gone: {_COMPLETION}", ctx)
+            does_it = 'eval "$(_CHUNKVISOR_COMPLETE=bash_source chunkvisor)" does it (zsh_source, fish_source).'
+            raise click.UsageError(f"completion is gone: {does_it}", ctx)
         if name not in _MODULES and not name.startswith("-") and not ctx.resilient_parsing:
             from chunkvisor.units import did_you_mean
 

@@ -50,11 +50,11 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
             say("\n".join(each.in_words()))
     if as_json:
         say(json.dumps({"outputs": [each.told for each in found]}, indent=2))
-    if differing := sum(len(each.differing) for each in found):
-        rows = sum(len(each.told["rows"]) for each in found)
+    differs = [row["differs"] for each in found for row in each.told["rows"]]
+    if any(differs):
         raise Halt(
             ExitCode.QUARANTINED,
-            f"{differing:,} of {rows:,} vectors differ from those computed now",
+            f"{sum(differs):,} of {len(differs):,} vectors differ from those computed now",
             why="the model, its padding or the hardware gave other values during the run",
             remedy="Encode the outputs again: chunkvisor run CONFIG --from-scratch. If they differ again, run "
             "`chunkvisor doctor CONFIG`, and compare with --device cpu and --device cuda.",

@@ -42,14 +42,9 @@ class Audit(NamedTuple):
     encode: EncodeSpec  # what shaped the vectors
     expected: list[bytes]  # lines of a file for `model.expect`, of rows that do not differ
 
-    @property
-    def differing(self) -> list[dict[str, Any]]:
-        """Rows whose vectors are not those that are made now."""
-        return [row for row in self.told["rows"] if row["differs"]]
-
     def in_words(self) -> list[str]:
         """Lines for a terminal, with the first rows that differ."""
-        rows, wrong = self.told["rows"], self.differing
+        rows, wrong = self.told["rows"], [row for row in self.told["rows"] if row["differs"]]
         line = f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
         line += f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
         lines = [f"{line}the largest difference is {max((row['difference'] for row in rows), default=0.0):.2g}"]

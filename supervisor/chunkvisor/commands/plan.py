@@ -255,20 +255,14 @@ def draw(forecast: dict[str, Any]) -> Iterator[str]:
     yield from (line for each in [*told, f"time: {time}"] for line in wrapped(each, WIDTH, 2).splitlines())
     for name, output in outputs.items():
         yield from ("", name, *_draw_output(output))
-    sizes = {
-        key: human_bytes(size) if size is not None else "unknown" for key, size in forecast.items() if "bytes" in key
-    }
-    disk = f"needed while it runs: {sizes['peak_disk_bytes']}; final files: {sizes['final_disk_bytes']}; "
-    memory = (
-        f"needed, without batches: {sizes['host_memory_bytes']} ({counted(forecast['workers'], 'worker')}, each with "
-    )
-    memory += f"1 GiB for its libraries and its weights: {sizes['weights_bytes']}); "
-    needs = [
-        ("disk", f"{disk}free: {sizes['free_disk_bytes']}"),
-        ("memory", f"{memory}of this machine: {sizes['total_memory_bytes']}"),
-    ]
+    size = {key: "unknown" if n is None else human_bytes(n) for key, n in forecast.items() if "bytes" in key}
+    disk = f"needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}; "
+    disk += f"free: {size['free_disk_bytes']}"
+    memory = f"needed, without batches: {size['host_memory_bytes']} ({counted(forecast['workers'], 'worker')}, "
+    memory += f"each with 1 GiB for its libraries and its weights: {size['weights_bytes']}); "
+    memory += f"of this machine: {size['total_memory_bytes']}"
     yield ""
-    for label, text in [*needs, *(("note", note) for note in forecast["notes"])]:
+    for label, text in [("disk", disk), ("memory", memory), *(("note", note) for note in forecast["notes"])]:
         yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
 
 
