@@ -58,11 +58,7 @@ class PinnedBuffers:
     def __init__(self) -> None:
         self._buffers: dict[tuple[int, str], Any] = {}
         self._outgrown: list[Any] = []
-        self._turn = 0
-
-    def next_batch(self) -> None:
-        """From now on copies are those of another batch."""
-        self._turn = 1 - self._turn
+        self.turn = 0  # 0 or 1: of which batch the copies are from now on
 
     def to_device(self, name: str, tensor: Any, device: Any) -> Any:
         """The tensor on the device, by a copy that does not wait for the batch that is computed there."""
@@ -91,7 +87,7 @@ class PinnedBuffers:
         """Pinned memory of the tensor's shape and type, from the buffer of this name, which grows by doubling."""
         import torch
 
-        key = self._turn, name
+        key = self.turn, name
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < tensor.numel() or buffer.dtype != tensor.dtype:
             if buffer is not None:
@@ -211,7 +207,7 @@ class SentenceTransformerEncoder:
             if progress.leaving:
                 return False
             progress.batch(indices, padded_tokens(self._lengths, indices) if counted else 0)
-            self._pinned.next_batch()
+            self._pinned.turn = 1 - self._pinned.turn
             return True
 
         for indices, vectors in lanes.compute(batches, begins, self._forward):
