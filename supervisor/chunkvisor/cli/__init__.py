@@ -84,16 +84,6 @@ def cli() -> None:
     """
 
 
-def _refuse_machine() -> None:
-    """Raise Halt (69) for a machine on which libraries would end every command in other words than ours."""
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 < limit_bytes < _LEAST_ADDRESS_SPACE_BYTES:
-        what = f"`ulimit -v` allows a process {limit_bytes / (1 << 20):.1f} MiB of address space, which is too little"
-        raise Halt(ExitCode.MACHINE, what, remedy="Run `ulimit -v unlimited`, then the same command again.")
-    if not Path("/proc/self/stat").exists():
-        raise Halt(ExitCode.MACHINE, "/proc is not mounted", remedy="Mount it: mount -t proc proc /proc")
-
-
 def main() -> None:
     """Run the command: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
     open_standard_streams()
@@ -106,7 +96,14 @@ def main() -> None:
         # As an exception, so that children are ended and temporary folders are removed.
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(int(ExitCode.TERMINATED)))
     try:
-        _refuse_machine()
+        limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if 0 < limit_bytes < _LEAST_ADDRESS_SPACE_BYTES:
+            what = (
+                f"`ulimit -v` allows a process {limit_bytes / (1 << 20):.1f} MiB of address space, which is too little"
+            )
+            raise Halt(ExitCode.MACHINE, what, remedy="Run `ulimit -v unlimited`, then the same command again.")
+        if not Path("/proc/self/stat").exists():
+            raise Halt(ExitCode.MACHINE, "/proc is not mounted", remedy="Mount it: mount -t proc proc /proc")
         cli.main(prog_name="chunkvisor", standalone_mode=False)
     except Halt as halt:
         _end(halt)

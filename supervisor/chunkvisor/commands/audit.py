@@ -32,7 +32,6 @@ from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 _ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
 # Rows that `--write-expect` writes, at most: each run encodes them again.
 EXPECTED = 10
-_SHOWN = 20
 
 
 class Audit(NamedTuple):
@@ -48,7 +47,7 @@ class Audit(NamedTuple):
         line = f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
         line += f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
         lines = [f"{line}the largest difference is {max((row['difference'] for row in rows), default=0.0):.2g}"]
-        for row in wrong[:_SHOWN]:
+        for row in wrong[:20]:
             numbers = f"difference {row['difference']:.2g}, cosine {row['cosine']:.5f}"
             lines.append(f"  row {row['row']:,} ({row['place']}): {numbers}")
         return lines

@@ -233,15 +233,11 @@ def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
     return Finding(check, FAULT, f"{where}{halt.what}{why}", halt.remedy or "Correct it in the config.", blame)
 
 
-def _broken(case: Case, check: str, meaning: str, mend: str) -> Finding:
-    """Find a GPU broken: a fault only if the config asks for one."""
-    return Finding(check, FAULT if case.wanted else WARNING, meaning, mend)
-
-
 def _driver(case: Case) -> Iterator[Finding]:
+    broken = FAULT if case.wanted else WARNING
     if forbidden := [path for path, may in case.nodes.items() if not may]:
         meaning = f"no permission to open {', '.join(forbidden)}: CUDA will not see a GPU"
-        yield _broken(case, "driver", meaning, "Join the group that owns /dev/nvidia*.")
+        yield Finding("driver", broken, meaning, "Join the group that owns /dev/nvidia*.")
     if case.smi.returncode == 0:
         yield Finding("driver", OK, f"nvidia-smi lists {counted(case.smi.text.count('GPU '), 'GPU')}")
     elif case.smi.text or case.cards or case.nodes:
@@ -264,7 +260,8 @@ def _gpus(case: Case) -> Iterator[Finding]:
     for device, opinion in case.opinions.items():
         if opinion.health is Health.BROKEN:
             mend = "Ask the administrator to reset the GPU (nvidia-smi -r) or to reboot; replace it if this returns."
-            yield _broken(case, "gpu-health", f"{device}: {opinion.why}", mend)
+            state = FAULT if case.wanted else WARNING
+            yield Finding("gpu-health", state, f"{device}: {opinion.why}", mend)
         elif opinion.health is Health.BUSY and case.busy_pid is None:
             mend = "End what is not needed, or choose another GPU (`device: cuda:N`)."
             yield Finding("gpu-memory", WARNING, f"{device}: {opinion.why}", mend)
