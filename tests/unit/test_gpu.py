@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from chunkvisor import words as words_of
-from chunkvisor.commands.tune import other_dtypes
 from chunkvisor.devices import gpu, stations
 from chunkvisor.devices.gpu import (
     CPU,
@@ -366,20 +365,3 @@ def test_the_weakest_gpu_decides(machine: Machine, monkeypatch: pytest.MonkeyPat
     assert not asked
     assert weakest(unknown, "bfloat16") == Card("V100", (7, 0))
     assert asked == [f"{A.uuid},{B.uuid}"]
-
-
-@pytest.mark.parametrize(
-    ("model_type", "card", "tried"),
-    [
-        ("qwen2", TURING, []),
-        ("qwen2", AMPERE, ["bfloat16"]),
-        ("bert", AMPERE, ["bfloat16", "float16"]),
-        ("qwen2", None, ["bfloat16", "float16"]),
-    ],
-)
-def test_tune_tries_what_suits_card_and_model(model_type: str, card: Card | None, tried: list[str]) -> None:
-    """The others are named with the reason."""
-    notes: list[str] = []
-    assert other_dtypes("float32", "cuda", card, model_type, notes) == tried
-    assert len(notes) == 2 - len(tried)
-    assert all(f"is not tried on {card}: " in words for words in notes)

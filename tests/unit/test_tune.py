@@ -83,7 +83,6 @@ def test_a_tuning(config: Path) -> None:
     assert first["hours"] == pytest.approx(200 / 10 / 3600)
     assert first["cost"] == pytest.approx(2 * first["hours"])
     assert first["mean_cosine"] == pytest.approx(1)
-    assert found["note"] == ""
     tried = [str(each["settings"]) for each in found["candidates"]]
     assert len(tried) == len(set(tried))
 
@@ -96,11 +95,10 @@ def test_what_is_too_far_from_float32_is_not_taken(config: Path, monkeypatch: py
 
 
 def test_bfloat16_on_a_cpu_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be the slowest, so a note says that it was not tried."""
+    """It would be the slowest, so it is not tried."""
     monkeypatch.setattr(tuning_module, "has_bfloat16", lambda: False)
     found = tuned(config, "encode.batch_tokens=2000")
     assert not any(each["settings"]["model.dtype"] == "bfloat16" for each in found["candidates"])
-    assert "Note: bfloat16 is not tried: this CPU has no instructions for it." in draw(found)
 
 
 def test_what_cannot_be_tuned_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import encode_spec, model_spec, resolve_limits
-from chunkvisor.devices.gpu import Card, advised_dtype, find_devices, has_bfloat16, unfit_dtype, weakest
+from chunkvisor.devices.gpu import find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import source_at_hand
 from chunkvisor.engine.trial import Conditions, Trial, difference_and_cosine, environment_of, try_texts
@@ -57,7 +57,7 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
     if any(read_facts(Layout(config.workdir).output(output)) is not None for output in config.outputs):
         what = f"outputs in {config.workdir} have begun, so their dtype and attention are fixed"
         raise config_error(what, remedy="Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER")
-    devices, tried, notes = find_devices(config.device), list[dict[str, Any]](), list[str]()
+    devices, tried = find_devices(config.device), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as scratch:
         tables = [table_of(config, output, None, Path(scratch), say) for output in config.outputs]
         total = sum(table.distinct for table in tables)
@@ -77,7 +77,11 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         texts = _texts(tables[0], max(_FIRST_TEXTS, min(_MOST_TEXTS, int(rate * _EACH_S))))
         plain: Settings = {_DTYPE: "float32", _ATTENTION: attention, _BATCH: "auto", _WORKERS: 1}
         kind = read_model_folder(Path(source.path or "")).model_type
-        dtypes = other_dtypes(now[_DTYPE], devices[0].kind, weakest(devices, now[_DTYPE]), kind, notes)
+        # float16 has no fast kernels on a CPU.
+        dtypes = ["bfloat16"] * (has_bfloat16() or now[_DTYPE] == "bfloat16")
+        if devices[0].kind == "cuda":
+            card = weakest(devices, now[_DTYPE])
+            dtypes = [each for each in ("bfloat16", "float16") if card is None or not unfit_dtype(each, kind, card)]
         flash = devices[0].kind == "cuda" and importlib.util.find_spec("flash_attn") is not None
         rounds: list[list[Settings]] = [
             [plain],
@@ -111,7 +115,7 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         changes = {key: value for key, value in best.items() if now[key] != value}
         if _ATTENTION in changes:
             changes["model.kwargs"] = {**config.model.kwargs, _ATTENTION: changes.pop(_ATTENTION)}
-    head = {"texts": total, "sample": len(texts), "devices": len(devices), "note": "; ".join(notes)}
+    head = {"texts": total, "sample": len(texts), "devices": len(devices)}
     return {**head, "changes": changes, "candidates": tried}
 
 
@@ -123,22 +127,6 @@ def _best(tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         if near and (best is None or each["texts_per_s"] > best["texts_per_s"] * _MATTERS):
             best = each
     return best
-
-
-def other_dtypes(
-    configured: str, device: str, card: Card | None, model_type: str | None, notes: list[str]
-) -> list[str]:
-    """Return the other dtypes that suit machine and model, and note which are left out."""
-    if device == "cpu":
-        # float16 has no fast kernels on a CPU.
-        if has_bfloat16() or configured == "bfloat16":
-            return ["bfloat16"]
-        notes.append("bfloat16 is not tried: this CPU has no instructions for it")
-        return []
-    dtypes = ["bfloat16", "float16"]
-    unfit = [dtype for dtype in dtypes if card is not None and unfit_dtype(dtype, model_type, card) is not None]
-    notes += [f"{each} is not tried on {card}: {advised_dtype(model_type, card)[1]}" for each in unfit if card]
-    return [dtype for dtype in dtypes if dtype not in unfit]
 
 
 def _measure(
@@ -192,7 +180,6 @@ def draw(tuned: dict[str, Any]) -> list[str]:
         lines.append(row("*" * each["recommended"], *cells, *figures))
         lines += [f"    failed: {each['problem']}"] * bool(each["problem"])
     lines += ["", f"tried on {counted(tuned['sample'], 'text')} of {tuned['texts']:,}; cosines are to the first row."]
-    lines += [f"Note: {tuned['note']}."] * bool(tuned["note"])
     if not any(each["recommended"] for each in tuned["candidates"]):
         return lines
     changes = ", ".join(f"{key}: {value}" for key, value in tuned["changes"].items())
