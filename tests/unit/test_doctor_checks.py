@@ -132,6 +132,7 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("dtype", WARNING, "does not have", lambda: card((7, 5), "bfloat16", "bert")),
     ("dtype", WARNING, "overflow to NaN", lambda: card((8, 0), "float16", "qwen2")),
     ("dtype", OK, "suits NVIDIA (compute capability 9.0)", lambda: card((9, 0), "bfloat16", "qwen2")),
+    ("dtype", OK, "model.dtype float16 takes less memory", lambda: card((7, 5), "float32", "bert")),
     ("right-vectors", FAULT, "why", lambda: failing(Outcome.SETUP, rule="wrong-model")),
     ("encoding", FAULT, "failed: crashed: why\nlast line of its log: last words", lambda: failing(Outcome.CRASHED)),
     ("encoding", FAULT, "differ by 0.25", lambda: vectors((4, 2), (1, 1), (4, 3))),

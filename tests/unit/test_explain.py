@@ -35,6 +35,7 @@ def test_an_outcome_names_its_rules() -> None:
     assert "half the batch" in text
     assert "nvml-assert-allocator" in text
     assert explain("GPU-OOM") == text
+    assert explain("nvml") == explain("nvml-assert-allocator")
 
 
 @pytest.mark.parametrize(

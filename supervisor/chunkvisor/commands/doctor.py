@@ -16,7 +16,7 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import Config, encode_spec, model_spec
 from chunkvisor.devices import gpu as gpus
-from chunkvisor.devices.gpu import Card, Device, ProbeReading, SmiAnswer, unfit_dtype
+from chunkvisor.devices.gpu import Card, Device, ProbeReading, SmiAnswer, less_memory, unfit_dtype
 from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
@@ -351,7 +351,10 @@ def _model(case: Case) -> Iterator[Finding]:
         if (unfit := unfit_dtype(case.dtype, case.model.model_type, card)) is not None:
             yield Finding("dtype", WARNING, *unfit)
         else:
-            yield Finding("dtype", OK, f"the model computes in {case.dtype}, which suits {card}")
+            other = less_memory(case.dtype, case.model.model_type, card)
+            yield Finding(
+                "dtype", OK, f"the model computes in {case.dtype}, which suits {card}" + f"; {other}" * bool(other)
+            )
 
 
 def _encoding(case: Case) -> Iterator[Finding]:

@@ -43,6 +43,8 @@ def explain(words: str) -> str:
     wanted = words.strip().lower()
     if re.search(r"\s", words.strip()):
         wanted = _recognized(words)
+    elif wanted.replace("-", "_") not in names():  # a part of a name, such as nvml
+        wanted = next((name for name in names() if wanted in name), wanted)
     parts = list[tuple[str, str]]()
     if (rule := next((each for each in RULES if each.name == wanted), None)) is not None:
         by_itself = ENTRIES[str(rule.outcome)].then

@@ -307,6 +307,14 @@ def unfit_dtype(dtype: str | None, model_type: str | None, card: Card) -> tuple[
     return None
 
 
+def less_memory(dtype: str | None, model_type: str | None, card: Card) -> str:
+    """Name a dtype that takes less memory, as a sentence; empty if the model's takes as little or is not known."""
+    better, why = advised_dtype(model_type, card)
+    if dtype == better or dtype != Dtype.FLOAT32:
+        return ""
+    return f"model.dtype {better} takes less memory (in another workdir, since it gives other vectors): {why}"
+
+
 def has_bfloat16() -> bool:
     """Whether the processor multiplies in bfloat16 (`bf16` is ARM's flag); others emulate that type, slowly."""
     try:
