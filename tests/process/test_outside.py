@@ -84,7 +84,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Halt) as refused:
         require_extras(config(tmp_path, notify=["json://h"]))
     assert "apprise" in refused.value.what
-    assert "chunkvisor[notify]" in refused.value.remedy
+    assert ".[notify]" in refused.value.remedy
 
 
 # Notices.

@@ -186,7 +186,7 @@ def _file_system(address: str) -> Any:
 
         return fsspec.filesystem(address.split(":")[0], skip_instance_cache=True, use_listings_cache=False)
     except (ImportError, ValueError) as error:
-        remedy = "pip install 'chunkvisor[remote]' (and what the error names), or copy the files here"
+        remedy = "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to this machine."
         raise config_error(f"{address}: what reads it is not installed", why=str(error), remedy=remedy) from error
 
 

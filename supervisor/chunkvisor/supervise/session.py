@@ -264,7 +264,7 @@ def require_extras(config: Config) -> None:
         if find_spec(package) is None:
             raise config_error(
                 f"the key {key} needs the package {package}, which is not installed",
-                remedy=f"Run `pip install 'chunkvisor[{extra}]'`, or remove the key.",
+                remedy=f"In the checkout of chunkvisor, run `pip install '.[{extra}]'`. Or remove the key.",
             )
     urls = [url.get_secret_value() for url in config.notify]
     if urls and (wrong := sender_to(urls)[1]):

@@ -551,7 +551,7 @@ _PROCESS = (
     misconfigured(
         "worker-not-started",
         "The worker's interpreter or package is missing or broken, so that it never came to its first line.",
-        "Install chunkvisor[worker] where the workers run, and unset PYTHONHOME; the log names what is missing.",
+        "Install chunkvisor with its extra `worker` where the workers run, and unset PYTHONHOME. The log says more.",
         # The last line of the log only: a traceback further up was survived.
         log=r"No module named '?chunkvisor_worker|^(?:ModuleNotFoundError|ImportError|SyntaxError): [^\n]*\s*\Z"
         r"|Fatal Python error: (?:init_|config_|Failed to import)",
