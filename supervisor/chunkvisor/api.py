@@ -209,7 +209,11 @@ def encode(
             config = from_values(values, folder, overrides)
             if config.outputs[_OUTPUT].where is not None:
                 why = "texts are left out then, and encode returns a vector for each"
-                raise config_error(f"outputs.{_OUTPUT}.where is for chunkvisor.run alone", why=why)
+                raise config_error(
+                    f"outputs.{_OUTPUT}.where is for chunkvisor.run alone",
+                    why=why,
+                    remedy="Leave it out, or use a config.",
+                )
             source = write_texts(texts, column, work)
             if source is None:
                 return np.empty((0, _dimension(config)), np.float32)
@@ -271,7 +275,7 @@ def _run(
         run_session(request, Observers(on_event, guarded=[*shown, logger]))
     except ChunkvisorError as error:
         if error.code is ExitCode.INTERRUPTED:
-            then = f"; {in_python(error.remedy)}" if request.keeps else f". {_NOT_KEPT}"
+            then = f". {in_python(error.remedy)}" if request.keeps else f". {_NOT_KEPT}"
             raise KeyboardInterrupt(error.what + then) from None
         if error.code is not ExitCode.QUARANTINED:
             raise
@@ -286,7 +290,7 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
     try:
         return None if stop_after is None else seconds_of(stop_after)
     except ValueError as error:
-        raise config_error(f"stop_after: {error}") from None
+        raise config_error(f"stop_after: {error}", remedy="Give seconds, or a time such as '3h'.") from None
 
 
 @contextlib.contextmanager
@@ -296,7 +300,8 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
     try:
         make_folders(place, mode=0o755)
     except OSError as error:
-        raise config_error(f"the workdir {place} cannot be made: {error.strerror}") from None
+        what = f"the workdir {place} cannot be made: {error.strerror}"
+        raise config_error(what, remedy="Choose another folder.") from None
     failed = False
     try:
         yield place

@@ -114,7 +114,7 @@ def no_workdir(path: Path) -> Halt:
     made = path.with_suffix("")
     if path.suffix == ".chunkvisor" and made.with_suffix(".json").is_file():
         what = f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work folder"
-        return config_error(what, remedy=f"nothing; {to_check(made)}")
+        return config_error(what, remedy=f"Nothing is left to do; {to_check(made)}")
     return config_error(f"{path} does not exist", remedy="Give the config, or the folder that is its workdir.")
 
 

@@ -234,12 +234,12 @@ def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_t
         return replace(base, outcome=Outcome.INTERRUPTED, reason=reason, row_can_cause=at_texts)
     if code == -signal.SIGKILL and evidence.oom_kills > 0:
         reason = "was killed by the kernel because the machine, or its memory limit, ran out of memory"
-        remedy = "give it more memory, or smaller batches and chunks"
+        remedy = "Give it more memory, or smaller batches and chunks."
         return replace(base, outcome=Outcome.HOST_OOM, reason=reason, remedy=remedy, row_can_cause=True)
     free_bytes = evidence.disk_free_bytes
     if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
         reason = "a write met a full disk (SIGBUS)"
-        return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="free some space")
+        return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="Free some space.")
     # Its last words may still be in the log.
     diagnosis = diagnose_log(evidence.log_tail, code, phase=base.phase, on_cpu=evidence.on_cpu)
     if diagnosis is not None:

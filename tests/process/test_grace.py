@@ -108,7 +108,7 @@ def test_stop_after_ends_a_run_with_75_and_the_next_goes_on(tmp_path: Path) -> N
 
     assert ended.returncode == 75, ended.stderr
     assert "stopped after 3 s, as --stop-after asks" in ended.stderr
-    assert "run the same command again to continue" in ended.stderr
+    assert "Run the same command again to continue" in ended.stderr
     assert [event["signal"] for event in place.named("draining")] == ["--stop-after"]
     # How far it came within its time is the machine's affair.
     check_resume(place, lost=set(TEXTS[128:160]))

@@ -48,7 +48,7 @@ def test_an_error_shows_the_readers_line_and_the_message(shown: Mapping[str, lis
     """The line of the cell stands first, and the message last; a generator's own frames are shown."""
     said = traceback_in(shown["refused"])
     assert f"----> 1 {CELLS['refused']}" in said
-    assert "\n\nChunkvisorError: texts[1] is not a string: int 3\ndo:  convert it, or give None for an empty" in said
+    assert "\n\nChunkvisorError: texts[1] is not a string: int 3\ndo:  Convert it, or give None for an empty" in said
     assert "----> 2     yield 1 / 0" in traceback_in(shown["theirs"]), "the frames of a generator are the reader's own"
 
 

@@ -98,7 +98,7 @@ def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) ->
     wait_for(lambda: len(place.calls()) == 2)
     ended = stop(run, place)
     assert ended.returncode == 143, ended.stderr
-    assert "run the same command again to continue\n" in ended.stderr
+    assert "Run the same command again to continue.\n" in ended.stderr
     place.lay("t4", "wait")
     run = place.start("run", str(place.config_path))
     wait_for(lambda: len(place.calls()) == 4 and "chunk_committed" in {each["event"] for each in place.events()})

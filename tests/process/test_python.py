@@ -132,8 +132,8 @@ def test_interrupted_work_goes_on() -> None:
     ("texts", "words"),
     [
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
-        ({"t": ["a"], "u": ["b"]}, r"texts is dict, .*\ndo:  name one by column=…: t, u"),
-        (SimpleNamespace(columns=["u"], iloc=None), r"texts is SimpleNamespace, .*\ndo:  name one by column=…: u"),
+        ({"t": ["a"], "u": ["b"]}, r"texts is dict, .*\ndo:  Name one by column=…: t, u"),
+        (SimpleNamespace(columns=["u"], iloc=None), r"texts is SimpleNamespace, .*\ndo:  Name one by column=…: u"),
     ],
     ids=["surrogate", "dict", "frame"],
 )
@@ -148,7 +148,7 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 0}, r"^encode.batch_size: 0 should be .*\ndo:  correct this, then call it again$"),
+        ({"batch_size": 0}, r"^encode.batch_size: 0 should be .*\ndo:  Correct this, then call it again$"),
         ({"chunk_size": 0}, "^chunk.size: 0 should be"),
         ({"set": ("chunk.sise=3",)}, "^set chunk.sise=3: chunk.sise: unknown key"),
         ({"set": "chunk.sise=3"}, "^set chunk.sise=3: chunk.sise: unknown key"),
@@ -283,7 +283,7 @@ except KeyboardInterrupt as interrupt:
 def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=99, check=False)
-    assert ended.stdout.startswith("interrupted: stopped by SIGINT; call it again to continue"), ended.stderr
+    assert ended.stdout.startswith("interrupted: stopped by SIGINT. Call it again to continue"), ended.stderr
     assert len(list((tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
 
 

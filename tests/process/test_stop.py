@@ -57,7 +57,7 @@ def test_first_signal_drains(
     ended = finish(waiting)
     assert ended.returncode == code
     assert f"stopped by {number.name}" in ended.stderr
-    assert "run the same command again" in ended.stderr
+    assert "Run the same command again" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert committed(workplace) == before | {1}
     status = workplace.status()

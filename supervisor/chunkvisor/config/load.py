@@ -249,7 +249,7 @@ def without_secret(text: str) -> str:
 def _wrong_config(problems: Sequence[str]) -> Halt:
     # A lone surrogate from an escape in the YAML could not be printed.
     what = "\n".join(problems).encode(errors="backslashreplace").decode()
-    return config_error(what, remedy="correct this, then run the same command again")
+    return config_error(what, remedy="Correct this, then run the same command again.")
 
 
 def _validated(name: str, document: Document, overrides: Sequence[str], folder: Path) -> Config:

@@ -234,7 +234,10 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
         try:
             _require_model(name, os.listdir(name))  # noqa: PTH208 - the names alone are wanted
         except OSError as error:
-            raise config_error(f"the model folder {name} cannot be read: {error.strerror}") from None
+            raise config_error(
+                f"the model folder {name} cannot be read: {error.strerror}",
+                remedy="Give yourself the right to read it.",
+            ) from None
         return ModelSource(name, model.revision)
     if _HUB_ID.fullmatch(name) is None:
         raise config_error(f"there is no model folder {name} here, and no hub id looks like that", remedy=NAME_REMEDY)

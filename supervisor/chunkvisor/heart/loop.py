@@ -294,7 +294,7 @@ class Loop:
                 ExitCode.MACHINE,
                 f"worker {slot.worker.pid} of {slot.spec.output} chunk {slot.work.chunk} cannot be killed",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
-                remedy="reboot the machine, then run the same command again",
+                remedy="Reboot the machine, then run the same command again.",
                 log=slot.files.log,
             )
 

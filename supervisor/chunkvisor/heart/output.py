@@ -165,5 +165,5 @@ def texts_damaged(error: Exception) -> Halt:
         ExitCode.DISK,
         "the copy of the texts in the workdir was changed while the run was reading it",
         why=str(error),
-        remedy="run the same command again: it reads the source again",
+        remedy="Run the same command again: it reads the source again.",
     )

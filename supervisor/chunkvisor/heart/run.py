@@ -103,7 +103,7 @@ class Signals:
 
 def stopped(signals: Signals) -> Halt:
     """The end of a run that was asked to stop, by a signal or because its time is over."""
-    remedy = f"run the same command again to continue{KEPT}"
+    remedy = f"Run the same command again to continue{KEPT}."
     if signals.first is None:
         after = human_time(signals.stop_after_s or 0.0)
         return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)

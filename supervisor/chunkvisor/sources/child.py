@@ -62,7 +62,7 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
     if found := next((file.path for file in here if layout.owns(file.path)), None):
         raise config_error(
             f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
-            remedy="choose another workdir, best an empty folder, or a pattern that does not match it",
+            remedy="Choose another workdir, best an empty folder, or a pattern that does not match it.",
         )
     texts = (output.source, output.column, output.template, output.sql, output.skip_blank, output.where, output.columns)
     return IngestRequest(*texts, max_rows, int(config.ingest.memory_limit))

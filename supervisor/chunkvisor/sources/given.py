@@ -24,12 +24,12 @@ def _texts_of(given: Any, column: str | None) -> Iterable[object]:
     kind, names = type(given).__name__, _columns_of(given)
     if names is None:
         if isinstance(given, str | bytes | os.PathLike | set | frozenset) or not isinstance(given, Iterable):
-            remedy = "give a list of strings, in an order: [text], or sorted(texts) of a set"
+            remedy = "Give a list of strings, in an order: [text], or sorted(texts) of a set."
             raise config_error(f"texts is {kind}, and not a list of texts", remedy=remedy)
         return given if column is None else _of_rows(given, column)
     if names.count(column or "") != 1:  # of two columns of a name, pandas gives both, as a table
         what = f"texts is {kind}, and encode takes one of its columns, not {column!r}"
-        raise config_error(what, remedy=f"name one by column=…: {listed(names, 20)}")
+        raise config_error(what, remedy=f"Name one by column=…: {listed(names, 20)}")
     return given[column]  # type: ignore[no-any-return] # of whatever library
 
 
@@ -43,7 +43,8 @@ def _columns_of(given: Any) -> list[str] | None:
 def _of_rows(rows: Iterable[object], column: str) -> Iterator[object]:
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or column not in row:
-            raise config_error(f"texts[{index}] has no column {column!r}", why=f"it is {row!r:.100}")
+            what = f"texts[{index}] has no column {column!r}"
+            raise config_error(what, why=f"it is {row!r:.100}", remedy="Give each row that key.")
         yield row[column]
 
 
@@ -88,10 +89,10 @@ def _line(text: Any, given: Any, column: str | None, index: int) -> bytes:
     text = text.as_py() if hasattr(text, "as_py") else text  # pyarrow's
     if text is not None and not isinstance(text, str):
         what = f"{place_of(given, column, index)} is not a string: {type(text).__name__} {text!r:.60}"
-        remedy = "convert it, or give None for an empty text; in pandas: texts.fillna(''); of rows, name a column=…"
+        remedy = "Convert it, or give None for an empty text (in pandas: texts.fillna('')). Of rows, name a column=…."
         raise config_error(what, remedy=remedy)
     try:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
         what = f"{place_of(given, column, index)} has a lone surrogate, {error.object[error.start]!r}"
-        raise config_error(what, remedy="correct it: it is half of a character, such as an emoji cut in two") from None
+        raise config_error(what, remedy="Correct it: it is half of a character, such as an emoji cut in two.") from None

@@ -104,7 +104,9 @@ def _source_file(place: str) -> SourceFile:
     elsewhere = is_remote(place)
     path = Path(place.split("?")[0]) if elsewhere else Path(place)
     if not elsewhere and not stat.S_ISREG(_states(path)[0]):
-        raise config_error(f"{path} is not a regular file.", remedy=f"Of a folder, name the files, e.g. {path}/*.csv")
+        raise config_error(
+            f"{path} is not a regular file.", remedy=f"Name the files in the folder, such as {path}/*.csv"
+        )
     compression = COMPRESSIONS.get(path.suffix.lower(), "")
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
     form = FORMATS.get(suffix)

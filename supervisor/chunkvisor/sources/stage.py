@@ -162,11 +162,12 @@ class SqlReader:
         ((tree,),) = self._all("SELECT json_serialize_sql(?)", f"SELECT (\n{sql}\n)")
         parsed = json.loads(tree)
         if parsed["error"]:
-            raise config_error(f"`{key}` cannot be parsed: {parsed['error_message']}", why=f"It is: {sql}")
+            what = f"`{key}` cannot be parsed: {parsed['error_message']}"
+            raise config_error(what, why=f"It is: {sql}", remedy="Correct it; it is in DuckDB's dialect.")
         node = parsed["statements"][0]["node"]
         single = len(parsed["statements"]) == len(node.get("select_list", ())) == 1
         if not single or node["from_table"]["type"] != "EMPTY":
-            raise config_error(f"`{key}` is not one expression: {sql}")
+            raise config_error(f"`{key}` is not one expression: {sql}", remedy="Write one expression over the columns.")
         # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all the same.
         unstable = self._all(
             "SELECT lower(function_name) FROM duckdb_functions() "

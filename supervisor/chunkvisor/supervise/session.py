@@ -109,7 +109,10 @@ class Means:
                 self._run.emit(Doing("reading the files of the model"))
                 found = resolve_local(model, layout.model, self.on_wait)
             except OSError as error:
-                raise config_error(f"the model folder {model.name} cannot be read: {error}") from None
+                raise config_error(
+                    f"the model folder {model.name} cannot be read: {error}",
+                    remedy="Give yourself the right to read it.",
+                ) from None
         else:
             # It refuses the path of a folder that is not there.
             if source_at_hand(model, layout.model) is None:

@@ -52,15 +52,15 @@ def test_what_is_taken(tmp_path: Path, given: Any, column: str | None) -> None:
 @pytest.mark.parametrize(
     ("given", "column", "words"),
     [
-        ("a text", None, r"texts is str, .*\ndo:  give a list of strings"),
+        ("a text", None, r"texts is str, .*\ndo:  Give a list of strings"),
         ({"one", "two"}, None, "texts is set, and"),
         (["a", 3], None, r"texts\[1\] is not a string: int 3"),
         ([np.float32("nan")], None, r"texts\[0\] is not a string: float32 .*\ndo:  .*fillna"),
         (ROWS, None, r"texts\[0\] is not a string: dict .*\ndo:  .*name a column"),
         (TEXTS, "text", r"texts\[0\] has no column 'text'\nwhy: it is 'one'"),
         (ROWS, "txt", r"texts\[0\] has no column 'txt'\nwhy: it is \{'id': 0"),
-        (Dataset(), None, r"texts is Dataset, .*None\ndo:  name one by column=…: id, text"),
-        ({"train": Dataset(), "test": Dataset()}, "text", r"'text'\ndo:  name one by column=…: train, test"),
+        (Dataset(), None, r"texts is Dataset, .*None\ndo:  Name one by column=…: id, text"),
+        ({"train": Dataset(), "test": Dataset()}, "text", r"'text'\ndo:  Name one by column=…: train, test"),
         (FRAME[["text", "text"]], "text", r"texts is DataFrame, and encode takes one of its columns, not 'text'"),
     ],
 )
