@@ -148,7 +148,7 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 0}, r"^encode.batch_size: 0 should be .*\ndo:  Correct this, then call it again$"),
+        ({"batch_size": 0}, r"^encode.batch_size: 0 should be .*\ndo:  Correct this, then call it again\.$"),
         ({"chunk_size": 0}, "^chunk.size: 0 should be"),
         ({"set": ("chunk.sise=3",)}, "^set chunk.sise=3: chunk.sise: unknown key"),
         ({"set": "chunk.sise=3"}, "^set chunk.sise=3: chunk.sise: unknown key"),

@@ -18,7 +18,7 @@ from ingest_files import RowsOf, Stage, write_texts
 @pytest.mark.parametrize(
     ("make", "name", "words"),
     [
-        (lambda path: path.mkdir(), "a.csv", "a.csv is not a regular file.*Of a folder, name the files"),
+        (lambda path: path.mkdir(), "a.csv", "a.csv is not a regular file.*Name the files in the folder"),
         (lambda path: None, "a.csv", "There is no file .*a.csv."),
         (lambda path: None, "*.csv", r"No file matches .*\*.csv."),
         (lambda path: path.touch(), "a.csv.bz2", "a.csv.bz2: files of this kind are not read.*Known are .csv"),
