@@ -1,5 +1,6 @@
 """Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> Non
         NAN: "bad_output",
     }
     assert place.status()["outputs"]["out"]["quarantined"] == 5
+    chunks = re.findall(r"out chunk (\d+): looking for the text that fails", ended.stderr)
+    assert sorted(chunks) == ["1", "3", "5", "8"], "the steps of a search are read from one line of the view"
 
 
 def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, Ended], tmp_path: Path) -> None:

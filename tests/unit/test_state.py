@@ -96,6 +96,7 @@ def test_progress_counts_what_workers_have_done() -> None:
 
 FAILED: Event = (120, "attempt_failed", {**FIRST, "outcome": "crashed", "reason": "no"})
 BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "outcome": "crashed", "reason": "no"})
+SPLIT: Event = (120, "chunk_split", {"output": "a", "chunk": 1, "texts": 12, "rows": "row 7"})
 WAITING: Event = (125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})
 
 
@@ -108,10 +109,12 @@ WAITING: Event = (125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})
         ([BAD, (130, "halted", {"code": 3})], 0, Weight.LOSS, "1 row without a vector"),
         ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Weight.LOSS, "1 chunk set aside"),
         ([(120, "device_dropped", {"device": "X"})], 0, Weight.LOSS, "1 device left out"),
+        ([SPLIT], 0, Weight.CARE, "looking for the text that fails in a chunk 1: 12 texts left"),
+        ([SPLIT, BAD, COMMITTED], 0, Weight.LOSS, "1 row without a vector"),
         ([WAITING], 0, Weight.CARE, "waiting, next try in 25 s: GPU busy"),
         ([(90, *WAITING[1:])], 0, Weight.CARE, "trying again: GPU busy"),
         ([(90, *WAITING[1:]), (121, "go", {**SECOND, "rows": 1})], 0, Weight.NEWS, "all is well"),
-        ([BAD], 200, Weight.CARE, "no progress in chunk 1 for 3 min"),
+        ([BAD], 200, Weight.CARE, "no progress in a chunk 1 for 3 min"),
     ],
 )
 def test_whether_to_worry(events: list[Event], silent_s: float, weight: Weight, words: str) -> None:

@@ -1,6 +1,6 @@
 """What people read of a run: what follows a failure, how often a wait is told, lines that fit a terminal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,10 @@ def test_a_failure_without_an_attempt() -> None:
 
 
 def test_the_search_says_what_is_left_and_what_is_tried() -> None:
-    """How many texts, and which rows are next."""
+    """How many texts, and which rows are next; the steps that follow are read from one line of the view."""
     split = ChunkSplit("a", 2, 7, "rows 23, 25")
     assert split.line == "a chunk 2: looking for the text that fails among 7 texts; next: rows 23, 25"
+    assert replace(split, again=True).line == ""
 
 
 @pytest.mark.parametrize(

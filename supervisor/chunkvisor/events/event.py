@@ -387,6 +387,11 @@ class ChunkSplit(ChunkEvent, weight=CARE):
     words = "{output} chunk {chunk}: looking for the text that fails among {texts:text}; next: {rows}"
     texts: int = 0  # left to try
     rows: str = ""  # that are tried first
+    again: bool = False  # the search was reported before
+
+    def _sentence(self) -> str:
+        # A search may take some thirty steps: they are read from the view's one line, which follows it.
+        return "" if self.again else super()._sentence()
 
 
 class Quarantined(OutputEvent, weight=LOSS):

@@ -110,6 +110,7 @@ class RunState:
     gpus: tuple[str, ...] = ()  # their UUIDs
     on_cluster: bool = False  # its devices come with the nodes of a cluster
     saved: Counter[tuple[str, int]] = field(default_factory=Counter)  # texts that this run has kept, by open chunk
+    searched: dict[tuple[str, int], int] = field(default_factory=dict)  # texts left, by chunk with one that fails
     chunks_here: int = 0  # committed by this run
     first_go_s: float | None = None
     kept_s: float = 0.0  # when texts of this run were last committed or saved
@@ -199,8 +200,11 @@ class RunState:
             case of.FailureEvent():
                 self.attempts[event.outcome] += 1
                 self.failed += not isinstance(event, of.AttemptInterrupted)
+            case of.ChunkSplit():
+                self.searched[event.output, event.chunk] = event.texts
             case of.ChunkSetAside():
                 self.set_aside += 1
+                self.searched.pop((event.output, event.chunk), None)
             case of.PartCommitted() | of.BatchesKept():
                 self.attempts[str(Outcome.COMMITTED)] += isinstance(event, of.PartCommitted)
                 output = self.outputs.setdefault(event.output, Progress())
@@ -221,6 +225,7 @@ class RunState:
         output.texts_here += max(0, event.texts - saved)
         output.tokens_here += event.tokens
         self.chunks_here, self.kept_s = self.chunks_here + 1, t
+        self.searched.pop((event.output, event.chunk), None)
         self.texts_per_s = event.texts_per_s
         self.attempts[str(Outcome.COMMITTED)] += event.attempt_ok  # no single attempt has made one of parts
         if self.points:

@@ -480,7 +480,7 @@ class Loop:
         left = sorted(text for piece in pieces for text in piece.texts)
         alone = {policy.How.BAD: left, policy.How.SUSPECTS: list(pieces[0].texts)}.get(how, [])
         rows = output.which_rows(alone or left)
-        self._emit(event.ChunkSplit(output.name, work.chunk, len(left), rows))
+        self._emit(event.ChunkSplit(output.name, work.chunk, len(left), rows, again=work.part))
 
     def waits(self, device: int | None, delay_s: float, waited_s: float, verdict: Verdict) -> None:
         """Report that the run waits, for one device or (None) for all."""

@@ -131,7 +131,7 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     """Return what there is to see at this moment; `now_s` is ignored once the run has ended."""
     beats, live = beats or {}, state.ending is None
     now_s = max(state.told_s, now_s if live else 0.0)
-    workers, under_way, tokens, longest = list[str](), dict.fromkeys(state.outputs, 0), 0, (0.0, 0)
+    workers, under_way, tokens, longest = list[str](), dict.fromkeys(state.outputs, 0), 0, (0.0, "")
     for key, worker in sorted(state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)):
         beat, silent_s = beats.get(key, (Beat(0, worker.pid, Phase.START), 0.0))
         label = state.devices.get(worker.device, f"device {worker.device}")
@@ -139,7 +139,7 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
         if worker.computing:  # the others are prepared ahead
             done = min(beat.rows_done, beat.rows_total)
             under_way[key.output] = under_way.get(key.output, 0) + done
-            tokens, longest = tokens + beat.tokens_done, max(longest, (silent_s, key.chunk))
+            tokens, longest = tokens + beat.tokens_done, max(longest, (silent_s, f"{key.output} chunk {key.chunk}"))
             words += f", {done:,} of {counted(beat.rows_total, 'text')}" if beat.rows_total else ""
         workers.append(words)
     outputs = {name: replace(each, texts_under_way=under_way[name]) for name, each in state.outputs.items()}
@@ -179,7 +179,7 @@ def _rates(state: RunState, now_s: float, texts: int, tokens: int) -> tuple[floa
     return new_texts / spent_s, (state.total("tokens_here") + tokens - first_tokens) / spent_s
 
 
-def _health(state: RunState, now_s: float, silent_s: float, chunk: int) -> tuple[Weight, str]:
+def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple[Weight, str]:
     """Return the gravest matter of the moment; `chunk` is the one that has been silent for longest."""
     live = state.ending is None
     if live and state.waits_for:
@@ -187,8 +187,11 @@ def _health(state: RunState, now_s: float, silent_s: float, chunk: int) -> tuple
         doing = f"waiting, next try in {human_time(left_s)}" if left_s > 0 else "trying again"
         return Weight.CARE, f"{doing}: {state.waits_for}"
     if live and silent_s > _SILENCE_S:
-        words = f"no progress in chunk {chunk} for {human_time(silent_s)}; if that lasts, a new worker tries it"
+        words = f"no progress in {chunk} for {human_time(silent_s)}; if that lasts, a new worker tries it"
         return Weight.CARE, words
+    if live and state.searched:
+        (output, number), texts = next(reversed(state.searched.items()))
+        return Weight.CARE, f"looking for the text that fails in {output} chunk {number}: {counted(texts, 'text')} left"
     lost = []
     if without := state.total("without"):
         lost.append(f"{counted(without, 'row')} without a vector")
