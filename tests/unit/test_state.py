@@ -105,6 +105,7 @@ WAITING: Event = (125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})
     [
         ([], 0, Weight.NEWS, "all is well"),
         ([FAILED], 0, Weight.CARE, "1 attempt failed and is tried again; nothing is lost"),
+        ([(120, "attempt_failed", {**FAILED[2], "attempt": 0})], 0, Weight.NEWS, "all is well"),  # no worker started
         ([FAILED, BAD], 0, Weight.LOSS, "1 row without a vector"),
         ([BAD, (130, "halted", {"code": 3})], 0, Weight.LOSS, "1 row without a vector"),
         ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Weight.LOSS, "1 chunk set aside"),

@@ -197,7 +197,7 @@ class RunState:
             case of.WorkerEnded():
                 self.workers.pop(key, None)
                 self.device_times.setdefault(str(event.device), DeviceTimes()).add(event)
-            case of.FailureEvent():
+            case of.FailureEvent() if event.attempt:  # else no worker could be started
                 self.attempts[event.outcome] += 1
                 self.failed += not isinstance(event, of.AttemptInterrupted)
             case of.ChunkSplit():

@@ -22,7 +22,7 @@ _IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENO
 
 RESERVE_BYTES = 64 << 20
 """For attempts under way, logs and the journal."""
-_AGAIN = f"then run the same command again{KEPT}"
+_AGAIN = f"Then run the same command again{KEPT}."
 
 
 def need_bytes(rows: int, texts_left: int, dimension: int, row_bytes: int = 0) -> int:
@@ -41,7 +41,7 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
             f"output {output} does not fit on the disk of {place}",
             why=f"its vectors and a reserve of {human_bytes(RESERVE_BYTES)} need {human_bytes(need)} ({need:,} bytes), "
             f"and {human_bytes(free)} are free",
-            remedy=f"Free some space, or choose a workdir on a larger disk; then run again{KEPT}",
+            remedy=f"Free some space, or choose a workdir on a larger disk. {_AGAIN}",
         )
 
 
@@ -76,7 +76,7 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     path = _path_of(error)
     if error.errno in LIMIT_ERRNOS:
         what = "chunkvisor met a limit of this machine: open files, processes or memory"
-        remedy = f"Raise ulimit -n and -u, or free memory; {_AGAIN}"
+        remedy = f"Raise ulimit -n and -u, or free memory. {_AGAIN}"
         return Halt(ExitCode.MACHINE, what, why=str(error), remedy=remedy)
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
@@ -113,7 +113,7 @@ def memory_halt() -> Halt:
         ExitCode.MACHINE,
         "there is not enough memory for the command itself",
         why="an allocation was refused (MemoryError): the machine, its container or `ulimit -v` allows no more",
-        remedy=f"Free memory, or raise the limit (ulimit -v unlimited); {_AGAIN}",
+        remedy=f"Free memory, or raise the limit (ulimit -v unlimited). {_AGAIN}",
     )
 
 
@@ -127,7 +127,7 @@ def disk_halt(error: OSError, place: Path) -> Halt:
     elif error.errno not in _FULL_ERRNOS:
         remedy = "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
     why, see = with_room(str(error), folder), str(Outcome.DISK_FULL)
-    return Halt(ExitCode.DISK, what, why=why, remedy=f"{remedy}; {_AGAIN}", see=see)
+    return Halt(ExitCode.DISK, what, why=why, remedy=f"{remedy}. {_AGAIN}", see=see)
 
 
 def _path_of(error: OSError) -> Path | None:
