@@ -12,10 +12,13 @@ and in each process forked from it gets what the output wants (`wanted`) and goe
   process may have the device now, before this one has ended.
 """
 
+import contextlib
 import gc
 import hashlib
+import importlib
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
@@ -68,6 +71,8 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     if spec.threads:
         # For a torch that is imported later; a supervised worker has it in its environment from the start.
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
+        if encoder is not None:
+            _begin_anew(spec.threads)
     gate = None
     if os.environ.get(PARENT_PID):
         be_first_victim()
@@ -88,6 +93,21 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
         leave(exit_code_of(fault))
     progress.ended()
     leave(WorkerExit.DONE)
+
+
+def _begin_anew(threads: int) -> None:
+    """Undo in a forked process what its template had to do otherwise than a fresh worker."""
+    # As many threads as a fresh worker has, unless the user's own code has chosen: one is what the template had.
+    # torch is asked first: its answer is OpenMP's, which the pools change.
+    torch = sys.modules.get("torch")
+    untouched = torch is not None and torch.get_num_threads() == 1
+    with contextlib.suppress(ImportError):  # a numpy loaded by the template then multiplies with one thread
+        importlib.import_module("threadpoolctl").threadpool_limits(threads)
+    if torch is not None and untouched:
+        torch.set_num_threads(threads)
+    # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
+    if generators := sys.modules.get("numpy.random"):
+        generators.seed()
 
 
 def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:

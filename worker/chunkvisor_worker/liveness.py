@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from chunkvisor_worker.contract.exits import PARENT_PID, WorkerExit
-from chunkvisor_worker.contract.messages import Beat, GateOrder, Limits, Phase
+from chunkvisor_worker.contract.messages import LEAVE, Beat, Limits, Phase
 from chunkvisor_worker.contract.wire import from_json, write_message
 
 if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
@@ -50,11 +50,10 @@ class Gate:
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # the other end closed before it read our byte: ECONNRESET, the end as well
             for line in sys.stdin.buffer:
-                order = from_json(GateOrder, line)
-                if order is not None and order.limits is not None:
-                    self._lines.put(order.limits)
-                elif order is not None:
-                    self.leaving = True
+                limits = from_json(Limits, line)
+                if limits is not None:
+                    self._lines.put(limits)
+                self.leaving = self.leaving or line == LEAVE
         # The parent is gone: end this process, and with it whatever it has started.
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)

@@ -9,7 +9,6 @@ import importlib.metadata
 import inspect
 import json
 import logging
-import os
 import re
 import sys
 import traceback
@@ -381,8 +380,7 @@ def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
     elif table_rows and known > 1.01 * table_rows:
         wrong = f"knows {known} tokens, {table}its files belong to another model"
     else:
-        with _no_threads():
-            samples = [tokenizer.tokenize(sample) for sample in _SAMPLES]
+        samples = [tokenizer.tokenize(sample) for sample in _SAMPLES]
         if any(2 * tokens.count(tokenizer.unk_token) < max(1, len(tokens)) for tokens in samples):
             return
         wrong = f"({type(tokenizer).__name__}, {known} tokens) knows the words of no language: {_SAMPLES[0]!r} is "
@@ -453,8 +451,7 @@ def _class_of(module: Any) -> str:
 
 
 def _ids(tokenizer: Any) -> list[int]:
-    with _no_threads():
-        return [int(each) for each in tokenizer(_PROBE)["input_ids"]]
+    return [int(each) for each in tokenizer(_PROBE)["input_ids"]]
 
 
 def _own(spec: ModelSpec, name: str) -> dict[str, Any]:
@@ -487,15 +484,3 @@ def read_json(path: Path, kind: type = dict) -> Any:
 def _some(names: Iterable[str]) -> str:
     first = list(dict.fromkeys(names))
     return ", ".join(first[:4]) + (f" and {len(first) - 4} more" if len(first) > 4 else "")
-
-
-@contextlib.contextmanager
-def _no_threads() -> Iterator[None]:
-    """Keep tokenizers from starting its thread pool, which would not survive a fork of the process that has loaded."""
-    before = dict(os.environ)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        del os.environ["TOKENIZERS_PARALLELISM"]
-        os.environ.update(before)

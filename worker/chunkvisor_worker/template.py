@@ -6,9 +6,7 @@ parent; its end is the parent's. (The standard library's forkserver gives a chil
 
 import contextlib
 import faulthandler
-import functools
 import gc
-import importlib
 import importlib.abc
 import os
 import re
@@ -26,7 +24,6 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     MESSAGE_LIMIT_BYTES,
     EncodeSpec,
-    Spec,
     TemplateNews,
     TemplateOrder,
     TemplateSpec,
@@ -119,37 +116,10 @@ def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[in
         sys.argv[1:] = [order.folder]
         if use := find_gpu_use():
             leave(WorkerExit.TAINTED_TEMPLATE, f"refuses to run from a tainted template: {use}")
-        _begin_anew(AttemptFiles(Path(order.folder)))
         run_and_exit(Path(order.folder), encoder)
     except BaseException:  # noqa: BLE001 - nothing may get back into the template's loop
         traceback.print_exc()
     leave(WorkerExit.UNKNOWN)
-
-
-def _begin_anew(files: AttemptFiles) -> None:
-    """Undo what the template had to do otherwise than a fresh worker."""
-    spec = read_message(Spec, files.spec)
-    if spec is not None and spec.threads:
-        # As many threads as a fresh worker has, unless the user's own code has chosen: one is what the template had.
-        # torch is asked first: its answer is OpenMP's, which the pools change.
-        torch = sys.modules.get("torch")
-        untouched = torch is not None and torch.get_num_threads() == 1
-        if (pools := _find_pools()) is not None:
-            pools.limit(limits=spec.threads)
-        if torch is not None and untouched:
-            torch.set_num_threads(spec.threads)
-    # Python re-seeds `random` itself, after a fork; torch begins with the same seed in every process.
-    if generators := sys.modules.get("numpy.random"):
-        generators.seed()
-
-
-@functools.cache
-def _find_pools() -> Any:
-    """Return a controller of the OpenMP and BLAS libraries that the template has loaded, or None."""
-    try:
-        return importlib.import_module("threadpoolctl").ThreadpoolController()
-    except ImportError:  # a numpy loaded by the template then multiplies with one thread
-        return None
 
 
 def find_gpu_use() -> str:
@@ -234,7 +204,6 @@ def _load(files: AttemptFiles) -> tuple[Encoder | None, str]:
             return None, f"while it loads, it uses a GPU, and a template shows it none ({found.headline})"
         write_message(files.fault, fault, durable=False)
         return None, f"it cannot be loaded: {found.headline}"
-    _find_pools()
     unfit = find_taint()
     return (None, unfit) if unfit else (encoder, "")
 

@@ -22,9 +22,9 @@ from chunkvisor.judge import STATUS_LOST, describe_exit
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import (
+    LEAVE,
     MESSAGE_LIMIT_BYTES,
     Fault,
-    GateOrder,
     Limits,
     Spec,
     TemplateNews,
@@ -44,6 +44,7 @@ _OF_TEMPLATE = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
     # transformers 5 loads weights in threads.
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
     # With this check and no visible device, torch.cuda.is_available() says no without starting CUDA or NVML
@@ -103,14 +104,14 @@ class _LocalWorker:
 
     def go(self, limits: Limits) -> None:
         self._quiet = True
-        self._send(limits)
+        self._send(to_json(limits))
 
     def leave(self) -> None:
-        self._send(None)
+        self._send(LEAVE)
 
-    def _send(self, limits: Limits | None) -> None:
+    def _send(self, line: bytes) -> None:
         with contextlib.suppress(OSError):  # a worker that has just died; its end is seen anyway
-            self._ours.sendall(to_json(GateOrder(limits)))
+            self._ours.sendall(line)
 
     def oom_kills(self) -> int:
         return oom_kills() - self._kills_before

@@ -21,7 +21,7 @@ from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
 from chunkvisor.store.attempt import gather, last_line, write_attempt
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import EncodeSpec, GateOrder, Limits, ModelSpec, Spec
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_beat, to_json
 
 _MOST_TEXTS = 100
@@ -191,7 +191,7 @@ def try_texts(
 
     ours, theirs = socket.socketpair()  # the worker ends when this process does
     with ours, theirs:
-        ours.sendall(to_json(GateOrder(limits)))
+        ours.sendall(to_json(limits))
         command, stdin = worker_command(files), theirs.fileno()
         try:
             returncode = run_child(command, files.log, look, conditions.environment, stdin=stdin, stack=True)

@@ -54,13 +54,17 @@ class EncodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper bounds of one batch."""
+    """Upper bounds of one batch. On a worker's standard input: begin, under these; see `LEAVE`."""
 
     rows: int  # at least 1
     tokens: int | None = None  # padded ones; None = rows alone decide. A longer text makes a batch of its own.
     padding: int | None = None  # in tokens; None = as many as come
     measured: bool = False  # whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free
     alone: bool = False  # whether a plug-in, too, gets one text in a call: the one that fails is looked for
+
+
+LEAVE = b"leave\n"
+"""On a worker's standard input: what is encoded stays, and no batch more is begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +91,6 @@ class Spec:
     """A text that had its vector before, encoded first and alone to show that device and model work."""
     canary_row: int | None = None
     """Position in texts.jsonl of the text that is encoded first and alone if no `canary` is known; its vector stays."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateOrder:
-    """A line on a worker's standard input."""
-
-    limits: Limits | None  # begin, under these; None = leave: what is encoded stays, and no batch more is begun
 
 
 @dataclass(frozen=True, slots=True)
