@@ -15,7 +15,6 @@ import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -55,7 +54,6 @@ _MEANINGS = {
     "is refused (write texts.fillna('')). An empty list gives an empty array.",
     "config_path": "A YAML config.",
     "model": "Name of a model on the hub, or the path of a model folder.",
-    "column": "The column of a table (pandas, polars, pyarrow, datasets), or the key of rows that are mappings.",
     "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds it done; the array is "
     "mapped from a file there, read-only. None = all is temporary, and the array is in memory.",
     "chunk_size": "Distinct texts that one worker process encodes; auto = as many as a worker does in about 40 s.",
@@ -120,9 +118,9 @@ _LINE = re.compile(rf"(?:/[^:\n]*)?/{WRITTEN}:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
 
 
-def _placed(place: Callable[[int], str], words: str) -> str:
+def _placed(words: str) -> str:
     """Return news or an error with `texts[7]`, the text's place in the call, instead of its line in the file."""
-    return _LINE.sub(lambda found: place(int(found[1]) - 1), words)
+    return _LINE.sub(lambda found: place_of(int(found[1]) - 1), words)
 
 
 class QuarantineWarning(UserWarning):
@@ -156,10 +154,9 @@ def run(
 
 @called_from_python
 def encode(
-    texts: Iterable[str | None] | Iterable[Mapping[str, Any]],
+    texts: Iterable[str | None],
     *,
     model: StrPath,
-    column: str | None = None,
     workdir: StrPath | None = None,
     chunk_size: int | str = 1000,
     device: str | list[str] = "cuda",
@@ -201,7 +198,7 @@ def encode(
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s, folder = _overrides(set), _in_seconds(stop_after), Path.cwd()
     with _workdir(workdir) as work:
-        place, keeps, earlier = partial(place_of, texts, column), workdir is not None, list(work.glob(WRITTEN))
+        keeps, earlier = workdir is not None, list(work.glob(WRITTEN))
         output = {"source": str(work / "texts.jsonl"), "column": "text"}
         values |= {"workdir": str(work), "outputs": {_OUTPUT: output}}
         try:
@@ -214,16 +211,16 @@ def encode(
                     why=why,
                     remedy="Leave it out, or use a config.",
                 )
-            source = write_texts(texts, column, work)
+            source = write_texts(texts, work)
             if source is None:
                 return np.empty((0, _dimension(config)), np.float32)
             output["source"] = str(source)
             config = from_values(values, folder, overrides)
             loaded = LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
             request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps)
-            vectors = _run(request, on_event, progress, place).outputs[_OUTPUT].vectors()
+            vectors = _run(request, on_event, progress, place_of).outputs[_OUTPUT].vectors()
         except ChunkvisorError as error:
-            error.what = _placed(place, error.what)
+            error.what = _placed(error.what)
             raise
         for path in earlier:
             if path != source:
@@ -255,7 +252,7 @@ class _Listener(Observer):
 def _run(
     request: Request, on_event: OnEvent | None, progress: bool | None, place: Callable[[int], str] | None = None
 ) -> Report:
-    listens, in_words = on_event is not None, partial(_placed, place) if place else str
+    listens, in_words = on_event is not None, _placed if place else str
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)

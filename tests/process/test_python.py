@@ -15,9 +15,6 @@ import pytest
 
 import chunkvisor
 from harness import ENCODERS, ROOT, STAND_IN, Workplace, expected, model_folder
-from late import Late
-
-pandas = Late("pandas")
 
 TEXTS = ["one", "two", None, "one", "ümläut\n\u2028 \x85 🙂"]
 
@@ -48,12 +45,11 @@ def test_in_memory(tmp_path: Path) -> None:
 
 
 def test_in_a_workdir(tmp_path: Path) -> None:
-    """With a workdir the array is mapped; the same texts again, as a column of rows, compute nothing."""
+    """With a workdir the array is mapped; the same texts again compute nothing."""
     events: list[str] = []
-    rows = ({"id": number, "text": text} for number, text in enumerate(TEXTS))
-    for call, (texts, column) in enumerate([(TEXTS, None), (rows, "text")]):
+    for call, texts in enumerate([TEXTS, iter(TEXTS)]):
         listen = lambda name, _details: events.append(name)  # noqa: E731 - it stands in one line
-        vectors = encode(texts, column=column, workdir="cache/mine", on_event=listen)
+        vectors = encode(texts, workdir="cache/mine", on_event=listen)
         assert isinstance(vectors, np.memmap)
         np.testing.assert_array_equal(vectors, expected(TEXTS))
         assert events.count("chunk_committed") == 1, call
@@ -91,13 +87,8 @@ def test_update(tmp_path: Path) -> None:
     An array that is mapped stays what it was; of the texts, only those of the last call are kept.
     """
     first = encode(["a", "b"], workdir="w")
-    frame = {"id": [1, 2], "text": ["c", "b"]}
-    for texts, column, right, new in (
-        (iter(["n", "b", "a", "b"]), None, ["n", "b", "a", "b"], 1),
-        (frame, "text", ["c", "b"], 1),
-        (["b"], None, ["b"], 0),
-    ):
-        vectors = encode(texts, column=column, workdir="w", update=True)
+    for right, new in ((["n", "b", "a", "b"], 1), (["c", "b"], 1), (["b"], 0)):
+        vectors = encode(iter(right), workdir="w", update=True)
         np.testing.assert_array_equal(vectors, expected(right))
         manifest = json.loads((tmp_path / "w" / "embeddings.json").read_text())
         assert manifest["texts_encoded"] == new
@@ -132,10 +123,9 @@ def test_interrupted_work_goes_on() -> None:
     ("texts", "words"),
     [
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
-        ({"t": ["a"], "u": ["b"]}, r"texts is dict, .*\ndo:  Name one by column=…: t, u"),
-        (SimpleNamespace(columns=["u"], iloc=None), r"texts is SimpleNamespace, .*\ndo:  Name one by column=…: u"),
+        (SimpleNamespace(columns=["u"]), r"texts is SimpleNamespace, and not a list of texts\ndo:  Give a list of"),
     ],
-    ids=["surrogate", "dict", "frame"],
+    ids=["surrogate", "frame"],
 )
 def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
     """What is not a text is refused by its index, and leaves nothing behind."""
@@ -198,19 +188,11 @@ def test_quarantined_texts_warn() -> None:
     ]
 
 
-@pytest.mark.parametrize("framed", [False, True])
-def test_a_text_is_named_as_one_asks_for_it(framed: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """In errors, warnings and the log the place of a text can be pasted: with `iloc` if `[7]` would be a label."""
-    column, place = ("t", "texts['t'].iloc[1]") if framed else (None, "texts[1]")
-
-    def made(*texts: object) -> Any:
-        return pandas.Series(texts, index=range(7, 7 + len(texts)), name="t").to_frame() if framed else texts
-
-    with pytest.raises(chunkvisor.ChunkvisorError, match=re.escape(f"{place} is not a string: int 3")):
-        encode(made("one", 3), column=column)
-    with pytest.warns(chunkvisor.QuarantineWarning, match=re.escape(f"no vector: {place}\n")):
-        encode(made("one", "bad"), column=column, encoder="picky:make")
-    assert f"embeddings row 1 ({place}) cannot be encoded" in caplog.text
+def test_a_text_is_named_as_one_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    """In warnings and the log the place of a text can be pasted."""
+    with pytest.warns(chunkvisor.QuarantineWarning, match=r"no vector: texts\[1\]\n"):
+        encode(["one", "bad"], encoder="picky:make")
+    assert "embeddings row 1 (texts[1]) cannot be encoded" in caplog.text
 
 
 def test_run_reports(workplace: Workplace) -> None:
