@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from chunkvisor import words as words_of
 from chunkvisor.devices import gpu, stations
 from chunkvisor.devices.gpu import (
     CPU,
-    Card,
     Device,
-    ProbeReading,
     advised_dtype,
     find_devices,
     parse_devices,
@@ -26,7 +23,6 @@ from chunkvisor.devices.gpu import (
 from chunkvisor.devices.stations import Health, MemoryHolder, Reading, Station, Stations, judge_gpu, read_gpu
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Company
-from chunkvisor_worker.contract.messages import Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import read_oom
 
@@ -244,16 +240,13 @@ def station_after(
     """A GPU of which these readings were taken, and what was thought of it."""
     found, left = list[Health](), list(readings)
 
-    def look(*_: object) -> Future[Reading]:
-        done: Future[Reading] = Future()
-        done.set_result(left.pop(0))
-        return done
-
-    monkeypatch.setattr(stations, "in_background", look)
+    monkeypatch.setattr(stations, "read_gpu", lambda _: left.pop(0))
     made = Stations(lambda _, opinion, __: found.append(opinion.health) if opinion else None, lambda _: None)
     made.add([B])
     for _ in readings[1:]:
         made[0].ask()
+        assert made[0].asked is not None
+        made[0].asked.result()
         made.attend(lambda: {0: pids})
     return made[0], found
 
@@ -311,9 +304,12 @@ def test_whose_memory_it_was(
 
 # --- dtypes
 
-TURING, AMPERE, HOPPER = Card("Quadro RTX 8000", (7, 5)), Card("A100", (8, 0)), Card("H100", (9, 0))
-QWEN = "models of the kind qwen2 overflow to NaN in float16"
-DTYPES: list[tuple[str | None, str | None, Card, str, list[str]]] = [
+TURING, AMPERE, HOPPER = (
+    Device("cuda", name=name, capability=capability)
+    for name, capability in (("Quadro RTX 8000", (7, 5)), ("A100", (8, 0)), ("H100", (9, 0)))
+)
+QWEN = "in float16 its vectors may become NaN"
+DTYPES: list[tuple[str | None, str | None, Device, str, list[str]]] = [
     # what a model computes in, its kind, the card -> the dtype to take, what is wrong with its own
     ("bfloat16", "qwen2", TURING, "float32", ["compute capability 7.5) does not have", QWEN]),
     ("float16", "qwen2", TURING, "float32", ["kind qwen2 overflow to NaN", "set model.dtype to float32"]),
@@ -329,10 +325,10 @@ DTYPES: list[tuple[str | None, str | None, Card, str, list[str]]] = [
 
 @pytest.mark.parametrize(("dtype", "model_type", "card", "advised", "unfit"), DTYPES)
 def test_the_dtype_to_take(
-    dtype: str | None, model_type: str | None, card: Card, advised: str, unfit: list[str]
+    dtype: str | None, model_type: str | None, card: Device, advised: str, unfit: list[str]
 ) -> None:
     """Before Ampere float32 for the families that overflow, and float16 for the others; no remedy names bfloat16."""
-    assert advised_dtype(model_type, card)[0] == advised
+    assert advised_dtype(model_type, card) == advised
     found = unfit_dtype(dtype, model_type, card)
     assert (found is None) is (not unfit)
     assert all(each in "; ".join(found or ()) for each in unfit), found
@@ -346,22 +342,8 @@ def test_words_that_do_not_know_the_card_name_no_half_precision() -> None:
     assert not [word for word in words if re.search(r"b?float16", word)]
 
 
-def test_the_weakest_gpu_decides(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One config has one dtype for all its GPUs; torch is asked if nvidia-smi does not know, and it matters."""
-    asked: list[str] = []
-
-    def ask(environment: dict[str, str], _: object) -> ProbeReading:
-        asked.append(environment["CUDA_VISIBLE_DEVICES"])
-        return ProbeReading(ProbeReport(Phase.DONE, gpus=(ProbedGpu("V100", (7, 0), 1),)), 0)
-
-    monkeypatch.setattr(gpu, "ask_torch", ask)
+def test_the_weakest_gpu_decides() -> None:
+    """One config has one dtype for all its GPUs."""
     older = replace(B, uuid="GPU-c", name="T4", capability=(7, 5))
-    assert weakest([A, older, replace(B, capability=None)], "bfloat16") == Card("T4", (7, 5))
-    assert weakest([CPU], "bfloat16") is None
-    assert weakest([Device("cuda", name="the Ray cluster")], "bfloat16") is None
-    machine(re.sub(", [89].0\n", "\n", LISTING), unknown="compute_cap")
-    unknown = find_devices(["cuda"], {})
-    assert weakest(unknown, "float32") is None
-    assert not asked
-    assert weakest(unknown, "bfloat16") == Card("V100", (7, 0))
-    assert asked == [f"{A.uuid},{B.uuid}"]
+    assert weakest([A, older, replace(B, capability=None)]) == older
+    assert weakest([CPU, Device("cuda", name="the Ray cluster")]) is None

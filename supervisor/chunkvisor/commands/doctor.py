@@ -16,7 +16,7 @@ from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
 from chunkvisor.config.model import Config, encode_spec, model_spec
 from chunkvisor.devices import gpu as gpus
-from chunkvisor.devices.gpu import Card, Device, ProbeReading, SmiAnswer, less_memory, unfit_dtype
+from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtype, unfit_dtype
 from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
@@ -94,10 +94,10 @@ class Case:
         return "cpu" if "cpu" in self.config.device else "cuda"
 
     @property
-    def cards(self) -> list[Card]:
+    def cards(self) -> list[Device]:
         """Return the GPUs on which torch has computed."""
         report = self.probe.report
-        return [Card(gpu.name, gpu.capability) for gpu in report.gpus] if report is not None else []
+        return [Device("cuda", "", gpu.name, 0, gpu.capability) for gpu in report.gpus] if report is not None else []
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
@@ -346,15 +346,16 @@ def _model(case: Case) -> Iterator[Finding]:
     yield from (_refusal("right-vectors", fault) for fault in case.findings.faults)
     yield from (Finding("right-vectors", WARNING, *found) for found in case.findings.warnings)
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
-        yield Finding("dtype", WARNING, gpus.SLOW_BFLOAT16, "Set model.dtype to float32.")
+        slow = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
+        yield Finding("dtype", WARNING, slow, "Set model.dtype to float32.")
     for card in sorted(set(case.cards), key=str) if case.wanted == "cuda" and case.dtype is not None else ():
         if (unfit := unfit_dtype(case.dtype, case.model.model_type, card)) is not None:
             yield Finding("dtype", WARNING, *unfit)
         else:
-            other = less_memory(case.dtype, case.model.model_type, card)
-            yield Finding(
-                "dtype", OK, f"the model computes in {case.dtype}, which suits {card}" + f"; {other}" * bool(other)
-            )
+            better, fits = advised_dtype(case.model.model_type, card), f"the model computes in {case.dtype}"
+            if case.dtype == "float32" != better:
+                fits += f" (model.dtype {better} takes less memory; it needs another workdir, since its vectors differ)"
+            yield Finding("dtype", OK, f"{fits}, which suits {card}")
 
 
 def _encoding(case: Case) -> Iterator[Finding]:

@@ -95,12 +95,11 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
             if not sizes["texts_left"]:
                 sizes["disk_bytes"] = 0
     rate, told = rate_before(config), {each.name: each.told for each in outputs}
-    card, dtype = None, model.computes_in(config.model)
     if folder is not None and config.engine.kind is EngineKind.LOCAL:
         with suppress(Halt):  # it is the plan of a job for another machine
-            card = weakest(find_devices(config.device), dtype)
-    if card is not None and (unfit := unfit_dtype(dtype, model.model_type, card)) is not None:
-        notes.append("; ".join(unfit))
+            card = weakest(find_devices(config.device))
+            if (unfit := unfit_dtype(model.computes_in(config.model), model.model_type, card)) is not None:
+                notes.append("; ".join(unfit))
     weights = model.loaded_bytes(str(config.model.dtype))
     workers = config.workers.per_device + config.workers.standby
     workers *= 1 if "cuda" in config.device else len(config.device)

@@ -80,8 +80,7 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         # float16 has no fast kernels on a CPU.
         dtypes = ["bfloat16"] * (has_bfloat16() or now[_DTYPE] == "bfloat16")
         if devices[0].kind == "cuda":
-            card = weakest(devices, now[_DTYPE])
-            dtypes = [each for each in ("bfloat16", "float16") if card is None or not unfit_dtype(each, kind, card)]
+            dtypes = [each for each in ("bfloat16", "float16") if not unfit_dtype(each, kind, weakest(devices))]
         flash = devices[0].kind == "cuda" and importlib.util.find_spec("flash_attn") is not None
         rounds: list[list[Settings]] = [
             [plain],

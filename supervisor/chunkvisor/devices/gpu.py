@@ -4,18 +4,14 @@ Both are asked in child processes with a time limit, because a hung driver would
 nvidia-smi is itself a symptom, and is left behind.
 """
 
-import atexit
 import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import Dtype
@@ -34,8 +30,6 @@ SMI_FORMAT = "--format=csv,noheader,nounits"
 _TORCH_TIMEOUT_S = 180.0
 _DEV = Path("/dev")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,6 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
         )
     except OSError:
         return SmiAnswer(None, "")
-    atexit.register(process.kill)  # the thread that waits for it ends with this process
     try:
         output, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
         return SmiAnswer(process.returncode, output.decode(errors="replace"))
@@ -102,7 +95,6 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
             process.wait(_REAP_S)
         return SmiAnswer(None, f"no answer within {_SMI_TIMEOUT_S:.0f} s")
     finally:
-        atexit.unregister(process.kill)
         if process.stdout is not None:
             process.stdout.close()
 
@@ -126,20 +118,6 @@ def bytes_of(mebibytes: str) -> int | None:
     return int(mebibytes) << 20 if mebibytes.isdecimal() else None
 
 
-def in_background(work: Callable[..., _Done], *arguments: Any) -> "Future[_Done]":
-    """Do it in a thread that the end of the process does not wait for."""
-    done: Future[_Done] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work(*arguments))
-        except BaseException as error:  # noqa: BLE001 - it belongs to the caller who asks for the result
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="nvidia-smi", daemon=True).start()
-    return done
-
-
 # --- torch
 
 
@@ -152,17 +130,14 @@ class ProbeReading:
     log_tail: str = ""
 
 
-def ask_torch(environment: Mapping[str, str], on_wait: Callable[[], None] = lambda: None) -> ProbeReading:
-    """Report what torch can compute on in that environment; takes the seconds that torch takes to import.
-
-    Raises OSError without a temporary folder or a child process, and what `on_wait` raises.
-    """
+def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
+    """Report what torch can compute on in that environment, after the seconds that its import takes. Raises OSError."""
     with tempfile.TemporaryDirectory(prefix="chunkvisor-probe-") as name:
         out, log = Path(name) / "probe.json", Path(name) / "probe.log"
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
         returncode: int | None = None
         with contextlib.suppress(TimeoutError):  # the report shows how far it came
-            returncode = run_child(command, log, on_wait, environment, _TORCH_TIMEOUT_S)
+            returncode = run_child(command, log, environment=environment, timeout_s=_TORCH_TIMEOUT_S)
         return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))
 
 
@@ -245,74 +220,37 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
 
 _AMPERE = (8, 0)
 _OVERFLOWING = ("qwen", "gemma", "mistral")
-SLOW_BFLOAT16 = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A GPU, as far as dtypes are concerned."""
-
-    name: str
-    capability: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name or 'the GPU'} (compute capability {'.'.join(map(str, self.capability))})"
-
-    def lacks(self, dtype: str | None) -> bool:
-        """Whether the card does not have the dtype, so that torch emulates it."""
-        return dtype == Dtype.BFLOAT16 and self.capability < _AMPERE
+def weakest(devices: Sequence[Device]) -> Device | None:
+    """Choose the GPU with the lowest compute capability; None if that of no GPU is known."""
+    return min((each for each in devices if each.capability), key=lambda each: each.capability or (), default=None)
 
 
-def weakest(devices: Sequence[Device], dtype: str | None, on_wait: Callable[[], None] = lambda: None) -> Card | None:
-    """Choose the GPU with the lowest compute capability; None if that of no GPU is known.
-
-    If nvidia-smi does not report it, and the model computes in bfloat16, torch is asked, which takes seconds. Raises
-    what `on_wait` raises.
-    """
-    cards = [Card(device.name, device.capability) for device in devices if device.capability is not None]
-    if not cards and dtype == Dtype.BFLOAT16 and any(device.uuid for device in devices):
-        visible = ",".join(device.uuid for device in devices)
-        environment = {**os.environ, _VISIBLE: visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        with contextlib.suppress(OSError):  # a warning is not worth the end of a run
-            report = ask_torch(environment, on_wait).report
-            cards = [Card(gpu.name, gpu.capability) for gpu in report.gpus] if report is not None else []
-    return min(cards, key=lambda card: card.capability, default=None)
-
-
-def advised_dtype(model_type: str | None, card: Card) -> tuple[Dtype, str]:
-    """Advise the smallest dtype that gives right vectors, and say why; `model_type` is None if it is not known."""
-    if card.capability >= _AMPERE:
-        return Dtype.BFLOAT16, "it has the range of float32 in half the memory"
-    if model_type is None:
-        return Dtype.FLOAT32, "the card does not have bfloat16, and float16 may overflow to NaN in this model"
-    if _overflows(model_type):
-        why = f"the card does not have bfloat16, and models of the kind {model_type} overflow to NaN in float16"
-        return Dtype.FLOAT32, why
-    return Dtype.FLOAT16, "the card does not have bfloat16"
+def advised_dtype(model_type: str | None, card: Device) -> Dtype:
+    """Advise the smallest dtype that gives right vectors; `model_type` is None if it is not known."""
+    if (card.capability or ()) >= _AMPERE:
+        return Dtype.BFLOAT16
+    return Dtype.FLOAT32 if model_type is None or _overflows(model_type) else Dtype.FLOAT16
 
 
 def _overflows(model_type: str) -> bool:
     return any(family in model_type.lower() for family in _OVERFLOWING)
 
 
-def unfit_dtype(dtype: str | None, model_type: str | None, card: Card) -> tuple[str, str] | None:
+def unfit_dtype(dtype: str | None, model_type: str | None, card: Device | None) -> tuple[str, str] | None:
     """Say why a model should not compute in this dtype, and what to do; None if it may, or it is not known."""
-    better, why = advised_dtype(model_type, card)
-    mend = f"set model.dtype to {better}: {why}"
-    if card.lacks(dtype):
+    if card is None or card.capability is None:
+        return None
+    better = advised_dtype(model_type, card)
+    mend = f"set model.dtype to {better}" + "; in float16 its vectors may become NaN" * (better == Dtype.FLOAT32)
+    if dtype == Dtype.BFLOAT16 and card.capability < _AMPERE:
+        lacking = f"{card.name or 'the GPU'} (compute capability {'.'.join(map(str, card.capability))}) does not have"
         emulated = "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
-        return f"the model computes in bfloat16, which {card} does not have: {emulated}", mend
+        return f"the model computes in bfloat16, which {lacking}: {emulated}", mend
     if dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
         return f"the model computes in float16, in which models of the kind {model_type} overflow to NaN", mend
     return None
-
-
-def less_memory(dtype: str | None, model_type: str | None, card: Card) -> str:
-    """Name a dtype that takes less memory, as a sentence; empty if the model's takes as little or is not known."""
-    better, why = advised_dtype(model_type, card)
-    if dtype == better or dtype != Dtype.FLOAT32:
-        return ""
-    return f"model.dtype {better} takes less memory (in another workdir, since it gives other vectors): {why}"
 
 
 def has_bfloat16() -> bool:

@@ -4,13 +4,14 @@ What follows from it the scheduler decides.
 """
 
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from chunkvisor.devices.gpu import SMI_FORMAT, SMI_LOST, Device, ask_smi, bytes_of, in_background, lines_of, query_gpus
+from chunkvisor.devices.gpu import SMI_FORMAT, SMI_LOST, Device, ask_smi, bytes_of, lines_of, query_gpus
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import (
     STARTING,
@@ -139,7 +140,9 @@ class Station:
     def ask(self) -> None:
         """Begin a look, unless one is in progress."""
         if self.seen and self.asked is None:
-            self.asked = in_background(read_gpu, self.device.uuid)
+            look = self.asked = Future[Reading]()
+            # The end of the process does not wait for this thread.
+            threading.Thread(target=lambda: look.set_result(read_gpu(self.device.uuid)), daemon=True).start()
 
     def judge(self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False) -> Opinion:
         """Wait for the look, and judge what it shows; the `first` one is that before our first worker.
@@ -234,21 +237,16 @@ class Stations:
         if station.site.node:
             self.last_halt = halt
 
-    def drop_node(self, node: str, halt: Halt, name: str = "") -> None:
-        """Do without a machine of the cluster from now on; `name` is for one that has never worked."""
-        if ours := self._leave_node(node) or name:
-            self._emit(NodeSetAside(ours, len(self.alive), halt.why or halt.what))
-        self.last_halt = halt
+    def lose(self, node: str, why: str, halt: Halt | None = None, name: str = "") -> None:
+        """Do without a machine of the cluster from now on: it is gone, or `halt` says why it cannot do this job.
 
-    def lose(self, node: str, why: str) -> None:
-        """Note that a machine of the cluster is gone; should it come back, it comes as a new one."""
-        if name := self._leave_node(node):
-            self._emit(NodeLost(name, len(self.alive), why))
-
-    def _leave_node(self, node: str) -> str:
-        """Return its name; empty if it had no device left."""
+        Should it come back, it comes as a new one. `name` is for one that has never worked.
+        """
         ours = [station for station in self.alive if station.site.node == node]
         for station in ours:
             station.dropped = True
+            name = station.site.name
             self._seen(station, None, True)
-        return ours[0].site.name if ours else ""
+        self.last_halt = halt or self.last_halt
+        if name:
+            self._emit((NodeSetAside if halt is not None else NodeLost)(name, len(self.alive), why))

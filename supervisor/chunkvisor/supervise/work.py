@@ -89,8 +89,7 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
     if source.path is not None:
         folder = read_model_folder(Path(source.path))
         dtype, kind = folder.computes_in(config.model), folder.model_type
-        card = weakest(means.devices, dtype, means.on_wait)
-        if card is not None and (unfit := unfit_dtype(dtype, kind, card)) is not None:
+        if (unfit := unfit_dtype(dtype, kind, weakest(means.devices))) is not None:
             run.emit(Warned("; ".join(unfit)))
     # What is wrong with it is said before the source is read.
     expected = read_expected(config.model.expect) if config.model.expect is not None else None

@@ -245,8 +245,7 @@ class RayEngine:
         elif report.aside is not None:
             aside, what = report.aside, f"node {report.aside.name} cannot do this job"
             halt = Halt(ExitCode(aside.code), what, why=aside.why, remedy=aside.remedy)
-            stations.drop_node(report.node, halt, aside.name)
-            self._lose(stations, report.node, aside.why)
+            self._lose(stations, report.node, aside.why, halt, aside.name)
         elif report.event:
             if (event := event_of(report.event, report.details)) is not None:
                 self._emit(event)
@@ -255,8 +254,8 @@ class RayEngine:
             if (worker := node.workers.get(report.worker)) is not None:
                 worker.hear(report)
 
-    def _lose(self, stations: Stations, number: str, why: str) -> None:
-        stations.lose(number, why)
+    def _lose(self, stations: Stations, number: str, why: str, halt: Halt | None = None, name: str = "") -> None:
+        stations.lose(number, why, halt, name)
         if (node := self._nodes.pop(number, None)) is not None:
             for worker in node.workers.values():
                 worker.hear(NodeReport(returncode=NODE_LOST))
