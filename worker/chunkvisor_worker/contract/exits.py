@@ -2,14 +2,12 @@
 
 from enum import IntEnum, StrEnum
 
+# Marks every process that a run starts, so that a later run can tell them from those of others.
 RUN_ID = "CHUNKVISOR_RUN_ID"
-"""Marks every process that a run starts, so that a later run can tell them from those of others."""
-
+# Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has it not.
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
-"""Set for a supervised worker, which lives and waits by its standard input; a worker run by hand has it not."""
-
+# The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`.
 TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
-"""The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`."""
 
 
 class Outcome(StrEnum):
@@ -52,12 +50,11 @@ class WorkerExit(IntEnum):
     HUB = 31
 
 
+# The exit code with which a worker reports a fault of each outcome that a fault can have.
 EXIT_OF_OUTCOME: dict[Outcome, WorkerExit] = {
     Outcome.CRASHED: WorkerExit.UNKNOWN,
     Outcome.INTERRUPTED: WorkerExit.ORPHANED,
     **{outcome: WorkerExit[outcome.name] for outcome in Outcome if outcome.name in WorkerExit.__members__},
 }
-"""The exit code with which a worker reports a fault of each outcome that a fault can have."""
-
+# The reverse, for an attempt that left no readable record.
 OUTCOME_OF_EXIT: dict[int, Outcome] = {int(code): outcome for outcome, code in EXIT_OF_OUTCOME.items()}
-"""The reverse, for an attempt that left no readable record."""

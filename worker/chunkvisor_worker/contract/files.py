@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _COPY_BYTES = 1 << 20
-READ_LIMIT_BYTES = 8 << 20
-"""No record on the wire is larger; a larger file is damage or a lie, and is not read into the parent."""
+READ_LIMIT_BYTES = 8 << 20  # no record on the wire is larger; a larger file is damage or a lie
 
 
 class FileIn:
@@ -36,15 +35,12 @@ class AttemptFiles:
     beat = FileIn("beat.json")  # phase and progress; rewritten by the worker's own work loop, so that a hang shows
     log = FileIn("worker.log")  # standard output and standard error of the worker
     vectors = FileIn("embeddings.npy")  # float32 array of shape (texts, dimension), by `numpy.save`
-    partial = FileIn("embeddings.partial.npy")
-    """The same file while it is written, batch by batch; which of its rows are there, `batches` says."""
+    partial = FileIn("embeddings.partial.npy")  # the same while it is written; `batches` says which rows are there
     batches = FileIn("batches.jsonl")  # a line for each batch that began, and one for each that is written
-    cut = FileIn("cut.bin")
-    """Texts of more tokens than the model reads: int32 pairs of a position and the tokens before the cut."""
+    cut = FileIn("cut.bin")  # of texts that the model does not read whole: int32 pairs, position and tokens uncut
     result = FileIn("result.json")  # written last, and only when the vectors are on disk
     fault = FileIn("fault.json")  # why there is no result
-    verdict = FileIn("verdict.json")
-    """What the parent made of the attempt; its presence says that the attempt is judged."""
+    verdict = FileIn("verdict.json")  # what the parent made of the attempt; it is judged if this is there
 
 
 def sync_folder(folder: Path) -> None:

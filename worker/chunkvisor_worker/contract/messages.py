@@ -20,8 +20,7 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-ONLY_ASK = "ask"
-"""In the place of a backend: the hub is asked for the commit alone, and nothing is downloaded."""
+ONLY_ASK = "ask"  # in the place of a backend: the hub is asked for the commit alone, and nothing is downloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ class ModelSpec:
     """Which model, as the worker is to build it; the plug-in factory gets this object."""
 
     name: str
-    path: str | None = None
-    """Local folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes."""
+    path: str | None = None  # folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes
     revision: str | None = None
     dtype: str = "auto"
     max_length: int | None = None
@@ -63,8 +61,7 @@ class Limits:
     alone: bool = False  # whether a plug-in, too, gets one text in a call: the one that fails is looked for
 
 
-LEAVE = b"leave\n"
-"""On a worker's standard input: what is encoded stays, and no batch more is begun."""
+LEAVE = b"leave\n"  # on a worker's standard input: what is encoded stays, and no batch more is begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +81,11 @@ class Spec:
     encode: EncodeSpec
     threads: int = 0  # threads for the CPU's share of the work; 0 = the libraries' own choice
     import_path: tuple[str, ...] = ()  # folders put on sys.path for a plug-in encoder
+    # Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero.
     skip: tuple[int, ...] = ()
-    """Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero."""
     limits: Limits = Limits(rows=32)  # for a run by hand; a supervised worker gets those of the moment at its gate
-    canary: str | None = None
-    """A text that had its vector before, encoded first and alone to show that device and model work."""
-    canary_row: int | None = None
-    """Position in texts.jsonl of the text that is encoded first and alone if no `canary` is known; its vector stays."""
+    canary: str | None = None  # had its vector before; encoded first and alone to show that device and model work
+    canary_row: int | None = None  # in texts.jsonl: encoded first and alone if no `canary` is known; its vector stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,7 @@ class Beat:
     batch_rows: int = 0  # of the batch under way
     batch_tokens: int = 0  # padded tokens of the batch under way; 0 = unknown
     freed: bool = False  # the device is free for the next worker, though this one has not ended
-    opening_s: float = 0.0
-    """From `go` to the first batch: CUDA context, copy of the weights, a plug-in's factory; 0 = not there yet."""
+    opening_s: float = 0.0  # from `go` to the first batch: CUDA context, copy of the weights; 0 = not there yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +126,9 @@ class Facts:
     dtype: str = ""  # of the weights as loaded; empty for a plug-in that does not say
     max_length: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    linear: str = ""
-    """What computes the linear layers of a plain text model on a CPU: "torch", or "onednn" with packed weights."""
+    linear: str = ""  # what computes the linear layers on a CPU: "torch", or "onednn" with packed weights
     loaded: Loaded | None = None  # none for a plug-in
-    counts_cut: bool = False
-    """Whether it counts the tokens of texts that it cuts: not so for a plug-in, or without a tokenizer in Rust."""
+    counts_cut: bool = False  # the tokens of texts that it cuts: not for a plug-in, or without a tokenizer in Rust
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +146,7 @@ class Result:
     limits: Limits
     tokens: int = 0  # tokens of the texts after truncation, special tokens included; 0 = unknown
     padded_tokens: int = 0
-    phase_s: dict[str, float] = field(default_factory=dict)
-    """Seconds spent in each phase; `ready` is the wait at the gate."""
+    phase_s: dict[str, float] = field(default_factory=dict)  # spent in each phase; `ready` is the wait at the gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +179,10 @@ class Fault:
 class BatchLine:
     """A line of an attempt's batch log; one of the three."""
 
+    # A batch begins: positions in the file of vectors; none for a canary that is not one of the attempt's texts.
     rows: tuple[int, ...] | None = None
-    """A batch begins: positions in the file of vectors; none for a canary that is not one of the attempt's texts."""
-    facts: Facts | None = None
-    """The file of vectors is there, before its first batch is written; or the canary has its vector."""
-    digest: str | None = None
-    """The vectors of the oldest batch under way are in the file: xxh3-64 of them, in the order of its rows."""
+    facts: Facts | None = None  # the file of vectors is there, without any; or the canary has its vector
+    digest: str | None = None  # xxh3-64 of the vectors of the oldest batch under way, which are now in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +208,7 @@ class ProbedGpu:
 class ProbeReport:
     """What torch is here, and how far it comes with the GPU; rewritten after every step, in case the next one dies."""
 
-    phase: Phase
-    """The step under way: IMPORT, FORWARD (a product on the CPU), CUDA_INIT, or DONE. With a fault, the one that
-    failed."""
+    phase: Phase  # the step under way, or failed: IMPORT, FORWARD (a product on the CPU), CUDA_INIT, or DONE
     versions: dict[str, str] = field(default_factory=dict)  # of the installed packages, by name
     cuda: str | None = None  # CUDA version torch was built for; None = a build without
     hip: str | None = None  # ROCm version torch was built for
@@ -229,8 +216,8 @@ class ProbeReport:
     fault: Fault | None = None
 
 
+# No message of a template is longer; a socket's buffer holds several of them (socket(7), wmem_default).
 MESSAGE_LIMIT_BYTES = 64 << 10
-"""No message of a template is longer; a socket's buffer holds several of them (socket(7), wmem_default)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +234,7 @@ class TemplateOrder:
     """Start a worker for the attempt in the folder, with two descriptors, its standard input and log; or reap one."""
 
     folder: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables that the worker has and the template has not, or has with another value."""
+    environment: dict[str, str] = field(default_factory=dict)  # what differs from the template's
     removed: tuple[str, ...] = ()  # variables that only the template has
     reap: int | None = None  # the pid of an ended worker: its group is dead, its number may be given away
 

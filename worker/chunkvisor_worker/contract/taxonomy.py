@@ -9,12 +9,9 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import AT_WORK, ENCODER_BROKEN, OF_GPUS, ON_TEXTS, RULES, Rule, Sign
 
-HEAD_CHARS = 16 << 10
-"""How much of a message is looked at: bounds the time of every pattern, whatever a plug-in puts there."""
-TAIL_CHARS = 32 << 10
-"""Of the end of a log: behind the reason of an abort come the stacks of C++ and Python, and a list of modules."""
-LINE_CHARS = 500
-"""The line for the person is no longer."""
+HEAD_CHARS = 16 << 10  # of a message: bounds the time of every pattern, whatever a plug-in puts there
+TAIL_CHARS = 32 << 10  # of a log: behind the reason of an abort come the stacks of C++ and Python, and all modules
+LINE_CHARS = 500  # of the line for the person
 
 # torch ends its messages with advice that quotes other faults' names (CUDAMiscFunctions.cpp, CUDAException.cpp); 2.14
 # and later append lines of the driver, which tell of other calls too: nothing after them counts.
@@ -27,19 +24,16 @@ _ADVICE = re.compile(
 _FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _CONTROL = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
-_DECISIVE = (
-    *(Outcome.HARDWARE_FAULT, Outcome.SETUP, Outcome.GPU_BUSY, Outcome.DISK_FULL, Outcome.HUB),
-    Outcome.DEVICE_FAULT,
-)
-"""Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about."""
+# Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about.
+_GRAVE = {Outcome.HARDWARE_FAULT, Outcome.DEVICE_FAULT, Outcome.SETUP, Outcome.GPU_BUSY, Outcome.DISK_FULL, Outcome.HUB}
+# How the driver, the libraries and the kernel begin what they say themselves.
 _SPEAKERS = (
     r"(?:CUDA (?:driver )?error: |CUDA failed with error |CUDA failure |Unexpected error from cuda|cuDNN error: "
     r"|NVML: |NVIDIA-SMI has failed|Unable to determine the device handle for |The NVIDIA driver on your system "
     r"|Found no NVIDIA driver |\[enforce fail at |unable to open shared memory object |\[Errno -?\d{1,5}\] )"
 )
-"""How the driver, the libraries and the kernel begin what they say themselves."""
+# Their own exceptions never quote a text.
 _LIBRARIES = ("torch.", "cupy.", "cupy_backends.", "pynvml.", "onnxruntime.", "jaxlib.", "huggingface_hub.")
-"""Their own exceptions never quote a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +49,7 @@ def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
     """The first rule that any exception of the chain falls under; never raises, always finds one."""
     heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
     for rule in _rules(fault.phase, on_cpu=on_cpu):
-        decisive = rule.outcome in _DECISIVE or (rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None)
+        decisive = rule.outcome in _GRAVE or (rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None)
         at_start = decisive and fault.phase in ON_TEXTS
         for cause, head in heads or [(Cause("unknown", (), ""), "")]:
             if rule.phases and fault.phase not in rule.phases:
@@ -133,10 +127,8 @@ def _plain(line: str) -> str:
 # format_size of CUDACachingAllocator.cpp: two decimals and a binary unit, or whole bytes.
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_NOBODYS_BYTES = 768 << 20
-"""In use, and by no process that NVML names: what the driver keeps, and the windows of a desktop."""
-_CONTEXT_BYTES = 512 << 20
-"""Of a CUDA context with its libraries; torch's own count leaves it out."""
+_NOBODYS_BYTES = 768 << 20  # in use, and by no process that NVML names: what the driver keeps, windows of a desktop
+_CONTEXT_BYTES = 512 << 20  # of a CUDA context with its libraries; torch's own count leaves it out
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +138,7 @@ class OomFigures:
     wanted_bytes: int  # of the one allocation that failed; more may have been to come
     total_bytes: int
     free_bytes: int
-    process_bytes: int | None
-    """All that this process holds, as NVML says; None if it does not (no NVML, another PID namespace)."""
+    process_bytes: int | None  # all that this process holds, as NVML says; None if it does not
     reserved_bytes: int  # what torch's allocator holds in this process
     others_named: bool = False  # whether NVML names other processes next to this one
 

@@ -95,9 +95,7 @@ class BatchRecord:
     facts: Facts | None = None  # none if no batch was written
     written: tuple[tuple[tuple[int, ...], str], ...] = ()  # (rows, digest) of each batch whose vectors are in the file
     under_way: tuple[int, ...] = ()  # rows of the batches that had begun and were not written
-    canary: Facts | None = None
-    """As they were found when the spec's canary got its vector; None = it got none. Its batch has no rows, so that its
-    vector is taken for no text's."""
+    canary: Facts | None = None  # as found when the spec's canary got its vector, which is taken for no text's
 
 
 def read_batch_log(path: Path) -> BatchRecord:
