@@ -14,17 +14,14 @@ from typing import Any
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Phase
 
+# Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config, model or input.
 MACHINE, DISK, PASSING, CONFIG = os.EX_UNAVAILABLE, os.EX_IOERR, os.EX_TEMPFAIL, os.EX_CONFIG
-"""Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config, model or input."""
 
-LOAD = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)
-"""No text has been touched yet: no row can be the cause."""
+LOAD = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)  # no text has been touched yet: no row can be the cause
+# No batch has been on the device yet: a smaller one cannot help.
 BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
-"""No batch has been on the device yet: a smaller one cannot help."""
-AT_WORK = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
-"""The device has begun to compute."""
-ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)
-"""The worker is handling texts: one of them can be the cause."""
+AT_WORK = (Phase.FORWARD, Phase.WRITE, Phase.DONE)  # the device has begun to compute
+ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)  # the worker is handling texts: one of them can be the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +29,7 @@ class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""
 
     classes: tuple[str, ...] = ()  # qualified class names, of the exception or of a base class; empty = any
-    numbers: tuple[int, ...] = ()
-    """cudaError_t, errno or HTTP status. They decide over the pattern: texts differ between releases."""
+    numbers: tuple[int, ...] = ()  # cudaError_t, errno or HTTP status; they decide over the pattern, which may change
     pattern: str | None = None  # searched in the head of the message
 
 
@@ -52,8 +48,7 @@ class Rule:
     exit_code: int | None = None  # with which `chunkvisor` ends if this stops the run; None = the outcome alone decides
     smaller_batch_helps: bool = False  # the same work can succeed in smaller batches
     row_can_cause: bool = False  # a row of the input can be the cause: taking the chunk apart makes sense
-    if_ended: str = ""
-    """What to do if it has ended the run, where there is more to say than of every fault with its outcome."""
+    if_ended: str = ""  # what to do if it has ended the run, if there is more to say than of all with its outcome
 
 
 def of_class(*classes: str) -> Sign:
@@ -69,11 +64,6 @@ def error(pattern: str, *classes: str) -> Sign:
 def runtime_error(pattern: str, *codes: int) -> Sign:
     """Make the sign of most of torch's faults: RuntimeError, with a cudaError_t in most cases."""
     return Sign(("builtins.RuntimeError",), codes, pattern)
-
-
-def os_error(*errnos: int, pattern: str | None = None) -> Sign:
-    """Make the sign of an error of the system."""
-    return Sign(("builtins.OSError",), errnos, pattern)
 
 
 def _family(outcome: Outcome, **usual: Any) -> Callable[..., Rule]:
@@ -104,22 +94,41 @@ def at_work(name: str, cause: str, remedy: str, pattern: str, *codes: int, **unu
     return device_fault(name, cause, remedy, runtime_error(pattern, *codes), **(usual | unusual))
 
 
+# Out of memory, in all its spellings: torch's allocator; plain RuntimeErrors of the cudaMallocAsync backend, of driver
+# calls and of the libraries' handles; JAX and ONNX Runtime, for plug-in encoders.
+_OOM = (
+    of_class("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError"),
+    runtime_error(
+        r"CUDA out of memory|CUDA (?:driver )?error: out of memory|would exceed allowed memory\. \(out of memory\)"
+        r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+        r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory",
+        2,
+    ),
+    error(r"RESOURCE_EXHAUSTED: |Failed to allocate memory for requested buffer of size"),
+)
+_NVML = r'NVML_SUCCESS == (?s:.{0,300})INTERNAL ASSERT FAILED at "[^"]{0,300}\b'
+_NVML_ALLOCATOR = runtime_error(rf'{_NVML}CUDACachingAllocator\.cpp"')
+NO_ROOM = "gpu-full-before-work"
+# What may stand before such words in a line of a log that is not a text: the class of an exception, or a program.
+_SAID = r"^(?:\S+: )?(?:\[Errno -?\d{1,5}\] )?"
+_NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
+_THREADS = (
+    r"can't start new thread|Thread creation failed|ThreadPoolBuildError|global thread pool has not been initialized"
+)
+_TOO_BUSY = Sign(numbers=(408, 429, *range(500, 600)))
+_NO_CONNECTION = (
+    of_class("httpx.TransportError", "httpx2.TransportError"),
+    of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
+    of_class("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),
+    of_class("socket.gaierror"),
+)
+_HUBS = "huggingface_hub.errors"
+ENCODER_BROKEN = "encoder-broken"
+_OS_ERROR = ("builtins.OSError",)
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
 _CUDA_ERROR = (of_class("torch.AcceleratorError", "torch.cuda.CudaError"), runtime_error(r"\bCUDA (?:driver )?error: "))
 
-_INTERRUPTION = (
-    crashed(
-        "interrupted",
-        "A signal asked the worker to stop, or the program sent itself one.",
-        "Run the same command again to continue.",
-        of_class("builtins.KeyboardInterrupt"),
-        outcome=Outcome.INTERRUPTED,
-        returncodes=(-SIGINT, -SIGTERM, -SIGHUP),
-        row_can_cause=True,  # if it comes back with the same texts, and with no others
-    ),
-)
-
-_HARDWARE = (
+_OF_GPUS = (
     hardware_fault(
         "gpu-lost",
         "The GPU has fallen off the PCIe bus (Xid 79), or is in a state that only a reset ends.",
@@ -133,9 +142,6 @@ _HARDWARE = (
         runtime_error(r"uncorrectable ECC error encountered", 214),
         log=r"CUDA error: uncorrectable ECC error encountered",  # as a C++ exception that nothing catches says it
     ),
-)
-
-_KERNELS = (
     at_work(
         "device-side-assert",
         "A kernel found an index out of bounds; usually a token id or a position that the model does not have.",
@@ -179,24 +185,6 @@ _KERNELS = (
         smaller_batch_helps=True,
         row_can_cause=True,
     ),
-)
-
-# Out of memory, in all its spellings: torch's allocator; plain RuntimeErrors of the cudaMallocAsync backend, of driver
-# calls and of the libraries' handles; JAX and ONNX Runtime, for plug-in encoders.
-_OOM = (
-    of_class("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError"),
-    runtime_error(
-        r"CUDA out of memory|CUDA (?:driver )?error: out of memory|would exceed allowed memory\. \(out of memory\)"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-        r"|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|cudaGetDeviceCount(?s:.{0,300})Error 2: out of memory",
-        2,
-    ),
-    error(r"RESOURCE_EXHAUSTED: |Failed to allocate memory for requested buffer of size"),
-)
-_NVML = r'NVML_SUCCESS == (?s:.{0,300})INTERNAL ASSERT FAILED at "[^"]{0,300}\b'
-_NVML_ALLOCATOR = runtime_error(rf'{_NVML}CUDACachingAllocator\.cpp"')
-NO_ROOM = "gpu-full-before-work"
-_GPU_MEMORY = (
     misconfigured(
         # torch 2.13 and later reach NVML from ExpandableSegment::map; torch itself refuses the remedy that it prints
         # (expandable_segments_handle_type:posix_fd) as an unknown key.
@@ -233,11 +221,8 @@ _GPU_MEMORY = (
         *_OOM,
         log=r"CUDA out of memory|CUDA error: out of memory",
     ),
-)
-
-# torch reports most of these as RuntimeError("Unexpected error from cudaGetDeviceCount(). ... Error N: <string>"),
-# without a code; the strings are libcudart's.
-_DRIVER = (
+    # torch reports most of these as RuntimeError("Unexpected error from cudaGetDeviceCount(). ... Error N: <string>"),
+    # without a code; the strings are libcudart's.
     setup(
         "no-nvidia-driver",
         "There is no NVIDIA driver here, or the container was started without one.",
@@ -332,22 +317,30 @@ _DRIVER = (
         *_CUDA_ERROR,
     ),
 )
+# In a run on the CPU such an error is the encoder's own.
+OF_GPUS = frozenset(rule.name for rule in _OF_GPUS)
 
-_SAID = r"^(?:\S+: )?(?:\[Errno -?\d{1,5}\] )?"
-"""What may stand before such words in a line of a log that is not a text: the class of an exception, or a program."""
-_NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
-_THREADS = (
-    r"can't start new thread|Thread creation failed|ThreadPoolBuildError|global thread pool has not been initialized"
-)
-_HOST = (
+# All rules, in the order in which they are tried; the first that fits wins.
+RULES: tuple[Rule, ...] = (
+    crashed(
+        "interrupted",
+        "A signal asked the worker to stop, or the program sent itself one.",
+        "Run the same command again to continue.",
+        of_class("builtins.KeyboardInterrupt"),
+        outcome=Outcome.INTERRUPTED,
+        returncodes=(-SIGINT, -SIGTERM, -SIGHUP),
+        row_can_cause=True,  # if it comes back with the same texts, and with no others
+    ),
+    *_OF_GPUS,
     disk_full(
         "disk-full",
         "The disk is full, or the user's quota is.",
         "Free some space on the disk of the workdir, and on that of TMPDIR.",
         # numpy's tofile and np.save(path) raise OSError without an errno.
-        os_error(
-            *(errno.ENOSPC, errno.EDQUOT),
-            pattern=rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} written",
+        Sign(
+            _OS_ERROR,
+            (errno.ENOSPC, errno.EDQUOT),
+            rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} written",
         ),
         error(r"database or disk is full", "sqlite3.OperationalError"),
         # torch.save: the position in the zip file is not what was written. hf_xet raises RuntimeError.
@@ -360,7 +353,7 @@ _HOST = (
         "disk-failing",
         "The disk gives errors, was remounted read-only, or its server forgot the file (NFS).",
         "See the kernel's log (`dmesg`) and the mount; move the workdir to a sound disk.",
-        os_error(errno.EIO, errno.EROFS, errno.ESTALE),
+        Sign(_OS_ERROR, (errno.EIO, errno.EROFS, errno.ESTALE)),
     ),
     host_oom(
         # Before memory: the Rust panic of a failed thread pool quotes EAGAIN's text as well.
@@ -369,7 +362,7 @@ _HOST = (
         "Raise the limit: `ulimit -n 65536` for files; `docker run --pids-limit` or `ulimit -u` for threads.",
         runtime_error(r"can't start new thread"),
         error(_THREADS, "pyo3_runtime.PanicException"),
-        os_error(errno.EMFILE, errno.ENFILE),
+        Sign(_OS_ERROR, (errno.EMFILE, errno.ENFILE)),
         error(r"Too many open files|os error 24\b"),
         log=rf"{_SAID}(?:{_THREADS}|Too many open files)",
     ),
@@ -383,26 +376,14 @@ _HOST = (
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
             r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|CUDNN_STATUS_ALLOC_FAILED|^std::bad_alloc"
         ),
-        os_error(errno.ENOMEM),
+        Sign(_OS_ERROR, (errno.ENOMEM,)),
         error(r"Cannot allocate memory \(os error 12\)"),
         log=r"std::bad_alloc|DefaultCPUAllocator: |^MemoryError|memory allocation of \d{1,20} bytes failed",
         exit_code=None,
         smaller_batch_helps=True,
         row_can_cause=True,
     ),
-)
-
-_TOO_BUSY = Sign(numbers=(408, 429, *range(500, 600)))
-_NO_CONNECTION = (
-    of_class("httpx.TransportError", "httpx2.TransportError"),
-    of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
-    of_class("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),
-    of_class("socket.gaierror"),
-)
-_HUBS = "huggingface_hub.errors"
-# transformers turns all of the hub's faults into one OSError, "We couldn't connect to ..."; the truth is further down
-# the chain.
-_HUB = (
+    # transformers turns all faults of the hub into one OSError, "We couldn't connect to": the truth is down the chain.
     hub(
         "service-busy",
         "A server that the encoder asks cannot be reached, is overloaded, or asked to wait.",
@@ -452,9 +433,6 @@ _HUB = (
         error(r"We couldn't connect to '", "builtins.OSError"),
         phases=BEFORE_WORK,  # `plan` tokenizes, and may fetch a tokenizer for it
     ),
-)
-
-_MODEL = (
     misconfigured(
         "wrong-model",
         "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
@@ -495,10 +473,7 @@ _MODEL = (
             *("builtins.ValueError", "builtins.RuntimeError"),
         ),
     ),
-)
-
-# What the tokenizer and a CPU say of a text; the GPU's word for the same is `device-side-assert`.
-_INPUT = (
+    # What the tokenizer and a CPU say of a text; the GPU's word for the same is `device-side-assert`.
     crashed(
         "texts-damaged",
         "The texts of the attempt are not those that were written for it.",
@@ -532,11 +507,8 @@ _INPUT = (
             r"|^The expanded size of the tensor \(\d+\) must match the existing size"
         ),
     ),
-)
-
-# SIGKILL looks the same from the kernel's OOM killer, from us and from a person: before it comes to the rules, the
-# parent asks the counters of the cgroup and itself.
-_PROCESS = (
+    # SIGKILL looks the same from the kernel's OOM killer, from us and from a person: before it comes to the rules, the
+    # parent asks the counters of the cgroup and itself.
     crashed(
         "killed-from-outside",
         "The kernel (for want of memory), a batch system, a person or the program itself killed the worker.",
@@ -576,11 +548,7 @@ _PROCESS = (
         returncodes=(-SIGABRT,),
         row_can_cause=True,
     ),
-)
-
-ENCODER_BROKEN = "encoder-broken"
-# Last, since they take everything.
-_UNKNOWN = (
+    # Last, since they take everything.
     misconfigured(
         "import-failed",
         "What the model or the plug-in needs is missing, broken, of another version, or has an error in its own code.",
@@ -624,10 +592,3 @@ _UNKNOWN = (
         Sign(),
     ),
 )
-
-_OF_GPUS = (*_HARDWARE, *_KERNELS, *_GPU_MEMORY, *_DRIVER)
-OF_GPUS = frozenset(rule.name for rule in _OF_GPUS)
-"""Rules about a GPU, its memory or its driver: in a run on the CPU such an error is the encoder's own."""
-
-RULES: tuple[Rule, ...] = (*_INTERRUPTION, *_OF_GPUS, *_HOST, *_HUB, *_MODEL, *_INPUT, *_PROCESS, *_UNKNOWN)
-"""All rules, in the order in which they are tried; the first that fits wins."""
