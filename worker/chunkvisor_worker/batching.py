@@ -12,18 +12,16 @@ from chunkvisor_worker.contract.messages import Limits
 Indices = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
-NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)
-"""No text of those that an encoder has is cut."""
+NONE_CUT: Indices = np.zeros((0, 2), dtype=np.int64)  # no text of those that an encoder has is cut
+# If tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high.
 BYTES_PER_TOKEN = 3
-"""If tokens cannot be counted ahead: English has 4 to 5, Chinese about 3, so that the count is rather too high."""
+# Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a token takes.
 PROBE_TOKENS = 4096
-"""Padded tokens of the batch that is measured: small enough for most GPUs, and enough to tell what a token takes."""
+# Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly, and the first batch
+# may have had no padding, and so no mask.
 _SHARE = 0.5
-"""Of the free memory that a batch may take: the allocator's blocks do not fit each other exactly, and the first batch
-may have had no padding, and so no mask."""
 
-Needs = Callable[[], tuple[int, int]]
-"""(bytes that the batch just computed took at its peak, bytes that are free without it)."""
+Needs = Callable[[], tuple[int, int]]  # (bytes that the last batch took at its peak, bytes that are free without it)
 
 
 def estimated_tokens(size_bytes: int) -> int:

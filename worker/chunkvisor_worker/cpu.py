@@ -14,21 +14,17 @@ from typing import Any, TypeAlias
 
 from chunkvisor_worker.batching import Indices, Vectors
 
-LINEAR = "CHUNKVISOR_LINEAR"
-"""Which kernel computes the linear layers of a model: `torch` or `onednn`; not set: the faster one."""
-BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"
-"""How many batches are computed at a time, at most; not set: as many as there are threads."""
+LINEAR = "CHUNKVISOR_LINEAR"  # the kernel of a model's linear layers, `torch` or `onednn`; not set: the faster one
+BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"  # at most; not set: as many as there are threads
 TORCH, ONEDNN = "torch", "onednn"
 
+# The packed weights' share of torch's own time from which on they are used: if both are alike, all workers of a run
+# are to choose the same, whatever else the machine does.
 _WORTHWHILE = 0.9
-"""The packed weights' share of torch's own time from which on they are used: if both are alike, all workers of a run
-are to choose the same, whatever else the machine does."""
+# Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model.
 _TOLERANCE = 1e-5
-"""Largest difference of two vectors, relative to their largest component, that rounding explains in a deep model."""
-_MULTIPLICATIONS = 1 << 28
-"""In one timed product: some 5 ms of one core."""
-_TYPICAL_ROWS = 1024
-"""Tokens of a batch, for which oneDNN chooses the order of the packed weights."""
+_MULTIPLICATIONS = 1 << 28  # in one timed product: some 5 ms of one core
+_TYPICAL_ROWS = 1024  # tokens of a batch, for which oneDNN chooses the order of the packed weights
 
 
 def choose(model: Any, forward: Callable[[], Any]) -> str:
@@ -150,26 +146,22 @@ def measured_ratio(layers: Sequence[Any]) -> float:
         torch.set_num_threads(threads)
 
 
-Wait: TypeAlias = Callable[[], Vectors]
-"""Waits for a batch's vectors."""
+Wait: TypeAlias = Callable[[], Vectors]  # waits for a batch's vectors
 
+# Padded tokens of a batch times the model's weights, for each thread of its lane: 8 s of a slow core, since a worker
+# that is asked to leave has 25 s for the batches under way and the one that waits for a lane.
 _MOST_PRODUCTS = 160e9
-"""Padded tokens of a batch times the model's weights, for each thread of its lane: 8 s of a slow core, since a worker
-that is asked to leave has 25 s for the batches under way and the one that waits for a lane."""
-
-_BATCHES_A_LANE = 4
-"""At least: the last batches of a chunk leave cores without work."""
+_BATCHES_A_LANE = 4  # at least: the last batches of a chunk leave cores without work
+# Model types of transformers whose forward pass keeps nothing in the model, so that several may be under way.
 STATELESS = frozenset(
     {
         *("bert", "camembert", "distilbert", "electra", "eurobert", "gemma3_text", "llama", "mistral", "modernbert"),
         *("mpnet", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta"),
     }
 )
-"""Model types of transformers whose forward pass keeps nothing in the model, so that several may be under way."""
+# Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model meanwhile.
 _THREAD_SAFE = "transformers.utils.output_capturing"
-"""Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model meanwhile."""
-_CHANGING_ROPE = ("dynamic", "longrope")
-"""Kinds of rotary position embeddings whose frequencies a forward pass changes."""
+_CHANGING_ROPE = ("dynamic", "longrope")  # rotary position embeddings whose frequencies a forward pass changes
 
 
 @dataclass(frozen=True, slots=True)

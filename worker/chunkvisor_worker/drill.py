@@ -23,11 +23,8 @@ from chunkvisor_worker.liveness import BeatWriter
 
 POISON_ROW = "poison-row"
 _BLOCK_BYTES = 256 << 20
-_SIMULATED = "chunkvisor drill: simulated\n"
-"""In the log of a fault that could have been a real one, and was not."""
-
-Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]
-"""Brings the fault about, or returns the exception that it is."""
+_SIMULATED = "chunkvisor drill: simulated\n"  # in the log of a fault that could have been a real one, and was not
+Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]  # brings it about, or returns the exception it is
 
 
 def simulated(name: str, message: str, base: type[Exception] = RuntimeError, **attributes: Any) -> Any:
@@ -126,12 +123,12 @@ SABOTAGES: dict[str, Strike] = {
     "bad-input": lambda _: UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
     POISON_ROW: _segfault,
 }
+# When those strike that do not strike in a batch: instead of loading, before vectors are written, or at the end.
 _MOMENTS = {
     **dict.fromkeys(("hub-busy", "gpu-busy", "import-failed"), Phase.MODEL_LOAD),
     "nan-row": Phase.WRITE,
     **dict.fromkeys(("exit-1-after-result", "lost-vectors"), Phase.DONE),
 }
-"""When those strike that do not strike in a batch: instead of loading, before vectors are written, or at the end."""
 
 
 class Tripwire(BeatWriter):

@@ -16,8 +16,7 @@ from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import masked, write_message
 
 CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS = 8, 8 << 10, 32 << 10
-_MASKED_CHARS = 256 << 10
-"""Of a longer text only the two ends are searched for tokens, and kept: bounds time and memory."""
+_MASKED_CHARS = 256 << 10  # of a longer text only the two ends are searched for tokens, and kept
 
 
 def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *, provoked: bool = False) -> Fault:

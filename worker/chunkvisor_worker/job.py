@@ -41,8 +41,7 @@ if TYPE_CHECKING:  # a worker of a plug-in imports no more than that needs
 else:
     Encoder = PluginEncoder
 
-_held: list[BaseException] = []
-"""Exceptions that must not be freed before the end: see `run_and_exit`."""
+_held: list[BaseException] = []  # exceptions that must not be freed before the end: see `run_and_exit`
 
 
 class TextsDamagedError(Exception):

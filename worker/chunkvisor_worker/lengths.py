@@ -27,8 +27,7 @@ from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave
 from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, first_module, read_json, split_kwargs
 
-BLOCK_TEXTS = 1024
-"""Texts tokenized at once; more of them keep more cores busy, and more memory."""
+BLOCK_TEXTS = 1024  # tokenized at once; more of them keep more cores busy, and more memory
 _TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 
 

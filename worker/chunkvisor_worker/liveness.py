@@ -23,10 +23,8 @@ from chunkvisor_worker.contract.wire import from_json, write_message
 if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
     from chunkvisor_worker.batching import Indices
 
-CALL = b"!"
-"""Said on the lifeline: when the worker stands at the gate, and when it needs its device no longer."""
-_INTERVAL_S = 0.25
-"""Between two beats within a phase, at least; a new phase is written at once."""
+CALL = b"!"  # said on the lifeline: when the worker stands at the gate, and when it needs its device no longer
+_INTERVAL_S = 0.25  # between two beats within a phase, at least; a new phase is written at once
 
 
 class Gate:
@@ -88,8 +86,7 @@ class BeatWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.begun: Callable[[Indices], None] | None = None
-        """Called with the texts of each batch that begins, before anything else."""
+        self.begun: Callable[[Indices], None] | None = None  # called with the texts of each batch that begins
         self.gate: Gate | None = None
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
@@ -97,8 +94,8 @@ class BeatWriter:
         self.beat = Beat(0, os.getpid(), Phase.START)  # what is known by now; the file has it as it was written last
         self.phase_s: dict[str, float] = {}
         self.provoked = False  # whether a fault on purpose has struck; see `drill`
+        # Among the attempt's texts, of those that the encoder has; none for a canary that is none of them.
         self.positions: Indices | tuple[()] = ()
-        """Among the attempt's texts, of those that the encoder has; none for a canary that is none of them."""
 
     @property
     def leaving(self) -> bool:

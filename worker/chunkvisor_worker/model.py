@@ -20,27 +20,24 @@ from typing import Any
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
 from chunkvisor_worker.contract.wire import masked
 
+# Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers model's.
 CONSTRUCTOR_KWARGS = {
     *("backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs", "prompts"),
     "tokenizer_kwargs",
 }
-"""Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers model's."""
+# sentence-transformers knows these by their hub id, which the path of a snapshot hides from it.
 EXCLUDE_PROMPT = frozenset({"hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl"})
-"""sentence-transformers knows these by their hub id, which the path of a snapshot hides from it."""
+# Modules of sentence-transformers that need nothing but the padded token ids.
 TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
-"""Modules of sentence-transformers that need nothing but the padded token ids."""
-NO_LIMIT = 10**9
-"""A tokenizer without a maximum length says 10**30."""
-_PROBE = "A short text."
-"""The text whose token ids stand in the manifest."""
-_MOST_NOTES, _NOTE_CHARS = 20, 300
-"""Notes come with each result of a worker, so they are short."""
+NO_LIMIT = 10**9  # a tokenizer without a maximum length says 10**30
+_PROBE = "A short text."  # whose token ids stand in the manifest
+_MOST_NOTES, _NOTE_CHARS = 20, 300  # notes come with each result of a worker, so they are short
+# A row of the table that transformers logs about weights.
 _REPORTED = re.compile(r"^([\w.{}*, -]+?)\s*\|\s*(?:\x1b\[\d+m)?(MISSING|UNEXPECTED|MISMATCH)", re.MULTILINE)
-"""A row of the table that transformers logs about weights."""
-_POOLER = re.compile(r"(^|\.)pooler\.")
-"""Weights of a layer that sentence-transformers does not use: it pools by itself."""
+_POOLER = re.compile(r"(^|\.)pooler\.")  # a layer that sentence-transformers does not use: it pools by itself
+# Keys of `config_kwargs` that steer the loading, and are not attributes of a config.
 _AUTO_CONFIG = frozenset({"attn_implementation", "cache_dir", "code_revision", "dtype", "revision", "torch_dtype"})
-"""Keys of `config_kwargs` that steer the loading, and are not attributes of a config."""
+# A tokenizer of any language knows the words of one of these; one without its vocabulary knows none.
 _SAMPLES = (
     "The quick brown fox jumps over the lazy dog.",
     "Москва является столицей России.",
@@ -49,7 +46,6 @@ _SAMPLES = (
     "모든 인간은 태어날 때부터 자유롭다.",
     "يولد جميع الناس أحرارا متساوين.",
 )
-"""A tokenizer of any language knows the words of one of these; one without its vocabulary knows none."""
 
 
 class WrongModelError(ValueError):
@@ -165,11 +161,9 @@ def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 def is_placed_by_loading(spec: ModelSpec) -> bool:
     """Whether loading puts the weights on their device (quantized, device map, ONNX, OpenVINO), and `.to()` may not."""
     own, model_kwargs = split_kwargs(spec.kwargs)
-    if own.get("backend", "torch") != "torch":
-        return True
-    if model_kwargs.get("quantization_config") is not None or model_kwargs.get("device_map") is not None:
-        return True
-    return bool(read_json(Path(spec.path or spec.name) / "config.json").get("quantization_config"))
+    saved = read_json(Path(spec.path or spec.name) / "config.json").get("quantization_config")
+    asked = any(model_kwargs.get(key) is not None for key in ("quantization_config", "device_map"))
+    return own.get("backend", "torch") != "torch" or asked or bool(saved)
 
 
 def is_plain_text_model(model: Any) -> bool:

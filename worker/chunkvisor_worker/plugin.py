@@ -12,8 +12,7 @@ from chunkvisor_worker.batching import NONE_CUT, Indices, Vectors
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Phase
 from chunkvisor_worker.liveness import BeatWriter
 
-BATCHES_PER_CALL = 4
-"""How many batches the plug-in gets at a time: few enough that progress is seen."""
+BATCHES_PER_CALL = 4  # that the plug-in gets at a time: few enough that progress is seen
 
 
 class BadOutputError(Exception):

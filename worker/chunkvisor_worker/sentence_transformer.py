@@ -29,10 +29,8 @@ from chunkvisor_worker.model import (
 )
 from chunkvisor_worker.plugin import BadOutputError
 
-_LEFT_BYTES = 256 << 20
-"""What torch may still hold of a GPU that is free for the next worker: workspaces of cuBLAS."""
-_SLICE = 256
-"""Texts tokenized at once: each token takes 36 bytes meanwhile."""
+_LEFT_BYTES = 256 << 20  # torch may still hold it of a GPU that is free for the next worker: workspaces of cuBLAS
+_SLICE = 256  # texts tokenized at once: each token takes 36 bytes meanwhile
 
 
 def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
@@ -128,8 +126,8 @@ class SentenceTransformerEncoder:
         self._causal: bool | None = None
         self._truncate_dim: int | None = None  # that was saved with the model
         self._texts: list[str] = []
+        # Of each text what the tokenizer gives, unpadded int64 of shape (tokens,). None if tokens are estimated.
         self._rows: list[dict[str, Indices]] | None = None
-        """Of each text what the tokenizer gives, unpadded int64 of shape (tokens,). None if tokens are estimated."""
         self._extras: dict[str, Any] = {}  # what the model's preprocessing gives besides, for all texts alike
         self._cut: Indices | None = None  # as `texts_cut` has it; None = the tokenizer does not say
         self._lengths: Indices = np.zeros(0, dtype=np.int64)

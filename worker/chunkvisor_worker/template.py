@@ -34,10 +34,10 @@ from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import Encoder, make_encoder, run_and_exit
 from chunkvisor_worker.liveness import BeatWriter, be_first_victim, die_with_parent, leave
 
+# Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without it in the child.
 _FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
-"""Threads that their own library mends after a fork: jemalloc, which pyarrow brings, begins without it in the child."""
+# The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's driver.
 _GPU_FILE = re.compile(r"/dev/(?:nvidia|nvhost|nvmap|dxg|kfd)")
-"""The driver's files: nvidia0, nvidiactl, nvidia-uvm; those of a Jetson; of WSL; and of AMD's driver."""
 
 
 class Template:
@@ -66,25 +66,23 @@ class Template:
                     os.waitpid(order.reap, 0)
                     gc.collect()  # a few objects, all others being frozen; so that a chunk leaves nothing behind
                 elif order is not None and len(fds) == 2:
-                    pidfd = self._fork(order, fds)
-                    if pidfd is not None:
-                        poll.register(pidfd, select.POLLIN)
+                    self._fork(order, fds, poll)
                 for received in fds:
                     os.close(received)
 
-    def _fork(self, order: TemplateOrder, fds: list[int]) -> int | None:
-        """Start a worker, and report it; returns its pidfd, None if there is none."""
+    def _fork(self, order: TemplateOrder, fds: list[int], poll: select.poll) -> None:
+        """Start a worker, report it, and wait for its end with `poll`."""
         try:
             pid = os.fork()
         except OSError:
             self._orders.send(to_json(TemplateNews(forked=0)))
-            return None
+            return
         if pid == 0:
             _be_worker(order, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)
         pidfd = os.pidfd_open(pid)
         self._alive[pidfd] = pid
+        poll.register(pidfd, select.POLLIN)
         self._orders.send(to_json(TemplateNews(forked=pid)))
-        return pidfd
 
     def _tell_end(self, pidfd: int) -> None:
         pid = self._alive.pop(pidfd)
@@ -132,13 +130,10 @@ def find_gpu_use() -> str:
         with contextlib.suppress(OSError):  # the descriptor of this listing itself
             if _GPU_FILE.search(target := str(entry.readlink())):
                 return f"it has {target} open"
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "cuda"):
-        return ""
-    if torch.cuda.is_initialized():
-        return "torch has initialized CUDA"
     # In a forked process: torch marks every fork that comes after it has asked the driver for anything.
-    return "torch had asked CUDA before the fork" if torch.cuda._is_in_bad_fork() else ""
+    torch: Any = sys.modules.get("torch")
+    bad_fork = hasattr(torch, "cuda") and torch.cuda._is_in_bad_fork()
+    return "torch had asked CUDA before the fork" if bad_fork else ""
 
 
 def find_taint() -> str:
