@@ -11,6 +11,7 @@ import importlib.abc
 import os
 import re
 import select
+import signal
 import socket
 import sys
 import time
@@ -62,10 +63,7 @@ class Template:
                 if not data:
                     return
                 order = from_json(TemplateOrder, data)
-                if order is not None and order.reap is not None:
-                    os.waitpid(order.reap, 0)
-                    gc.collect()  # a few objects, all others being frozen; so that a chunk leaves nothing behind
-                elif order is not None and len(fds) == 2:
+                if order is not None and len(fds) == 2:
                     self._fork(order, fds, poll)
                 for received in fds:
                     os.close(received)
@@ -82,16 +80,17 @@ class Template:
         pidfd = os.pidfd_open(pid)
         self._alive[pidfd] = pid
         poll.register(pidfd, select.POLLIN)
-        self._orders.send(to_json(TemplateNews(forked=pid)))
+        socket.send_fds(self._orders, [to_json(TemplateNews(forked=pid))], [pidfd])
 
     def _tell_end(self, pidfd: int) -> None:
         pid = self._alive.pop(pidfd)
         os.close(pidfd)
-        # Not reaped: the parent kills its group first, by a number that no other group can have meanwhile.
-        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert status is not None
-        returncode = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        # Until it is reaped, the kernel gives its number to no other group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._orders.send(to_json(TemplateNews(ended=pid, returncode=returncode)))
+        gc.collect()  # a few objects, all others being frozen; so that a chunk leaves nothing behind
 
 
 def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder) -> NoReturn:

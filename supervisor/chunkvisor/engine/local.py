@@ -81,8 +81,8 @@ class _LocalWorker:
         self._pidfd = -1
         self._kills_before = oom_kills()
 
-    def runs(self, pid: int) -> None:
-        self.pid, self._pidfd = pid, os.pidfd_open(pid)
+    def runs(self, pid: int, pidfd: int) -> None:
+        self.pid, self._pidfd = pid, pidfd
         self.theirs.close()
 
     def watched(self) -> list[int]:
@@ -142,7 +142,7 @@ class _FreshWorker(_LocalWorker):
         except OSError:
             self.close()
             raise
-        self.runs(self._process.pid)
+        self.runs(self._process.pid, os.pidfd_open(self._process.pid))
 
     def poll(self) -> int | None:
         if self._process.returncode is not None:
@@ -157,7 +157,7 @@ class _FreshWorker(_LocalWorker):
 
 
 class _WarmWorker(_LocalWorker):
-    """A worker that was forked from the template, whose child it is; that keeps the zombie until its group is dead."""
+    """A worker that was forked from the template, whose child it is: that reports how it ended."""
 
     warm = True
 
@@ -172,30 +172,25 @@ class _WarmWorker(_LocalWorker):
         return super().watched() if self._ended_s is None else self._engine.watched()
 
     def poll(self) -> int | None:
-        if self._returncode is not None:
+        if self._returncode is not None or not readable(self._pidfd):
             return self._returncode
-        if self._ended_s is None:
-            if not readable(self._pidfd):
-                return None
-            self._ended_s = time.monotonic()
-        engine = self._engine
+        engine, self._ended_s = self._engine, self._ended_s or time.monotonic()
         engine.hear()
-        status = engine.statuses.get(self.pid)
+        status = engine.statuses.pop(self.pid, None)
         if status is None and not engine.failure:
             if time.monotonic() - self._ended_s <= ANSWER_S:
                 return None
             engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
-        super().signal(signal.SIGKILL)
-        engine.reap(self.pid)
-        if status == WorkerExit.TAINTED_TEMPLATE:
+        if status is None:
+            super().signal(signal.SIGKILL)  # what the worker has started, which the template would have ended
+        elif status == WorkerExit.TAINTED_TEMPLATE:
             engine.fail("a worker found that it had begun to use the GPU")
         self._returncode = STATUS_LOST if status is None else status
         self.close()
         return self._returncode
 
     def signal(self, number: signal.Signals) -> None:
-        # Once the template is gone, the number of an ended worker may be given away.
-        if not self._engine.failure or not readable(self._pidfd):
+        if self._returncode is None and not readable(self._pidfd):  # the number of an ended one may be given away
             super().signal(number)
 
 
@@ -217,7 +212,7 @@ class LocalEngine:
         self._began_s = 0.0
         self._base: dict[str, str] = {}  # the template's environment
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
-        self._forked: int | None = None  # its answer to an order: the worker's pid, 0 if it could not fork
+        self._forked: tuple[int, ...] = ()  # its answer to an order: the worker's pid and pidfd; 0 if it could not fork
 
     # --- the template
 
@@ -262,9 +257,9 @@ class LocalEngine:
         while self._socket is not None and readable(self._socket.fileno(), wait_s):
             wait_s = 0.0
             try:
-                data = self._socket.recv(MESSAGE_LIMIT_BYTES)
+                data, pidfds, _, _ = socket.recv_fds(self._socket, MESSAGE_LIMIT_BYTES, 1)
             except OSError:
-                data = b""
+                data, pidfds = b"", []
             news = from_json(TemplateNews, data) if data else None
             if news is None:
                 assert self._template is not None
@@ -281,7 +276,7 @@ class LocalEngine:
             elif news.ended is not None:
                 self.statuses[news.ended] = news.returncode
             else:
-                self._forked = news.forked
+                self._forked = (news.forked or 0, *pidfds)
         if self.loading and time.monotonic() - self._began_s > self._settings.startup_s:
             self.fail(f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)")
 
@@ -290,30 +285,23 @@ class LocalEngine:
         changed = {name: value for name, value in environment.items() if self._base.get(name) != value}
         removed = tuple(name for name in self._base if name not in environment)
         order = to_json(TemplateOrder(str(files.folder), changed, removed))
-        worker, self._forked, deadline_s = _WarmWorker(self), None, time.monotonic() + ANSWER_S
+        worker, self._forked, deadline_s = _WarmWorker(self), (), time.monotonic() + ANSWER_S
         try:
             assert self._socket is not None
             with open(files.log, "ab") as log:
                 socket.send_fds(self._socket, [order], [worker.theirs.fileno(), log.fileno()])
-            while self._forked is None and not self.failure:
+            while not self._forked and not self.failure:
                 self.hear(max(0.0, deadline_s - time.monotonic()))
                 if time.monotonic() > deadline_s:
                     self.fail(f"it has not answered for {ANSWER_S:.0f} s")
-            if self._forked:
-                worker.runs(self._forked)  # the template keeps its number, even if it has ended
+            if len(self._forked) == 2:
+                worker.runs(*self._forked)
         except (BlockingIOError, ConnectionError) as error:
             self.fail(f"it takes no orders ({error})")
         finally:
             if not worker.pid:
                 worker.close()
         return worker if worker.pid else None
-
-    def reap(self, pid: int) -> None:
-        """Let the number of an ended worker be given away."""
-        self.statuses.pop(pid, None)
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # a zombie more in a template that is about to be given up
-                self._socket.send(to_json(TemplateOrder(reap=pid)))
 
     def fail(self, why: str) -> None:
         """Continue without the template: kill it; its workers live on without it. With `warm`, `attend` raises Halt."""

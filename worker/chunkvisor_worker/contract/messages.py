@@ -231,12 +231,11 @@ class TemplateSpec:
 
 @dataclass(frozen=True, slots=True)
 class TemplateOrder:
-    """Start a worker for the attempt in the folder, with two descriptors, its standard input and log; or reap one."""
+    """Start a worker for the attempt in the folder, with two descriptors, its standard input and log."""
 
-    folder: str = ""
-    environment: dict[str, str] = field(default_factory=dict)  # what differs from the template's
-    removed: tuple[str, ...] = ()  # variables that only the template has
-    reap: int | None = None  # the pid of an ended worker: its group is dead, its number may be given away
+    folder: str
+    environment: dict[str, str]  # what differs from the template's
+    removed: tuple[str, ...]  # variables that only the template has
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +244,8 @@ class TemplateNews:
 
     loaded_s: float | None = None  # how long it took to load; it forks from now on
     unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
-    forked: int | None = None  # the pid of the worker asked for; 0 if no process could be forked
-    ended: int | None = None  # the pid of a worker that is a zombie, and stays one until it is to be reaped
+    forked: int | None = None  # the pid of the worker asked for, whose pidfd comes along; 0 if none could be forked
+    ended: int | None = None  # the pid that a worker had, whose group is dead as well
     returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
 
 
