@@ -14,7 +14,7 @@ import pytest
 import modelkinds as kinds
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import encode_spec, model_spec
-from chunkvisor.engine.modelfolder import ModelFindings, check_model_files, refuse_wrong_model
+from chunkvisor.engine.modelfolder import check_model_files
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import Limits, Loaded, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
@@ -38,7 +38,7 @@ def encoded(path: Path, model: dict[str, Any], encode: dict[str, Any]) -> tuple[
         "outputs": {"out": {"source": "s.txt"}},
     }
     config = from_values(values, path)
-    refuse_wrong_model(config, str(path))
+    check_model_files(config, str(path))
     spec = model_spec(config.model, str(path), None)
     worker = SentenceTransformerEncoder(spec, encode_spec(config.effective_encode("out")), "cpu")
     progress = Mock(leaving=False, known_peak_flop_per_s=0.0)
@@ -302,7 +302,7 @@ def test_prompts(tmp_path: Path) -> None:
     """If a model has some and an output none, a warning names them."""
     path = kinds.bert(tmp_path, prompts={"query": "look for: "})
 
-    def found(**encode: Any) -> ModelFindings:
+    def found(**encode: Any) -> list[tuple[str, str]]:
         values = {
             "workdir": "w",
             "model": {"name": str(path)},
@@ -311,10 +311,10 @@ def test_prompts(tmp_path: Path) -> None:
         }
         return check_model_files(from_values(values, tmp_path), str(path))
 
-    assert "'query'" in found().warnings[0][0]
-    assert not found(prompt="").warnings
-    assert not found(task="query").warnings
-    assert found(prompt_name="query") == ModelFindings()
+    assert "'query'" in found()[0][0]
+    assert not found(prompt="")
+    assert not found(task="query")
+    assert not found(prompt_name="query")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtype, unfit_dtype
 from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
-from chunkvisor.engine.modelfolder import ModelFindings, ModelFolder
+from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
 from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of, read_expected, try_texts, wrong_vectors
 from chunkvisor.errors import ExitCode, Halt
@@ -81,7 +81,7 @@ class Case:
     place: str = ""  # where the model's files are: plugin, folder, cache or hub
     model: ModelFolder = field(default_factory=ModelFolder)
     dtype: str | None = None
-    findings: ModelFindings = field(default_factory=ModelFindings)
+    doubts: Sequence[tuple[str, str]] = ()  # on the model's files, and what to do
     no_download: Verdict | None = None  # why the hub does not give the model
     expected: Expected | None = None
     samples: Sequence[Sample] = ()
@@ -183,10 +183,13 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         return
     case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
     case.expected = read_expected(model.expect) if model.expect is not None else None
-    case.findings = modelfolder.check_model_files(config, source.path)
+    try:
+        case.doubts = modelfolder.check_model_files(config, source.path)
+    except Halt as halt:
+        case.refused["right-vectors"] = halt
     case.model = modelfolder.read_model_folder(Path(source.path)) if source.path else case.model
     case.dtype = case.model.computes_in(model)
-    if case.busy_pid is None and not case.findings.faults:
+    if case.busy_pid is None and "right-vectors" not in case.refused:
         case.samples = [_encode(case, loaded, source, device, scratch, say) for device in case.devices]
 
 
@@ -343,8 +346,7 @@ def _model(case: Case) -> Iterator[Finding]:
     else:
         mend = f"To have it checked here, run first: {fetch}"
         yield Finding("model", NOTE, f"{missing}: the first run downloads it", mend)
-    yield from (_refusal("right-vectors", fault) for fault in case.findings.faults)
-    yield from (Finding("right-vectors", WARNING, *found) for found in case.findings.warnings)
+    yield from (Finding("right-vectors", WARNING, *found) for found in case.doubts)
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
         slow = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
         yield Finding("dtype", WARNING, slow, "Set model.dtype to float32.")

@@ -20,7 +20,7 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
-from chunkvisor.engine.modelfolder import ModelFolder, refuse_wrong_model
+from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import read_expected
 from chunkvisor.errors import Halt
@@ -100,7 +100,7 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
             card = weakest(find_devices(config.device))
             if (unfit := unfit_dtype(model.computes_in(config.model), model.model_type, card)) is not None:
                 notes.append("; ".join(unfit))
-    weights = model.loaded_bytes(str(config.model.dtype))
+    weights = model.weights_bytes
     workers = config.workers.per_device + config.workers.standby
     workers *= 1 if "cuda" in config.device else len(config.device)
     disk, final = ([each[key] for each in told.values()] for key in ("disk_bytes", "final_bytes"))
@@ -201,7 +201,7 @@ def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
 def _count_tokens(config: Config, outputs: Sequence[_Output], folder: Path, notes: list[str]) -> Path | None:
     """Ask the child that has the tokenizer; return the model's folder. Raises Halt if that is wrong, OSError."""
     source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(None, config.model.revision)
-    refuse_wrong_model(config, source.path)
+    doubts = modelfolder.check_model_files(config, source.path)
     folder.mkdir(mode=0o700)
     files, tasks = AttemptFiles(folder), list[LengthsTask]()
     for output in outputs:
@@ -221,10 +221,10 @@ def _count_tokens(config: Config, outputs: Sequence[_Output], folder: Path, note
     if answer is None or len(answer.reports) != len(tasks):
         verdict = verdict_of_child(returncode, files.fault, files.log)
         notes.append(f"tokens could not be counted: {verdict.reason} {verdict.remedy}".strip())
-        notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, source.path).warnings]
+        notes += map("; ".join, doubts)
         return Path(source.path) if source.path is not None else None
-    refuse_wrong_model(config, answer.path)  # it may have found the tokenizer's files on the hub
-    notes += [f"{what}; {mend}" for what, mend in modelfolder.check_model_files(config, answer.path).warnings]
+    # It may have found the tokenizer's files on the hub.
+    notes += map("; ".join, modelfolder.check_model_files(config, answer.path))
     for output, report in zip(outputs, answer.reports, strict=True):
         lengths, told = np.load(report.lengths, allow_pickle=False), output.told
         share = len(lengths) / output.table.distinct

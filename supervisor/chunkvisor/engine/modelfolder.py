@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
-from chunkvisor.errors import Halt, config_error
+from chunkvisor.errors import config_error
 from chunkvisor.units import listed
 from chunkvisor_worker.contract.files import read_bounded
 
@@ -21,21 +21,11 @@ from chunkvisor_worker.contract.files import read_bounded
 _WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
 # Keys of `model.kwargs` under which the weights in memory have little to do with those on disk, or with `model.dtype`.
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
-_SIZES_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 _OURS = "SentenceTransformer"
 # Files with an `auto_map`: transformers looks there for Python code that comes with a model.
 _CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 _NAMED_IN = "config_sentence_transformers.json"
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if the file is missing or holds something else."""
-    return _mapping(_read(path))
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _read(path: Path) -> Any:
@@ -45,8 +35,15 @@ def _read(path: Path) -> Any:
         return None
 
 
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    return _mapping(_read(path))
+
+
 def _read_modules(folder: Path) -> list[dict[str, Any]] | None:
-    """Read what modules.json lists; None if it is missing or is not a list."""
     found = _read(folder / "modules.json")
     return [_mapping(module) for module in found] if isinstance(found, list) else None
 
@@ -74,12 +71,6 @@ class ModelFolder:
         if self.dtype is None or self.quantized or any(kwargs.get(key) is not None for key in _DECIDING):
             return None
         return self.dtype if str(model.dtype) == "auto" else str(model.dtype)
-
-    def loaded_bytes(self, dtype: str) -> int | None:
-        """Size the weights in memory: as they are stored, unless the config's `dtype` is another, known one."""
-        if self.weights_bytes is None or dtype == "auto" or self.dtype not in _SIZES_BYTES:
-            return self.weights_bytes
-        return self.weights_bytes * _SIZES_BYTES[dtype] // _SIZES_BYTES[self.dtype]
 
 
 def read_model_folder(folder: Path) -> ModelFolder:
@@ -126,31 +117,45 @@ def _dimension(folder: Path, config: Mapping[str, Any], further: list[dict[str, 
 # --- whether they fit the config
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFindings:
-    """What is wrong with a model, and what its user should know about it."""
+def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str]]:
+    """Check the files in the folder, and return warnings: (what, what to do) each.
 
-    faults: tuple[Halt, ...] = ()
-    warnings: tuple[tuple[str, str], ...] = ()  # (what, what to do) each
-
-
-def check_model_files(config: Config, folder: str | None) -> ModelFindings:
-    """Check the files in the folder; nothing is found for a plug-in or a model that is not here yet. Raises nothing."""
+    Nothing is found for a plug-in or a model that is not here yet. Raises Halt (78) for the first fault.
+    """
     if folder is None or config.model.is_plugin:
-        return ModelFindings()
-    model, here = config.model, Path(folder)
+        return []
+    model, here, warnings = config.model, Path(folder), list[tuple[str, str]]()
     modules, saved = _read_modules(here), _read_mapping(here / _NAMED_IN)
+    _refuse_wrong_kind(model, modules, saved)
     code = list(_code_of(here, modules or []))
+    names = listed(list(dict.fromkeys(name for _, name in code)), 6)
+    if code and model.trust_remote_code is None:
+        raise config_error(
+            f"{model.name} brings Python code ({names}), and model.trust_remote_code does not say whether to run it",
+            why=f"{listed([place for place, _ in code], 4)} names it; without that code transformers takes its own "
+            "class, and the vectors may be others than the author's",
+            remedy="Read that code; then set model.trust_remote_code to true to run it, or to false to take the class "
+            "of transformers on purpose.",
+        )
+    if code and model.trust_remote_code is False:
+        what = f"the Python code of {model.name} ({names}) is left out, because model.trust_remote_code is false"
+        warnings.append((what, "compare some vectors with the author's, by model.expect"))
     encodes = {name: config.effective_encode(name) for name in config.outputs}
-    faults = [*_wrong_kind(model, modules, saved, code), *_untrusted_activations(model, here, modules or [])]
-    faults += _undecided_routes(model, here, modules or [], encodes)
-    return ModelFindings(tuple(faults), tuple(_warnings(model, saved, code, encodes)))
-
-
-def refuse_wrong_model(config: Config, folder: str | None) -> None:
-    """Raise Halt (78) for the first fault that the files in the folder show."""
-    for fault in check_model_files(config, folder).faults:
-        raise fault
+    for module in modules or []:
+        if _kind_of(module) == "Dense" and not model.trust_remote_code:
+            _refuse_activation(model, here, str(module.get("path", "")))
+        elif _kind_of(module) == "Router":
+            _refuse_undecided_route(model, here, str(module.get("path", "")), encodes)
+    prompts = {**_mapping(saved.get("prompts")), **_mapping(model.kwargs.get("prompts"))}
+    names = ", ".join(repr(name) for name, text in prompts.items() if text)
+    undecided = (None, None, None)
+    without = [name for name, e in encodes.items() if (e.prompt, e.prompt_name, e.task) == undecided]
+    has_default = model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name")
+    if names and without and not has_default:
+        what = f"{listed(without, 3)}: the model {model.name} has prompts ({names}), and none is put before the texts"
+        mend = 'set encode.prompt_name to one of them, or encode.task; encode.prompt: "" says that none is wanted'
+        warnings.append((what, mend))
+    return warnings
 
 
 def _code_of(folder: Path, modules: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -166,94 +171,51 @@ def _code_of(folder: Path, modules: list[dict[str, Any]]) -> Iterator[tuple[str,
             yield "modules.json", f"{kind.rpartition('.')[0] or kind}.py"
 
 
-def _names_of(code: list[tuple[str, str]]) -> str:
-    return listed(list(dict.fromkeys(name for _, name in code)), 6)
-
-
-def _wrong_kind(
-    model: ModelConfig, modules: list[dict[str, Any]] | None, saved: dict[str, Any], code: list[tuple[str, str]]
-) -> Iterator[Halt]:
-    """Yield what the files leave undecided, or decide in another way than the config."""
+def _refuse_wrong_kind(model: ModelConfig, modules: list[dict[str, Any]] | None, saved: dict[str, Any]) -> None:
     kind = saved.get("model_type", _OURS)
     if kind != _OURS:
-        yield config_error(
+        raise config_error(
             f"{model.name} is a model of the class {kind}, not {_OURS}",
             why=f'{_NAMED_IN} says "model_type": "{kind}"; its last layers would be left out',
             remedy=f"Choose an embedding model as model.name, or encode with {kind} in a plug-in encoder.",
         )
     if modules is None and model.pooling is None:
-        yield config_error(
+        raise config_error(
             f"{model.name} does not say how the vectors of its tokens become one: it has no modules.json",
             why="sentence-transformers would make up a pooling, which may not be that of the model's training",
             remedy="Set model.pooling to mean, cls, lasttoken or max, as the model's author says.",
         )
     if modules is not None and model.pooling is not None:
         what = f"model.pooling is {model.pooling}, but {model.name} has a modules.json, which says how it pools"
-        yield config_error(what, remedy="Leave model.pooling out.")
-    if model.trust_remote_code is None and code:
-        yield config_error(
-            f"{model.name} brings Python code ({_names_of(code)}), and model.trust_remote_code does not say whether to "
-            "run it",
-            why=f"{listed([place for place, _ in code], 4)} names it; without that code transformers takes its own "
-            "class, and the vectors may be others than the author's",
-            remedy="Read that code; then set model.trust_remote_code to true to run it, or to false to take the class "
-            "of transformers on purpose.",
+        raise config_error(what, remedy="Leave model.pooling out.")
+
+
+def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
+    name = _read_mapping(folder / path / "config.json").get("activation_function")
+    if isinstance(name, str) and not name.startswith("torch."):
+        raise config_error(
+            f"{model.name} has a Dense layer with the activation {name}, which is not part of torch",
+            why=f"{path}/config.json names it; without model.trust_remote_code sentence-transformers puts Tanh in its "
+            "place",
+            remedy="If you trust it, set model.trust_remote_code to true; or choose another model.",
         )
 
 
-def _untrusted_activations(model: ModelConfig, folder: Path, modules: list[dict[str, Any]]) -> Iterator[Halt]:
-    for path in (str(each.get("path", "")) for each in modules if _kind_of(each) == "Dense"):
-        name = _read_mapping(folder / path / "config.json").get("activation_function")
-        if isinstance(name, str) and not name.startswith("torch.") and not model.trust_remote_code:
-            yield config_error(
-                f"{model.name} has a Dense layer with the activation {name}, which is not part of torch",
-                why=f"{path}/config.json names it; without model.trust_remote_code sentence-transformers puts Tanh in "
-                "its place",
-                remedy="If you trust it, set model.trust_remote_code to true; or choose another model.",
-            )
-
-
-def _undecided_routes(
-    model: ModelConfig, folder: Path, modules: list[dict[str, Any]], encodes: Mapping[str, EncodeConfig]
-) -> Iterator[Halt]:
+def _refuse_undecided_route(model: ModelConfig, folder: Path, path: str, encodes: Mapping[str, EncodeConfig]) -> None:
     """Refuse a Router with other modules for queries than for documents, if an output does not say which it has."""
-    for path in (str(each.get("path", "")) for each in modules if _kind_of(each) == "Router"):
-        place = f"{path}/router_config.json".lstrip("/")
-        saved = _read_mapping(folder / place)
-        routes = _mapping(saved.get("structure"))
-        # If the kind of input decides, it is always text.
-        by_input = any(
-            str(key).startswith("(None, ") for key in _mapping(saved.get("parameters")).get("route_mappings") or ()
-        )
-        differ = len({json.dumps(route) for route in routes.values()}) > 1 and not by_input
-        for output, encode in encodes.items():
-            if differ and encode.task is None and "task" not in encode.kwargs:
-                yield config_error(
-                    f"output {output}: {model.name} encodes by different routes ({listed(list(routes), 6)}), and "
-                    "encode.task does not say which to take",
-                    why=f"{place} has the routes; a run would take the default one for every text",
-                    remedy="Set encode.task to query or document, for all outputs or under outputs."
-                    f"{output}.encode; for a route of another name: encode.kwargs: {{task: NAME}}.",
-                )
-
-
-def _warnings(
-    model: ModelConfig, saved: dict[str, Any], code: list[tuple[str, str]], encodes: Mapping[str, EncodeConfig]
-) -> Iterator[tuple[str, str]]:
-    """Yield what may be meant: code that is left out, and prompts that no output uses."""
-    if model.trust_remote_code is False and code:
-        yield (
-            f"the Python code of {model.name} ({_names_of(code)}) is left out, because model.trust_remote_code is "
-            "false",
-            "compare some vectors with the author's, by model.expect",
-        )
-    prompts = {**_mapping(saved.get("prompts")), **_mapping(model.kwargs.get("prompts"))}
-    names = ", ".join(repr(name) for name, text in prompts.items() if text)
-    undecided = (None, None, None)
-    without = [name for name, e in encodes.items() if (e.prompt, e.prompt_name, e.task) == undecided]
-    has_default = model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name")
-    if names and without and not has_default:
-        yield (
-            f"{listed(without, 3)}: the model {model.name} has prompts ({names}), and none is put before the texts",
-            'set encode.prompt_name to one of them, or encode.task; encode.prompt: "" says that none is wanted',
-        )
+    place = f"{path}/router_config.json".lstrip("/")
+    saved = _read_mapping(folder / place)
+    routes, mappings = _mapping(saved.get("structure")), _mapping(saved.get("parameters")).get("route_mappings")
+    # If the kind of input decides, it is always text.
+    by_input = any(str(key).startswith("(None, ") for key in mappings or ())
+    if by_input or len({json.dumps(route) for route in routes.values()}) < 2:
+        return
+    for output, encode in encodes.items():
+        if encode.task is None and "task" not in encode.kwargs:
+            raise config_error(
+                f"output {output}: {model.name} encodes by different routes ({listed(list(routes), 6)}), and "
+                "encode.task does not say which to take",
+                why=f"{place} has the routes; a run would take the default one for every text",
+                remedy="Set encode.task to query or document, for all outputs or under outputs."
+                f"{output}.encode; for a route of another name: encode.kwargs: {{task: NAME}}.",
+            )

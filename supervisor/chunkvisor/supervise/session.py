@@ -16,7 +16,7 @@ from chunkvisor.config.model import Config, model_spec
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
-from chunkvisor.engine.modelfolder import refuse_wrong_model
+from chunkvisor.engine.modelfolder import check_model_files
 from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.engine.ray.engine import RayEngine
@@ -105,7 +105,7 @@ class Means:
             found = ModelSource(None, model.revision)
         elif model.is_folder:
             try:
-                refuse_wrong_model(self._config, model.name)
+                check_model_files(self._config, model.name)
                 self._run.emit(Doing("reading the files of the model"))
                 found = resolve_local(model, layout.model, self.on_wait)
             except OSError as error:
@@ -135,7 +135,7 @@ class Means:
             # From scratch the hub is asked for its newest commit; otherwise the first run's commit counts.
             anew = self._request.from_scratch
             found = resolve_hub(model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew)
-            refuse_wrong_model(self._config, found.path)
+            check_model_files(self._config, found.path)
         # A resume may need no worker at all: then loading a model would only cost memory.
         if not all(layout.output(name).state.exists() for name in self._config.outputs):
             self.load_ahead(found)

@@ -95,7 +95,7 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
     expected = read_expected(config.model.expect) if config.model.expect is not None else None
     outputs = Opening(request, run, means, source).open()
     if outputs:
-        for what, mend in check_model_files(config, source.path).warnings:
+        for what, mend in check_model_files(config, source.path):
             run.emit(Warned(f"{what}; {mend}"))
         ledgers = [output.ledger for output in outputs]
         texts = sum(each.plan.distinct for each in ledgers)
