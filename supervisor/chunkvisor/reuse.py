@@ -1,7 +1,7 @@
 """Finds which texts of an output have a vector elsewhere, and copies these vectors next to the output's own chunks.
 
-They come from the output's own earlier final file, from other outputs, or from chunks of a state that is given up; only
-under the same vector identity. What another output of the same run will have is copied when that one is finished.
+They come from the output's own earlier final file, from other finished outputs, or from chunks of a state that is given
+up; only under the same vector identity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,46 +13,23 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import asked_form, form_of, place_of
-from chunkvisor.assemble.join import ArrayRows, Taken, TakenDamagedError, final_rows
-from chunkvisor.assemble.manifest import read_finished, read_moved, read_recorded
-from chunkvisor.config.model import Config
+from chunkvisor.assemble.forms import form_of, place_of
+from chunkvisor.assemble.join import final_rows
+from chunkvisor.assemble.manifest import read_moved, read_recorded
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Warned
 from chunkvisor.sources.table import StagedTable, TableFiles, matches
 from chunkvisor.store.artifact import BadVectorsError, Vectors, bad_rows, blocks, npy_header, pick_rows, read_shape
-from chunkvisor.store.identity import BadText, Fixed, Identity, read_facts, read_fixed
+from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.ledger import (
-    ENCODED,
-    WHERE,
-    Ledger,
-    Place,
-    Reuse,
-    ReuseFiles,
-    chunk_files,
-    ledger_of,
-    read_reuse,
-    write_plan,
-)
+from chunkvisor.store.ledger import Place, ReuseFiles, chunk_files, ledger_of, read_reuse, write_plan
 from chunkvisor.store.records import DamagedError
-from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 
 Rows = npt.NDArray[np.int64]
 Blocks = Iterator[tuple[int, Vectors]]
 """Vectors that stand one after the other, with the number of the first; the numbers rise."""
-
-
-def gives_vectors(config: Config, name: str) -> bool:
-    """Say whether the final of this output is to hold the vectors as they are."""
-    return asked_form(config.outputs[name]).is_exact
-
-
-def sources_first(config: Config) -> list[str]:
-    """Return the outputs in the order in which they are encoded: first those whose vectors others can take."""
-    return sorted(config.outputs, key=lambda name: not gives_vectors(config, name))
 
 
 # --- who may have vectors
@@ -65,12 +42,12 @@ class Donor:
     place: Place
     index: Path
     """Of the texts of its source."""
-    facts: Facts | None = None
-    blocks: Callable[[], Blocks] = lambda: iter(())
+    facts: Facts
+    blocks: Callable[[], Blocks]
     """Read its vectors and check them; raises BadVectorsError, FileNotFoundError."""
-    numbers: Callable[[Rows], Rows] = lambda rows: rows
+    numbers: Callable[[Rows], Rows]
     """Its numbers for rows of that source; -1 = it has no vector for them."""
-    tokens: Callable[[Rows], Rows] = lambda numbers: np.full(len(numbers), -1)
+    tokens: Callable[[Rows], Rows]
     """Tokens before the cut for numbers of it: 0 = whole, -1 = not counted."""
 
 
@@ -134,8 +111,7 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
         texts, copied = pick_rows(table.row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64), np.zeros(len(rows), bool)
         if reuse is not None:
             where = reuse.where_of(texts)
-            texts, copied = where["row"], np.isin(where["place"], [n for n, at in enumerate(reuse.places) if at.copied])
-            texts = np.where(copied | (where["place"] == ENCODED), texts, -1)
+            texts, copied = np.maximum(where, ~where), where >= 0
         done = np.isin(texts // plan.chunk_size, [*whole]) & ~np.isin(texts, [*ledger.bad])
         return np.where(copied, plan.distinct + texts, np.where(done, texts, -1))
 
@@ -146,14 +122,6 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
 
     place = Place("earlier chunks of this output", facts.versions)
     return Donor(place, table.index, facts, lambda: _stored(files), numbers, tokens)
-
-
-def promised(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> Donor | None:
-    """Offer an output that the same run finishes before it needs these vectors; None if they are of no use."""
-    if not _fits(layout, fixed, wanted):
-        return None
-    place = Place(f"output {layout.name}", output=layout.name, fingerprint=fixed.identity.fingerprint)
-    return Donor(place, TableFiles(layout.table).index)
 
 
 def _fits(layout: OutputLayout, fixed: Fixed, wanted: Identity) -> bool:
@@ -194,38 +162,36 @@ def plan_reuse(
     remove_folder(partial_folder)
     make_folder(partial_folder, durable=False)  # its name comes with the last rename
     files, places, facts, done = ReuseFiles(partial_folder), list[Place](), None, 0
-    where = np.empty(0, WHERE)
+    where = np.empty(0, "<i8")
     with open(files.copied, "wb") as copied, open(files.tokens, "wb") as tokens:
         copied.write(npy_header(0, 1))  # as long as the right one
         for donor in donors:
             if len(where) == 0:
-                where = np.full(table.distinct, np.array((ENCODED, 0), WHERE))
+                where = np.full(table.distinct, -1, "<i8")
             shared = matches(TableFiles(table.folder).index, donor.index)
             found = [(table.texts_of_rows(here), donor.numbers(there)) for here, there in shared]
             texts, numbers = (np.concatenate(each) for each in zip((np.empty(0, int),) * 2, *found, strict=True))
-            new = (numbers >= 0) & (where["place"][texts] == ENCODED)
+            new = (numbers >= 0) & (where[texts] < 0)
             order = np.argsort(numbers[new])
             texts, numbers = texts[new][order], numbers[new][order]
             if not len(texts):
                 continue
-            if donor.facts is not None:  # else it is promised
-                at = copied.tell()
-                try:
-                    _copy(donor.blocks(), numbers, (facts or donor.facts).dimension, copied, on_block)
-                except (BadVectorsError, FileNotFoundError) as error:
-                    emit(Warned(f"{name}: no vectors are reused from {donor.place.words}: {error}"))
-                    copied.seek(at)
-                    continue
-                tokens.write(donor.tokens(numbers).astype("<i4").tobytes())
-                facts, numbers = facts or donor.facts, np.arange(done, done + len(texts))
-                done += len(texts)
-            where["place"][texts], where["row"][texts] = len(places), numbers
+            at = copied.tell()
+            try:
+                _copy(donor.blocks(), numbers, (facts or donor.facts).dimension, copied, on_block)
+            except (BadVectorsError, FileNotFoundError) as error:
+                emit(Warned(f"{name}: no vectors are reused from {donor.place.words}: {error}"))
+                copied.seek(at)
+                continue
+            tokens.write(donor.tokens(numbers).astype("<i4").tobytes())
+            where[texts] = np.arange(done, done + len(texts))
+            facts, done = facts or donor.facts, done + len(texts)
             places.append(replace(donor.place, texts=len(texts)))
         copied.truncate()
         copied.seek(0)
         copied.write(npy_header(done, facts.dimension if facts is not None else 1))
-    encoded = np.flatnonzero(where["place"] == ENCODED)
-    where["row"][encoded] = np.arange(len(encoded))
+    encoded = np.flatnonzero(where < 0)
+    where[encoded] = ~np.arange(len(encoded))
     if places:
         files.where.write_bytes(where.tobytes())
         files.encoded.write_bytes(encoded.astype("<i8").tobytes())
@@ -239,12 +205,10 @@ def plan_reuse(
     return facts
 
 
-def _copy(
-    found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None], *, may_lack: bool = False
-) -> None:
+def _copy(found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None]) -> None:
     """Write the vectors of the numbers `wanted`, which rise. All blocks are read, which checks them.
 
-    Raises BadVectorsError, also for a vector with NaN unless it `may_lack` some; OSError.
+    Raises BadVectorsError, also for a vector with NaN; OSError.
     """
     done = 0
     for first, block in found:
@@ -252,65 +216,10 @@ def _copy(
             raise BadVectorsError(f"it has vectors of {block.shape[1]} numbers, not {dimension}")
         end = int(np.searchsorted(wanted, first + len(block)))
         rows = block[wanted[done:end] - first]
-        if not may_lack and len(bad_rows(rows)[0]):
+        if len(bad_rows(rows)[0]):
             raise BadVectorsError("it has other rows without a vector than its record says")
         out.write(rows.data)
         done = end
         on_block()
     if done < len(wanted):
         raise BadVectorsError("it has fewer rows than its record says")
-
-
-# --- what the join takes over
-
-
-class _Kept(ArrayRows):
-    """The vectors of some rows of an output, in one file."""
-
-    def __init__(self, dimension: int, rows: Rows, path: Path) -> None:
-        super().__init__(dimension, [0], [path])
-        self._rows = rows
-
-    def read(self, rows: Rows) -> Vectors:
-        """See ArrayRows."""
-        return super().read(np.searchsorted(self._rows, rows))
-
-
-def taken_of(layout: OutputLayout, reuse: Reuse, ledger: Ledger, on_block: Callable[[], None]) -> Taken:
-    """Open what was copied, and copy what was promised. Fixes the facts of the output, if nothing of it was encoded.
-
-    Raises TakenDamagedError if something is not what it was, OSError.
-    """
-    files, readers, without = reuse.files, dict[int, ArrayRows](), dict[int, BadText]()
-    for number, place in enumerate(reuse.places):
-        if place.copied:
-            with open(files.copied, "rb") as file:
-                dimension = read_shape(file).dimension
-            readers[number] = ArrayRows(dimension, [0], [files.copied])
-            if ledger.facts is None:  # they were lost
-                ledger.fix_facts(Facts(dimension, versions=place.versions))
-            continue
-        source = Layout(layout.workdir).output(place.output)
-        manifest = read_finished(source)
-        if manifest is None or not form_of(manifest).is_exact:
-            raise TakenDamagedError(f"{place.words} is damaged, not there, or not in float32 any more")
-        dimension = int(manifest["dimension"])
-        if ledger.facts is None:
-            ledger.fix_facts(read_facts(source) or Facts(dimension))
-        where = np.fromfile(files.where, WHERE)
-        texts = np.flatnonzero(where["place"] == number)
-        rows, path = where["row"][texts], files.promised(number)
-        order = np.argsort(rows)
-        texts, rows = texts[order], rows[order]
-        try:
-            for each in manifest["quarantined"]:
-                if (at := int(np.searchsorted(rows, each["row"]))) < len(rows) and rows[at] == each["row"]:
-                    text, reason = int(texts[at]), f"{each['reason']} (in {place.words})"
-                    without[text] = BadText(text, Outcome(each["outcome"]), reason)
-            with open(path, "wb") as out:
-                out.write(npy_header(len(rows), dimension))
-                _copy(_numbered(0, final_rows(source, manifest)), rows, dimension, out, on_block, may_lack=True)
-        except (BadVectorsError, DamagedError) as error:
-            raise TakenDamagedError(f"{place.words} is damaged: {error}") from error
-        readers[number] = _Kept(dimension, rows, path)
-    return Taken(reuse, readers, without)

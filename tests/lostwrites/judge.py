@@ -201,7 +201,7 @@ class Judge:
             problems.append("what was to be tried again was not")
         if promises.lesson and calls.count("oom") > 1:  # a run begins one step wider
             problems.append("a lesson about memory was paid for again")
-        if promises.complete and (encoded or "reading the source" in stderr):
+        if promises.complete and (encoded or " of up to " in stderr):
             problems.append(f"what was complete was begun again: {encoded}")
         return problems
 

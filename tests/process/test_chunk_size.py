@@ -28,7 +28,7 @@ def test_fixed_by_the_first_run(tmp_path: Path) -> None:
     place.lift("t510")
     again = place.run_here()
     assert again.returncode == 0, again.stderr
-    assert "chunks of" not in again.stderr.replace("chunks of up to 500 texts, 1 done already", "")
+    assert "chunks of" not in again.stderr.replace("chunks of up to 500, 1 done", "")
     assert (place.vectors() == expected(texts)).all()
     figures, words = planned(place)
     assert (figures["chunk_size"], figures["chunk_size_reason"]) == (500, None)

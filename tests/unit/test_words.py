@@ -77,8 +77,10 @@ def test_rows_are_told_as_ranges(rows: list[int], words: str) -> None:
 
 def test_nouns_are_counted() -> None:
     """One chunk, two chunks."""
-    assert OutputOpened("a", 1, 1, 1, 2000).line == "a: 1 chunk of up to 2,000 texts, 0 done already"
-    assert OutputOpened("a", 2, 2, 2, 1, chunks_done=1).line == "a: 2 chunks of up to 1 text, 1 done already"
+    assert OutputOpened("a", 1, 1, 1, 2000).line == "a: 1 row, 1 distinct text, 1 chunk of up to 2,000, 0 done"
+    assert OutputOpened("a", 3, 2, 2, 1, chunks_done=1).line == (
+        "a: 3 rows, 2 distinct texts, 2 chunks of up to 1, 1 done"
+    )
 
 
 def test_a_wait_is_told_once_a_minute() -> None:

@@ -4,7 +4,7 @@ The rows are put together in float32. A final of another form is made from a fil
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +44,7 @@ from chunkvisor.store.artifact import (
 )
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, chunk_files
+from chunkvisor.store.ledger import Ledger, Reuse, chunk_files
 from chunkvisor.store.records import digest_file
 
 BLOCK_BYTES = 4 << 20  # vectors are joined in blocks of about this size
@@ -61,12 +61,13 @@ class ChunkDamagedError(Exception):
         self.why = why
 
 
-class TakenDamagedError(Halt):
-    """Vectors that were to be taken over are not what they were."""
+class CopiesDamagedError(Halt):
+    """Vectors that were copied from elsewhere are not what they were."""
 
     def __init__(self, why: str) -> None:
         remedy = "Run the same command again: it looks them up again, and encodes what it does not find."
-        super().__init__(ExitCode.TRY_AGAIN, "vectors that were to be reused have changed", why=why, remedy=remedy)
+        what = "the copies of vectors that were to be reused are damaged"
+        super().__init__(ExitCode.TRY_AGAIN, what, why=why, remedy=remedy)
 
 
 def ahead(found: Iterator[Stored]) -> Generator[Stored]:
@@ -124,33 +125,21 @@ def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
             raise ChunkDamagedError(chunk, str(error)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What is taken over, and from whom."""
+def take_texts(chunks: Portions, reuse: Reuse | None, start: int, stop: int, dimension: int) -> Vectors:
+    """Return the vectors of the next texts, start..stop, from the chunks and from copies.
 
-    reuse: Reuse
-    readers: Mapping[int, "ArrayRows"]  # by number of the place in the plan
-    without: Mapping[int, BadText] = field(default_factory=dict)  # texts of the output that have no vector there either
-
-
-def take_texts(chunks: Portions, taken: Taken | None, start: int, stop: int, dimension: int) -> Vectors:
-    """Return the vectors of the next texts, start..stop.
-
-    Raises ChunkDamagedError, TakenDamagedError, OSError.
+    Raises ChunkDamagedError, CopiesDamagedError, OSError.
     """
-    if taken is None:
+    if reuse is None:
         return chunks.take(stop - start)
-    found, where = np.empty((stop - start, dimension), dtype="<f4"), taken.reuse.where_of(np.arange(start, stop))
-    encoded = where["place"] == ENCODED
-    if count := int(np.count_nonzero(encoded)):
-        found[encoded] = chunks.take(count)
-    for number, reader in taken.readers.items():
-        hits = where["place"] == number
-        try:
-            if hits.any():
-                found[hits] = reader.read(where["row"][hits])
-        except (BadVectorsError, ValueError, FileNotFoundError) as error:
-            raise TakenDamagedError(f"{taken.reuse.places[number].words}: {error}") from error
+    found, where = np.empty((stop - start, dimension), dtype="<f4"), reuse.where_of(np.arange(start, stop))
+    copied, path = where >= 0, reuse.files.copied
+    if count := int(np.count_nonzero(~copied)):
+        found[~copied] = chunks.take(count)
+    try:
+        found[copied] = pick_rows(path, "<f4", _HEADER_BYTES, dimension, where[copied])
+    except (ValueError, FileNotFoundError) as error:
+        raise CopiesDamagedError(f"{path}: {error}") from error
     return found
 
 
@@ -199,19 +188,19 @@ class Final:
 
 
 def assemble(
-    ledger: Ledger, table: StagedTable, on_block: Callable[[], None], form: Form, taken: Taken | None = None
+    ledger: Ledger, table: StagedTable, on_block: Callable[[], None], form: Form, reuse: Reuse | None = None
 ) -> Final:
     """Make the final in that form under its partial name; `manifest.publish` gives it its name.
 
-    Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, TakenDamagedError, OSError; Halt (78)
-    if the numbers do not go into the form.
+    Calls `on_block` now and then; it may raise to stop. Raises ChunkDamagedError, CopiesDamagedError, OSError; Halt
+    (78) if the numbers do not go into the form.
     """
     assert ledger.facts is not None
     layout, rows = ledger.layout, table.rows
     clear_partial(layout)
     final, vectors = Final(ledger.facts.dimension), Numbers(FinalDtype.FLOAT32, ledger.facts.dimension)
     at, of_rows = (partial_of(layout, form), form) if form.is_of_rows else (layout.partial_rows, Form())
-    found = _joined(ledger, table, taken, final, parts_of(at, rows, of_rows), on_block)
+    found = _joined(ledger, table, reuse, final, parts_of(at, rows, of_rows), on_block)
     final.digests = write_final(layout, at, rows, vectors, of_rows, found)
     if not form.is_of_rows:
         read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vectors, None)
@@ -223,7 +212,7 @@ def assemble(
 def _joined(
     ledger: Ledger,
     table: StagedTable,
-    taken: Taken | None,
+    reuse: Reuse | None,
     final: Final,
     parts: Sequence[FinalPart],
     on_block: Callable[[], None],
@@ -236,9 +225,8 @@ def _joined(
     written = ArrayRows(final.dimension, [part.start for part in parts], [part.path for part in parts])
     per_block, seen = max(1, BLOCK_BYTES // (4 * final.dimension)), 0
     without = ledger.bad
-    if taken is not None:
-        own = {int(taken.reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
-        without = {**taken.without, **own}
+    if reuse is not None:
+        without = {int(reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
     numbers = np.fromiter(without, dtype=np.int64)
     with contextlib.closing(ahead(chunk_blocks(ledger))) as blocks:
         chunks = Portions(blocks)
@@ -247,7 +235,7 @@ def _joined(
             upto = max(seen, int(ids.max()) + 1)
             block = np.zeros((1, final.dimension), dtype="<f4")
             if upto > seen:
-                block = take_texts(chunks, taken, seen, upto, final.dimension)
+                block = take_texts(chunks, reuse, seen, upto, final.dimension)
             if upto - seen < len(ids):  # else no text came before, and ids rise by one from row to row
                 # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
                 block = np.take(block, ids - seen, axis=0, mode="clip")
@@ -257,7 +245,7 @@ def _joined(
             hits = np.flatnonzero(np.isin(ids, numbers))
             not_finite, zero = bad_rows(block)
             if len(others := np.setxor1d(not_finite, hits)):
-                raise _other_rows(int(ids[others[0]]), ledger, taken)
+                raise _other_rows(int(ids[others[0]]), ledger, reuse)
             final.zero_rows += len(zero)
             final.bad_rows += [(start + row, without[int(ids[row])]) for row in hits.tolist()]
             yield block
@@ -265,14 +253,14 @@ def _joined(
         next(blocks, None)  # the digest of the last chunk is compared at its end
 
 
-def _other_rows(text: int, ledger: Ledger, taken: Taken | None) -> Exception:
+def _other_rows(text: int, ledger: Ledger, reuse: Reuse | None) -> Exception:
     """The text has no vector, or has one against its record."""
     words = "has other rows without a vector than its record says"
-    if taken is not None:
-        where = taken.reuse.where_of(np.array([text]))[0]
-        if where["place"] != ENCODED:
-            return TakenDamagedError(f"{taken.reuse.places[where['place']].words} {words}")
-        text = int(where["row"])
+    if reuse is not None:
+        where = int(reuse.where_of(np.array([text]))[0])
+        if where >= 0:
+            return CopiesDamagedError(f"{reuse.files.copied} {words}")
+        text = ~where
     return ChunkDamagedError(text // ledger.plan.chunk_size, words)
 
 

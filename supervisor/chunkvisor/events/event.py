@@ -226,13 +226,13 @@ class OutputEvent(Event):
 
 
 class Staging(OutputEvent):
-    words, stage = "{output}: reading the source", "reading the source of {output}"
+    stage = "reading the source of {output}"
 
 
 class OutputOpened(OutputEvent):
     """There is work to do for it."""
 
-    words = "{output}: {chunks:chunk} of up to {chunk_size:text}, {chunks_done} done already"
+    words = "{output}: {rows:row}, {distinct:distinct text}, {chunks:chunk} of up to {chunk_size:,}, {chunks_done} done"
     rows: int
     distinct: int
     chunks: int

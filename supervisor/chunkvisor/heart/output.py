@@ -31,8 +31,6 @@ class OutputRun:
     model: LocalModel | None = None  # the folder from which its workers load, which must not change meanwhile
     rows: int = 0
     taken: int = 0  # texts whose vectors are taken over from elsewhere
-    awaits: frozenset[str] = frozenset()  # outputs from whose final files it takes vectors
-    awaited: tuple["OutputRun", ...] = ()  # those of them that are not complete yet: it is joined after these
     joined: bool = False
     committed_here: int = 0  # chunks committed by this run
     texts_here: int = 0  # texts in them that this run has encoded
@@ -120,9 +118,8 @@ class OutputRun:
         one after the last.
         """
         if self._taken is None:
-            self._taken = []
-            if self.table.reuse is not None and all(each.joined for each in self.awaited):
-                self._taken = self.table.taken_over(self.table.reuse, _LOOKED_AT)[:1]
+            reuse = self.table.reuse
+            self._taken = self.table.taken_over(reuse, _LOOKED_AT)[:1] if reuse is not None else []
         return self._taken
 
     def texts_of(self, texts: Sequence[int]) -> Iterator[str]:

@@ -265,7 +265,7 @@ class Keeper:
         output = self._outputs[number]
         if output.joined or (output.left and output.ledger.facts is None):
             return False
-        return output.next_pending(0) is None and all(each.joined for each in output.awaited)
+        return output.next_pending(0) is None
 
     def _joined(self, number: int, future: Future[dict[str, Any]]) -> list[tuple[int, int]]:
         output = self._outputs[number]

@@ -21,7 +21,7 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
-from chunkvisor.store.ledger import ENCODED, Reuse
+from chunkvisor.store.ledger import Reuse
 from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_record
 from chunkvisor_worker.contract.files import FileIn
 
@@ -255,8 +255,7 @@ class StagedTable(TableRecord):
         texts = self.texts_of_rows(np.arange(start, stop))
         if self.reuse is None:
             return texts
-        where = self.reuse.where_of(texts)
-        return np.where(where["place"] == ENCODED, where["row"], -1)
+        return np.maximum(~self.reuse.where_of(texts), -1)
 
     def texts_of_rows(self, rows: Numbers) -> Numbers:
         """Read the same of any rows, in their order."""
@@ -273,7 +272,7 @@ class StagedTable(TableRecord):
     def taken_over(self, reuse: Reuse, most: int) -> list[str]:
         """Read those of the output's first `most` texts whose vectors are taken over; the shortest come first."""
         where = reuse.where_of(np.arange(min(most, reuse.texts)))
-        texts = self.texts_of(np.flatnonzero(where["place"] != ENCODED).astype(np.int64))
+        texts = self.texts_of(np.flatnonzero(where >= 0).astype(np.int64))
         return sorted(texts, key=lambda text: (not text.strip(), len(text)))
 
     def place_of(self, row: int, *, with_line: bool = True) -> str:

@@ -33,7 +33,7 @@ from chunkvisor_worker.contract.files import (
 from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
-FORMAT = 3
+FORMAT = 4
 """Of all state in a workdir. It counts on with each change that another version would misread."""
 
 CHUNKS_PER_FOLDER = 1000

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -158,34 +157,17 @@ class Parts:
 
 # --- the reuse plan
 
-WHERE = np.dtype([("place", "<i4"), ("row", "<i8")])
-"""Of each text: the number of its place, and its row among the copies, or in the output that promised it; of one that
-is encoded, `ENCODED` and its number there."""
-
-ENCODED = -1
-
-Where = npt.NDArray[np.void]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where vectors are taken over from."""
+    """From where vectors were copied."""
 
     words: str
     """For people: the manifest has them."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of the libraries that computed it, if they are known."""
     texts: int = 0
-    """Taken from there."""
-    output: str = ""
-    """Name of the output that the same run finishes first; empty if the vectors were copied."""
-    fingerprint: str = ""
-    """Of that output."""
-
-    @property
-    def copied(self) -> bool:
-        """Whether the vectors are there, with the plan."""
-        return not self.output
+    """Copied from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +176,12 @@ class ReuseFiles:
 
     folder: Path
 
-    where = FileIn("where.bin")  # `WHERE` of each text
+    # int64, little-endian, of each text: its row among the copies; negative, ~n, if it is encoded as number n
+    where = FileIn("where.bin")
     encoded = FileIn("encoded.bin")  # int64, little-endian: numbers of the texts that are encoded, in order
     copied = FileIn("copied.npy")  # the vectors that were copied
     tokens = FileIn("tokens.bin")  # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
     record = FileIn("plan.json")
-
-    def promised(self, place: int) -> Path:
-        """Return the file of the vectors that come from another output, made when the final file is joined."""
-        return self.folder / f"promised-{place}.npy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,17 +207,17 @@ class Reuse:
         """Texts that are taken over."""
         return self.texts - self.encoded
 
-    def where_of(self, texts: npt.NDArray[np.int64]) -> Where:
-        """Return `WHERE` of texts by number."""
-        return self._pick(self.files.where, WHERE, texts)
+    def where_of(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where these texts are, by number; see `ReuseFiles.where`."""
+        return self._pick(self.files.where, texts)
 
     def texts_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the numbers of those that are encoded, from the one to the other."""
-        return self._pick(self.files.encoded, "<i8", np.arange(start, stop)).astype(np.int64)
+        return self._pick(self.files.encoded, np.arange(start, stop))
 
-    def _pick(self, path: Path, dtype: Any, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def _pick(self, path: Path, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         try:
-            return pick_rows(path, dtype, 0, 1, rows)[:, 0]
+            return pick_rows(path, "<i8", 0, 1, rows)[:, 0].astype(np.int64, copy=False)
         except ValueError as error:
             raise DamagedError(f"{path} is shorter than it was") from error
 

@@ -14,16 +14,14 @@ from chunkvisor.assemble.forms import Form, place_of
 from chunkvisor.assemble.join import assemble
 from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
 from chunkvisor.engine.modelsource import LocalModel
-from chunkvisor.reuse import taken_of
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.artifact import pick_rows
+from chunkvisor.store.artifact import pick_rows, read_shape
 from chunkvisor.store.identity import TEXT_KEYS, Fixed
-from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import ENCODED, Ledger, Reuse, ReuseFiles
+from chunkvisor.store.ledger import Ledger, Reuse, ReuseFiles
 from chunkvisor.store.records import digest_file
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import remove_folder, write_blocks
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.messages import Facts, Spec
 
 _ROWS_AT_ONCE = 1 << 18
 _MAX_LINES = 100
@@ -48,9 +46,11 @@ def finish(
     layout, form = ledger.layout, form.of(table.rows)
     if local is not None:
         local.check()
-    taken = taken_of(layout, reuse, ledger, on_block) if reuse is not None else None
+    if reuse is not None and ledger.facts is None:  # they were lost, and there was no chunk to bring them back
+        with open(reuse.files.copied, "rb") as file:
+            ledger.fix_facts(Facts(read_shape(file).dimension, versions=reuse.places[0].versions))
     finish_publishing(layout)  # of a join that failed after the rename, and is tried again
-    final = assemble(ledger, table, on_block, form, taken)
+    final = assemble(ledger, table, on_block, form, reuse)
     facts = ledger.facts
     assert facts is not None
     quarantined = list[dict[str, Any]]()
@@ -122,10 +122,7 @@ def _record_cut(
     if ledger.facts is None or not ledger.facts.counts_cut:
         layout.cut_rows.unlink(missing_ok=True)
         return None
-    counted_in = {ENCODED: layout.cut_texts(ledger.fingerprint)}
-    for number, place in enumerate(reuse.places if reuse is not None else ()):
-        copied = ReuseFiles(layout.reuse).tokens
-        counted_in[number] = copied if place.copied else OutputLayout(layout.workdir, place.output).cut_rows
+    own, copies = layout.cut_texts(ledger.fingerprint), ReuseFiles(layout.reuse).tokens
 
     def tokens_before_the_cut() -> Iterator[bytes]:
         """Give int32 of each row, 0 if it is whole, and write the lines of the list."""
@@ -133,14 +130,12 @@ def _record_cut(
         with open(layout.truncated_twin, "wb") as lines:
             for start in range(0, table.rows, _ROWS_AT_ONCE):
                 numbers = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
-                places, tokens = np.full(len(numbers), ENCODED), np.zeros(len(numbers), dtype="<i4")
+                where, tokens = ~numbers, np.zeros(len(numbers), dtype="<i4")
                 if reuse is not None:
                     where = reuse.where_of(numbers)
-                    places, numbers = where["place"], where["row"].astype(np.int64)
-                for place, file in counted_in.items():
-                    hits = places == place
+                for file, hits in ((own, where < 0), (copies, where >= 0)):
                     if file.exists():
-                        tokens[hits] = pick_rows(file, "<i4", 0, 1, numbers[hits])[:, 0]
+                        tokens[hits] = pick_rows(file, "<i4", 0, 1, np.maximum(where, ~where)[hits])[:, 0]
                 tokens = np.maximum(tokens, 0)  # of copies that were not counted
                 rows = np.flatnonzero(tokens)
                 count += len(rows)

@@ -47,13 +47,10 @@ from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.heart.run import Run, stopped
 from chunkvisor.reuse import (
     Donor,
-    gives_vectors,
     of_chunks,
     of_final,
     of_other_workdirs,
     plan_reuse,
-    promised,
-    sources_first,
 )
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
@@ -70,7 +67,7 @@ from chunkvisor.store.identity import (
     write_facts,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.ledger import Ledger, Place, is_planned, read_reuse, work_with
+from chunkvisor.store.ledger import Ledger, is_planned, read_reuse, work_with
 from chunkvisor.store.records import DamagedError, LessonFile, digest_of, write_record
 from chunkvisor.supervise.finish import finish
 from chunkvisor.supervise.session import Means, Request
@@ -177,7 +174,7 @@ class Opening:
 
         Raises Halt if a source is wrong, or the config differs from what the workdir was begun with; OSError.
         """
-        config, layouts = self._config, [self._run.layout.output(name) for name in sources_first(self._config)]
+        config, layouts = self._config, [self._run.layout.output(name) for name in self._config.outputs]
         for layout in layouts:
             if is_planned(layout.next):  # a run was killed that was about to begin the next generation
                 _switch(layout)
@@ -207,8 +204,6 @@ class Opening:
                 remove_folder(layout.chunks)
             path = str(place_of(layout, asked_form(config.outputs[layout.name])))
             self._run.emit(OutputAlreadyComplete(layout.name, manifest["rows"], manifest["dimension"], path))
-        for output in outputs:
-            output.awaited = tuple(each for each in outputs if each.name in output.awaits)
         return outputs
 
     # --- the source, and what an earlier run has fixed
@@ -290,7 +285,6 @@ class Opening:
         self._run.emit(Staging(name))
         asked = _asked(request)
         table = stage_table(request, fresh, means.on_wait)
-        self._note(f"{name}: {counted(table.rows, 'row')}, {counted(table.distinct, 'distinct text')}")
         if table.empty:
             empty = f"{counted(table.empty, 'row')} of empty text, with one vector for all"
             self._note(f"{name}: {empty}; `where` leaves them out")
@@ -362,24 +356,12 @@ class Opening:
     def _problem_of_plan(self, each: Prepared) -> str | None:
         """Why the plan does not hold any more, in words."""
         try:
-            plan = read_reuse(each.layout)
+            read_reuse(each.layout)
         except DamagedError as error:
             return f"its plan is damaged ({error})"
         if not is_planned(each.layout):  # its chunks were removed after it was finished, and its final file is lost
             return "its vectors are gone"
-        places = plan.places if plan is not None else ()
-        return next((f"{place.words} has changed" for place in places if not self._holds(each, place)), None)
-
-    def _holds(self, each: Prepared, place: Place) -> bool:
-        if place.copied:
-            return True
-        # Each waits for those before it alone, so that none waits for itself.
-        before = self._all[: self._all.index(each)]
-        named = (other for other in self._all if other.layout.name == place.output)
-        other = next((other for other in named if other.manifest is not None or other in before), None)
-        if other is None or other.moves_on or other.fixed.identity.fingerprint != place.fingerprint:
-            return False
-        return gives_vectors(self._config, place.output)
+        return None
 
     def _donors(self, each: Prepared) -> list[Donor | None]:
         """Find what may have vectors, in the order of preference. From scratch, nothing the workdir has from before."""
@@ -394,12 +376,8 @@ class Opening:
                 if is_done and late == [None]:
                     words = "no vector can be taken from its final file, which is rounded or damaged"
                     self._note(f"{each.layout.name}: {words}; with chunk.keep: true, updates encode only new texts")
-        at = self._all.index(each)
-        for number, other in enumerate(self._all):
-            if other.manifest is not None:
-                donors.append(of_final(other.layout, wanted, f"output {other.layout.name}"))
-            elif number < at and gives_vectors(self._config, other.layout.name):
-                donors.append(promised(other.layout, other.fixed, wanted))
+        finished = [other.layout for other in self._all if other.manifest is not None]
+        donors += [of_final(other, wanted, f"output {other.name}") for other in finished]
         if not anew:
             for path in sorted(self._run.layout.outputs.glob("*/")):
                 if path.name not in self._config.outputs:
@@ -419,9 +397,8 @@ class Opening:
         ledger = Ledger(layout, *work_with(reuse, fixed))
         ledger.load()
         fresh, taken = table.without(reuse), reuse.taken if reuse is not None else 0
-        used = reuse.places if reuse is not None else ()
         if reuse is not None:
-            places = listed([place.words for place in used], 3)
+            places = listed([place.words for place in reuse.places], 3)
             have = f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
             self._note(f"{name}: {have}; {reuse.encoded:,} left to encode")
         saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
@@ -458,7 +435,6 @@ class Opening:
             source.local,
             rows=table.rows,
             taken=taken,
-            awaits=frozenset(place.output for place in used if not place.copied),
         )
 
     def _note(self, note: str) -> None:

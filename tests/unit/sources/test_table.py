@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chunkvisor.sources import table as tables
 from chunkvisor.sources.table import Spool, StagedTable, TableFiles, matches, peek, rows_of
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import ENCODED, WHERE, Place, ReuseFiles, read_reuse, write_plan
+from chunkvisor.store.ledger import Place, ReuseFiles, read_reuse, write_plan
 from chunkvisor.store.records import DamagedError
 from ingest_files import Stage, write_texts
 from staged import first_come_first_numbered, make_table
@@ -66,8 +66,8 @@ def test_texts_that_are_encoded(rows: list[int], data: st.DataObject) -> None:
         layout = Layout(Path(name)).output("out")
         table = make_table(Path(name, "table"), row_text)
         layout.reuse.mkdir(parents=True)
-        files, where = ReuseFiles(layout.reuse), np.zeros(table.distinct, WHERE)
-        where["place"][texts], where["row"][texts] = ENCODED, np.arange(len(texts))
+        files, where = ReuseFiles(layout.reuse), np.zeros(table.distinct, "<i8")
+        where[texts] = ~np.arange(len(texts))
         for path, numbers in ((files.where, where), (files.encoded, np.array(texts, dtype="<i8"))):
             path.write_bytes(numbers.tobytes())
         files.copied.touch()
