@@ -11,8 +11,7 @@ from typing import Any
 from chunkvisor.errors import config_error
 from chunkvisor.store.disk import refusal
 
-WRITTEN = f"texts-{'[0-9a-f]' * 16}.jsonl"
-"""Names of the files, as a pattern."""
+WRITTEN = f"texts-{'[0-9a-f]' * 16}.jsonl"  # names of the files, as a pattern
 
 
 def place_of(index: int) -> str:

@@ -25,16 +25,12 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-MAX_TEXT_BYTES = 16 << 20
-"""Of UTF-8, of one text."""
-_MAX_RECORD_BYTES = 64 << 20
-"""Of a line or a CSV record: more than a text, for its other columns and JSON's escapes."""
+MAX_TEXT_BYTES = 16 << 20  # of UTF-8, of one text
+_MAX_RECORD_BYTES = 64 << 20  # of a line or a CSV record: more than a text, for its other columns and JSON's escapes
 
+# Line on which the row starts, counted from 1, and the cells of the wanted columns: str; of JSON also `Number`, bool,
+# None, list or dict.
 Row: TypeAlias = tuple[int, Sequence[Any]]
-"""Line on which the row starts, counted from 1, and the cells of the wanted columns.
-
-A cell is str; of JSON also `Number`, bool, None, list or dict.
-"""
 _Item = TypeVar("_Item", str, list[str])
 
 
@@ -112,7 +108,12 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
         if not column or column not in header:
             raise missing_column(file, column, header)
     indexes, width = [header.index(column) for column in columns], len(header)
-    records = _texts(file, skip_blank) if file.format is SourceFormat.TXT else islice(_records(file), 1, None)
+    records: Iterable[tuple[int, list[str]]] = islice(_records(file), 1, None)
+    if file.format is SourceFormat.TXT:
+        # A carriage return without a line feed is part of the text.
+        lines = _lines(file, MAX_TEXT_BYTES)
+        texts = ((number, line[:-2] if line[-2:] == "\r\n" else line.removesuffix("\n")) for number, line in lines)
+        records = ((number, [] if skip_blank and not text.strip() else [text]) for number, text in texts)
     if width == 1 and not skip_blank:
         # A blank line is a record with one empty field (RFC 4180), so a row only of a file with one column.
         records = ((line, record or [""]) for line, record in records)
@@ -122,13 +123,6 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
             remedy = "Correct it: a field with a delimiter, a quote or a line break in it needs double quotes."
             raise file.error(what, line, remedy)
         yield line, [record[index] for index in indexes]
-
-
-def _texts(file: SourceFile, skip_blank: bool) -> Iterator[tuple[int, list[str]]]:
-    for number, line in _lines(file, MAX_TEXT_BYTES):
-        # A carriage return without a line feed is part of the text.
-        text = line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
-        yield number, [] if skip_blank and not text.strip() else [text]
 
 
 def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:

@@ -134,8 +134,8 @@ def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
 # Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
 
 _BLOCK_BYTES = 16 << 20
+# What changes with the content, by the names that fsspec's file systems have for it; the first one counts.
 _TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "checksum", "sha256", "mtime", "LastModified", "created")
-"""What changes with the content, by the names that fsspec's file systems have for it; the first one counts."""
 
 Answer = TypeVar("Answer")
 

@@ -33,14 +33,12 @@ from chunkvisor.store.disk import disk_halt, refusal
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
-_SHARE_BYTES = 256 << 20
-"""Of memory for Python and one batch of rows; and for a thread, which holds row groups of parquet."""
-_BATCH_ROWS = 8192
-_BATCH_CHARS = 8 << 20
+_SHARE_BYTES = 256 << 20  # for Python and one batch of rows; and for a thread, which holds row groups of parquet
+_BATCH_ROWS, _BATCH_CHARS = 8192, 8 << 20
+# SQL calls these functions without brackets; to the parser they are columns.
 _CLOCK = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
-"""SQL calls these functions without brackets; to the parser they are columns."""
+# Of the keys of JSON lines, as DuckDB finds them; every other is JSON.
 _TYPES = {each: each for each in ("BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR")} | {"UBIGINT": "BIGINT", "NULL": "VARCHAR"}
-"""Of the keys of JSON lines, as DuckDB finds them; every other is JSON."""
 
 
 def stage(request: IngestRequest, folder: Path) -> None:

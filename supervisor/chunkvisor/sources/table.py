@@ -27,15 +27,12 @@ from chunkvisor_worker.contract.files import FileIn
 
 Numbers = npt.NDArray[np.int64]
 
-_EACH = 4096
-"""Texts that are held at a time."""
+_EACH = 4096  # texts that are held at a time
 _ROWS_AT_ONCE = 1 << 20
-_BATCH_ROWS = 200_000
-_BATCH_BYTES = 32 << 20
+_BATCH_ROWS, _BATCH_BYTES = 200_000, 32 << 20
+# Of the index: a text's hash and its first row; sorted by the hash, each text once.
 _RECORD = np.dtype([("hash", "S16"), ("row", "<i8")])
-"""Of the index: a text's hash and its first row; sorted by the hash, each text once."""
-_BLOCK = 1 << 17
-"""Records or rows that are taken at a time."""
+_BLOCK = 1 << 17  # records or rows that are taken at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +197,8 @@ class StagedTable(TableRecord):
     """A table on disk, open for reading. Methods raise DamagedError if it has no such text or row."""
 
     folder: Path
+    # Set = `distinct`, and the numbers of texts in `texts`, `first_row` and `row_text`, are of those to be encoded.
     reuse: Reuse | None = None
-    """Set = `distinct`, and the numbers of texts in `texts`, `first_row` and `row_text`, are of those to be encoded."""
 
     @classmethod
     def open(cls, folder: Path) -> "StagedTable":
