@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.engine.modelsource import LocalModel
+from chunkvisor.config.model import ModelConfig
+from chunkvisor.engine.modelsource import ModelSource, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from harness import ENCODERS, STAND_IN, Workplace, expected, finish, kill, wait_for
 
@@ -29,9 +30,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def read(folder: Path) -> LocalModel:
+def read(folder: Path) -> ModelSource:
     """The folder as a run finds it."""
-    return LocalModel.read(folder, {})
+    return resolve_local(ModelConfig(name=str(folder)), folder.parent / "cache.json")
 
 
 def test_folders_behind_links_count(folder: Path) -> None:

@@ -94,7 +94,7 @@ def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
 
 
 NO_GPU: dict[str, Any] = {"smi": SmiAnswer(None, ""), "nodes": {}, **torch("Found no NVIDIA driver on your system")}
-UNLIKE = Sample(DONE, GPU, unexpected="cosine 0.2")
+UNLIKE = Sample(DONE, GPU, unexpected=Halt(ExitCode.CONFIG, "other vectors", why="cosine 0.2"))
 EXPECTED = Expected(Path("e.jsonl"), ("a", "b"), VECTORS[:2])
 REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.ValueError")
 WRONG_PRODUCT = torch("a product of matrices of ones sums up to 7", "builtins.ArithmeticError")

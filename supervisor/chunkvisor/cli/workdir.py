@@ -1,7 +1,6 @@
 """The commands that take a WORKDIR: `status`, `report`, `verify`, `audit`, `retry`, `clean`."""
 
 import json
-import os
 from pathlib import Path
 
 import click
@@ -37,12 +36,10 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     from chunkvisor.config.load import load
     from chunkvisor.config.model import encode_spec
     from chunkvisor.devices.gpu import find_devices
-    from chunkvisor.engine.trial import Conditions, environment_of
+    from chunkvisor.engine.trial import conditions_on
 
     loaded = load(config) if config.is_file() else None
-    chosen = find_devices([device])[0]
-    environment = environment_of(os.environ, [chosen], loaded.config.env if loaded else {})
-    conditions = Conditions(chosen.kind, environment, (str(loaded.folder),) if loaded else ())
+    conditions = conditions_on(find_devices([device])[0], loaded)
     found = []
     for each in auditing.audit(loaded.config.workdir if loaded else config, rows, conditions):
         found.append(each)

@@ -102,7 +102,7 @@ def _of_output(
         trial = try_texts(texts, model, encode, conditions, Path(folder))
     if trial.vectors is None:
         raise trial.failure(f"the sample of {output.name} could not be encoded")
-    allowed = _ROUNDED[final] + allowed_difference(dtype, quantized="quantization_config" in model.kwargs)
+    allowed = _ROUNDED[final] + allowed_difference(dtype, model)
     found, expected = list[dict[str, Any]](), list[bytes]()
     for row, text, stored, made in zip(sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True):
         difference, cosine = difference_and_cosine(stored, made)

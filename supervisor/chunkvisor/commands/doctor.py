@@ -3,7 +3,7 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
-from chunkvisor.engine.trial import Conditions, Expected, Trial, environment_of, read_expected, try_texts, wrong_vectors
+from chunkvisor.engine.trial import Expected, Trial, conditions_on, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict, describe_exit
 from chunkvisor.show.status import State, read_status
@@ -60,7 +60,7 @@ class Sample:
     trial: Trial
     device: Device
     again: Trial | None = None  # by a second process, which has loaded the model again
-    unexpected: str = ""  # how the vectors differ from those of `model.expect`
+    unexpected: Halt | None = None  # its vectors are not those of `model.expect`
 
 
 @dataclass(slots=True)
@@ -71,7 +71,6 @@ class Case:
     refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
     devices: tuple[Device, ...] = ()  # of the job
     opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs of the job, else of all
-    workers: Mapping[str, str] = field(default_factory=dict)  # the environment that workers get
     smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -L`
     nodes: dict[str, bool] = field(default_factory=dict)  # files of the driver in /dev -> may this user open them?
     probe: ProbeReading = field(default_factory=ProbeReading)
@@ -116,7 +115,6 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
         except Halt as halt:
             if case.config.engine.kind is not EngineKind.RAY:  # whose workers need no GPU here
                 case.refused["gpu"] = halt
-    case.workers = environment_of(os.environ, case.devices, case.config.env if case.config is not None else {})
     case.smi = gpus.ask_smi(("-L",))
     devices = case.devices
     if case.config is None:
@@ -130,7 +128,12 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
         case.nodes |= {str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)}
     say("asking torch")
-    case.probe = gpus.ask_torch(case.workers)
+    environment = dict(conditions_on(case.devices[0] if case.devices else gpus.CPU, loaded).environment)
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in case.devices)
+    if not case.devices:  # no config, or a GPU that is not there: torch sees what this command sees
+        del environment["CUDA_VISIBLE_DEVICES"]
+        environment |= os.environ
+    case.probe = gpus.ask_torch(environment)
     if loaded is not None and case.config is not None:
         with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
             try:
@@ -200,8 +203,7 @@ def _encode(
     config, expected = loaded.config, case.expected
     model = model_spec(config.model, source.path, source.revision)
     encode = config.encode if expected is not None else config.effective_encode(next(iter(config.outputs)))
-    environment = {**case.workers, "CUDA_VISIBLE_DEVICES": device.uuid}
-    conditions = Conditions(device.kind, environment, (str(loaded.folder),), config.recovery)
+    conditions = conditions_on(device, loaded)
 
     def encoded(texts: Sequence[str]) -> Trial:
         return try_texts(texts, model, encode_spec(encode), conditions, Path(tempfile.mkdtemp(dir=scratch)))
@@ -209,8 +211,7 @@ def _encode(
     say(f"encoding a sample of texts on {device}")
     sample = Sample(encoded((*SAMPLE, *(expected.texts if expected is not None else ()))), device)
     if (vectors := sample.trial.vectors) is not None and expected is not None:
-        quantized = "quantization_config" in model.kwargs
-        sample.unexpected = expected.problem(vectors[len(SAMPLE) :], sample.trial.dtype, quantized=quantized)
+        sample.unexpected = expected.refusal(vectors[len(SAMPLE) :], sample.trial.dtype, model)
     if vectors is not None and device is case.devices[0]:
         say("encoding it once more in another process")
         sample.again = encoded(SAMPLE)
@@ -372,8 +373,8 @@ def _encoding(case: Case) -> Iterator[Finding]:
         found = _failed(case, failed) if failed is not None else _compared(case, sample)
         yield replace(found, meaning=f"on {sample.device}, {found.meaning}")
     if case.expected is not None and case.config is not None and case.samples:
-        if wrong := next((sample.unexpected for sample in case.samples if sample.unexpected), ""):
-            yield _refusal("expect", wrong_vectors(wrong, case.config.model.name))
+        if wrong := next((sample.unexpected for sample in case.samples if sample.unexpected), None):
+            yield _refusal("expect", wrong)
         elif all(sample.trial.vectors is not None for sample in case.samples):
             what = f"the model gives the vectors of {counted(len(case.expected.texts), 'text')} in {case.expected.path}"
             yield Finding("expect", OK, what)

@@ -11,9 +11,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
 from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
@@ -39,38 +38,20 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))(?!.*\.git$)(\b[\w\-.]{1,96}\b/)?\b[\w\-.]
 
 
 @dataclass(slots=True)
-class LocalModel:
-    """A model folder as it was when the run began."""
+class ModelSource:
+    """A resolved model."""
 
-    folder: Path
-    stamps: dict[str, Stamp]  # of each file, by its full path
-
-    @classmethod
-    def read(cls, folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None) -> Self:
-        """Stamp all files; those that are untouched since `known` are not read again.
-
-        Calls `on_wait` before each file. Raises Halt (78) if the folder holds no model, OSError.
-        """
-        files = model_files(folder)
-        _require_model(folder, (path.name for path in files))
-        stamps = {}
-        for path in files:
-            on_wait()
-            old = known.get(str(path))
-            stamps[str(path)] = old if old is not None and old.untouched(path) else stamp_file(path)
-        return cls(folder, stamps)
-
-    @property
-    def revision(self) -> str:
-        """`sha256:…` over the names and contents of all files."""
-        digests = {Path(path).relative_to(self.folder): stamp.digest for path, stamp in self.stamps.items()}
-        content = json.dumps([[path.as_posix(), digest] for path, digest in digests.items()])
-        return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+    path: str | None  # local folder; None for a plug-in
+    revision: str | None  # commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says
+    # Of each file of a local folder, by its full path; none of a snapshot of the hub, whose files are named by content.
+    stamps: dict[str, Stamp] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise Halt (78) if the folder has changed since the run began."""
+        """Raise Halt (78) if a local folder has changed since the run began."""
+        if not self.stamps:
+            return
         try:
-            found = LocalModel.read(self.folder, self.stamps).stamps
+            found = _stamp_files(Path(str(self.path)), self.stamps)
             before, after = ({(path, stamp.digest) for path, stamp in each.items()} for each in (self.stamps, found))
             changed = sorted(path for path, _ in before ^ after)
             # What was touched and holds the same has a new stamp, which spares the next look from reading it again.
@@ -79,7 +60,7 @@ class LocalModel:
             changed = [f"{error.filename}: {error.strerror}"]
         if changed:
             raise config_error(
-                f"the model folder {self.folder} was changed during the run",
+                f"the model folder {self.path} was changed during the run",
                 why=f"{changed[0]} is not what it was when the run began; vectors of two models would be mixed in one "
                 "file",
                 remedy="Put the folder back as it was, and run the same command again: what was committed before the "
@@ -89,6 +70,19 @@ class LocalModel:
     def settled_since(self, time_ns: int) -> bool:
         """Whether no file has been touched since that time, by change times, which no call can set back (inode(7))."""
         return all(stamp.ctime_ns < time_ns for stamp in self.stamps.values())
+
+
+def _stamp_files(
+    folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None
+) -> dict[str, Stamp]:
+    """Stamp all files of the model, by full path; those that are untouched since `known` are not read again."""
+    files, stamps = model_files(folder), dict[str, Stamp]()
+    _require_model(folder, (path.name for path in files))
+    for path in files:
+        on_wait()
+        old = known.get(str(path))
+        stamps[str(path)] = old if old is not None and old.untouched(path) else stamp_file(path)
+    return stamps
 
 
 def model_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> list[Path]:
@@ -116,26 +110,17 @@ def _require_model(folder: Path | str, names: Iterable[str]) -> None:
 # --- resolving
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A resolved model."""
-
-    path: str | None  # local folder; None for a plug-in
-    revision: str | None  # commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says
-    # The folder as it was resolved; None for a snapshot of the hub, whose files are named by their content.
-    local: LocalModel | None = None
-
-
 def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None) -> ModelSource:
-    """Resolve a local folder by the digest of its files; those that are untouched since `cache` are not read again.
+    """Resolve a local folder to `sha256:…` over the names and contents of its files.
 
-    Calls `on_wait` before each file. Raises Halt (78) if the folder holds no model; OSError if it cannot be read.
+    Those that are untouched since `cache` are not read again. Calls `on_wait` before each file. Raises Halt (78) if
+    the folder holds no model; OSError if it cannot be read.
     """
-    folder = Path(model.name)
-    record = read_models(cache)
-    found = LocalModel.read(folder, record.stamps, on_wait)
-    write_record(cache, replace(record, stamps=found.stamps))
-    return ModelSource(str(folder), found.revision, found)
+    folder, record = Path(model.name), read_models(cache)
+    stamps = _stamp_files(folder, record.stamps, on_wait)
+    write_record(cache, replace(record, stamps=stamps))
+    content = json.dumps([[Path(path).relative_to(folder).as_posix(), stamp.digest] for path, stamp in stamps.items()])
+    return ModelSource(str(folder), f"sha256:{hashlib.sha256(content.encode()).hexdigest()}", stamps)
 
 
 def resolve_hub(

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.child import run_child
+from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.devices.gpu import CPU, Device
+from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.process import oom_kills, worker_command, worker_environment
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import ONE_ROW, EndedBy, Evidence, Pulse, Verdict, judge
@@ -24,7 +25,6 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Spec
 from chunkvisor_worker.contract.wire import read_beat, to_json
 
-_MOST_TEXTS = 100
 _MOST_BYTES = 16 << 20
 
 # How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights. float32 leaves
@@ -35,9 +35,9 @@ _ALLOWED = {"float32": 0.01, "float16": 0.03}
 _ALLOWED_ELSE = 0.15
 
 
-def allowed_difference(dtype: str, *, quantized: bool = False) -> float:
+def allowed_difference(dtype: str, model: ModelSpec) -> float:
     """How far a vector may lie from the one in float32, relative to its length, with weights in that dtype."""
-    return _ALLOWED_ELSE if quantized else _ALLOWED.get(dtype, _ALLOWED_ELSE)
+    return _ALLOWED_ELSE if "quantization_config" in model.kwargs else _ALLOWED.get(dtype, _ALLOWED_ELSE)
 
 
 def difference_and_cosine(found: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> tuple[float, float]:
@@ -58,35 +58,34 @@ class Expected:
     texts: tuple[str, ...]
     vectors: npt.NDArray[np.float32]  # shape (texts, dimension)
 
-    def problem(self, found: npt.NDArray[np.float32], dtype: str, *, quantized: bool) -> str:
-        """How the vectors that the model gives are not those, in words; empty if they are.
+    def refusal(self, found: npt.NDArray[np.float32], dtype: str, model: ModelSpec) -> Halt | None:
+        """Return a Halt (78) if the vectors that the model gives are not those.
 
         `found` has the shape of `vectors`, or another dimension; `dtype` is that of the weights that made it.
         """
+        allowed = allowed_difference(dtype, model)
         if found.shape[1] != self.vectors.shape[1]:
             there, here = self.vectors.shape[1], found.shape[1]
-            return f"the vectors in {self.path} have {there:,} dimensions, those of the model {here:,}"
-        allowed = allowed_difference(dtype, quantized=quantized)
-        compared = [difference_and_cosine(*pair) for pair in zip(found, self.vectors, strict=True)]
-        wrong = [at for at, (difference, _) in enumerate(compared) if not difference <= allowed]
-        if not wrong:
-            return ""
-        worst = min(wrong, key=lambda at: compared[at][1])
-        difference, cosine = compared[worst]
-        words = f"{len(wrong)} of {len(self.texts)} vectors are not those in {self.path}; the worst is line {worst + 1}"
-        words += f", {self.texts[worst]!r:.80}: cosine {cosine:.4f}, difference {difference:.2g} of its length"
-        return f"{words} ({allowed:g} is allowed with weights in {dtype or 'an unknown dtype'})"
-
-
-def wrong_vectors(problem: str, model: str) -> Halt:
-    """The Halt (78) for it."""
-    return config_error(
-        f"the model {model} does not give the vectors that model.expect says",
-        why=problem,
-        remedy="Load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
-        "encode.prompt and encode.normalize with its page, and the versions of transformers and "
-        "sentence-transformers. Or correct the file.",
-    )
+            why = f"the vectors in {self.path} have {there:,} dimensions, those of the model {here:,}"
+        else:
+            compared = [difference_and_cosine(*pair) for pair in zip(found, self.vectors, strict=True)]
+            wrong = [at for at, (difference, _) in enumerate(compared) if not difference <= allowed]
+            if not wrong:
+                return None
+            worst = min(wrong, key=lambda at: compared[at][1])
+            difference, cosine = compared[worst]
+            why = (
+                f"{len(wrong)} of {len(self.texts)} vectors are not those in {self.path}; the worst is line {worst + 1}"
+            )
+            why += f", {self.texts[worst]!r:.80}: cosine {cosine:.4f}, difference {difference:.2g} of its length"
+            why += f" ({allowed:g} is allowed with weights in {dtype or 'an unknown dtype'})"
+        return config_error(
+            f"the model {model.name} does not give the vectors that model.expect says",
+            why=why,
+            remedy="Load it as its author does: compare model.trust_remote_code, model.kwargs, model.pooling, "
+            "encode.prompt and encode.normalize with its page, and the versions of transformers and "
+            "sentence-transformers. Or correct the file.",
+        )
 
 
 def read_expected(path: Path) -> Expected:
@@ -99,9 +98,6 @@ def read_expected(path: Path) -> Expected:
             f"model.expect: {path} cannot be read: {error.strerror}",
             remedy="Correct the path; `chunkvisor audit CONFIG --write-expect FILE` writes such a file.",
         ) from None
-    if len(lines) > _MOST_TEXTS:
-        what = f"model.expect: {path} has more than {_MOST_TEXTS} lines"
-        raise config_error(what, remedy="Keep a few of its lines: each run encodes them again.")
     texts, vectors = list[str](), list[npt.NDArray[np.float32]]()
     for number, line in enumerate(lines, 1):
         try:
@@ -133,9 +129,19 @@ class Conditions:
     """Under which the texts are encoded."""
 
     device: str  # "cpu" or "cuda"
-    environment: Mapping[str, str]  # as `environment_of` makes it
+    environment: Mapping[str, str]
     import_path: tuple[str, ...] = ()  # where the module of a plug-in encoder is looked for
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)  # how long it may take
+
+
+def conditions_on(device: Device, loaded: LoadedConfig | None, *, workers: int = 1) -> Conditions:
+    """Make the conditions of one of so many workers at a time on the device."""
+    threads, run_id = max(1, len(os.sched_getaffinity(0)) // workers), secrets.token_hex(8)
+    env = loaded.config.env if loaded is not None else {}
+    environment = worker_environment(os.environ, device, run_id, env, threads=threads)
+    if loaded is None:
+        return Conditions(device.kind, environment)
+    return Conditions(device.kind, environment, (str(loaded.folder),), loaded.config.recovery)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +212,3 @@ def try_texts(
     if result is None:
         return Trial(verdict, vectors, log_line)
     return Trial(verdict, vectors, log_line, result.phase_s, result.facts.dtype, loaded.notes if loaded else ())
-
-
-def environment_of(
-    base: Mapping[str, str], devices: Sequence[Device], extra: Mapping[str, str], *, workers: int = 1
-) -> dict[str, str]:
-    """Make the environment of a worker on the devices.
-
-    Without a device (no config, or a GPU that is not there), it sees the GPUs that this command sees.
-    """
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    environment = worker_environment(base, CPU, secrets.token_hex(8), extra, threads=threads)
-    del environment["CUDA_VISIBLE_DEVICES"]
-    if devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in devices)
-    elif "CUDA_VISIBLE_DEVICES" in base:
-        environment["CUDA_VISIBLE_DEVICES"] = base["CUDA_VISIBLE_DEVICES"]
-    return environment

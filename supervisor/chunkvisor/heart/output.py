@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chunkvisor.assemble.forms import Form
-from chunkvisor.engine.modelsource import LocalModel
+from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.ledger import Ledger
@@ -27,8 +27,8 @@ class OutputRun:
     limits: Limits  # batch limits of the config, before any lesson
     # Joins and publishes; gets a function to call now and then, returns the details of the closing event.
     finish: Callable[[Callable[[], None]], dict[str, Any]]
-    form: Form = field(default_factory=Form)  # of its final file
-    model: LocalModel | None = None  # the folder from which its workers load, which must not change meanwhile
+    form: Form  # of its final file
+    model: ModelSource  # from which its workers load; a folder must not change meanwhile
     rows: int = 0
     taken: int = 0  # texts whose vectors are taken over from elsewhere
     joined: bool = False
@@ -71,11 +71,6 @@ class OutputRun:
         if text not in self._rows:
             self._rows.update(rows_of(self.table, [text]))
         return self._rows[text]
-
-    def check_model(self) -> None:
-        """Raise Halt (78) if the model's folder has changed: what its workers have loaded since is not known."""
-        if self.model is not None:
-            self.model.check()
 
     def bounds(self, chunk: int) -> tuple[int, int]:
         """Give the first text of the chunk, and one past its last."""

@@ -59,7 +59,7 @@ class Keeper:
         """
         output = self._outputs[work.output]
         # What workers have loaded since the folder changed is not known: none of it may become part of the output.
-        output.check_model()
+        output.model.check()
         ledger, (start, stop) = output.ledger, output.bounds(work.chunk)
         whole = not salvaged and len(work.texts) == stop - start
         result = None if salvaged else read_message(Result, files.result)
@@ -205,7 +205,7 @@ class Keeper:
         if not set(output.missing(work.chunk)).issuperset(texts):
             return False
         # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
-        if output.model is not None and not output.model.settled_since(files.spec.stat().st_mtime_ns):
+        if not output.model.settled_since(files.spec.stat().st_mtime_ns):
             return False
         is_blank = output.blank_test(spec)
         verdict = judge(gather(files, spec, ledger.facts, is_blank, Evidence(None, limits=spec.limits)))

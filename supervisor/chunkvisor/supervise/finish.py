@@ -13,7 +13,7 @@ import numpy as np
 from chunkvisor.assemble.forms import Form, place_of
 from chunkvisor.assemble.join import assemble
 from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
-from chunkvisor.engine.modelsource import LocalModel
+from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows, read_shape
 from chunkvisor.store.identity import TEXT_KEYS, Fixed
@@ -35,7 +35,7 @@ def finish(
     table: StagedTable,
     reuse: Reuse | None,
     job: Spec,
-    local: LocalModel | None,
+    model: ModelSource,
     keep_chunks: bool,
     on_block: Callable[[], None],
 ) -> dict[str, Any]:
@@ -44,8 +44,7 @@ def finish(
     Raises Halt, OSError, and what `on_block` raises.
     """
     layout, form = ledger.layout, form.of(table.rows)
-    if local is not None:
-        local.check()
+    model.check()
     if reuse is not None and ledger.facts is None:  # they were lost, and there was no chunk to bring them back
         with open(reuse.files.copied, "rb") as file:
             ledger.fix_facts(Facts(read_shape(file).dimension, versions=reuse.places[0].versions))

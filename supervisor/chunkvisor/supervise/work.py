@@ -30,7 +30,7 @@ from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource, pin_source
 from chunkvisor.engine.process import thread_count
-from chunkvisor.engine.trial import Conditions, Expected, environment_of, read_expected, try_texts, wrong_vectors
+from chunkvisor.engine.trial import Expected, conditions_on, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import (
     ChunkCommitted,
@@ -133,18 +133,16 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
 
 def _expect(expected: Expected, request: Request, run: Run, means: Means, source: ModelSource) -> None:
     """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
-    config, device = request.loaded.config, means.devices[0]
+    config = request.loaded.config
     model = model_spec(config.model, source.path, source.revision)
-    environment = environment_of(os.environ, [device], config.env)
-    conditions = Conditions(device.kind, environment, (str(request.loaded.folder),), config.recovery)
+    conditions = conditions_on(means.devices[0], request.loaded)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
         encode = encode_spec(config.encode)
         trial = try_texts(expected.texts, model, encode, conditions, Path(folder), means.on_wait)
     if trial.vectors is None:
         raise trial.failure("the texts of model.expect could not be encoded")
-    quantized = "quantization_config" in model.kwargs
-    if problem := expected.problem(trial.vectors, trial.dtype, quantized=quantized):
-        raise wrong_vectors(problem, config.model.name)
+    if (refusal := expected.refusal(trial.vectors, trial.dtype, model)) is not None:
+        raise refusal
     run.emit(Note(f"the model gives the vectors of {counted(len(expected.texts), 'text')} in {expected.path}"))
 
 
@@ -186,7 +184,7 @@ class Opening:
                         raise not_ours(place, "choose another workdir or another name for the output")
         self._all = [self._prepare(layout) for layout in layouts]
         refuse_unequal(config.combine, {each.layout.name: each.fixed.identity.rows for each in self._all})
-        if self._request.from_scratch and not config.model.is_plugin and self._source.local is None:
+        if self._request.from_scratch and not config.model.is_plugin and not self._source.stamps:
             pin_source(self._run.layout.model, config.model, self._source)
         outputs = list[OutputRun]()
         for each in self._all:
@@ -430,9 +428,9 @@ class Opening:
             fresh,
             job,
             resolve_limits(encode, device_kind, plugin=config.model.is_plugin),
-            partial(finish, form, fixed, ledger, table, reuse, job, source.local, config.chunk.keep),
+            partial(finish, form, fixed, ledger, table, reuse, job, source, config.chunk.keep),
             form,
-            source.local,
+            source,
             rows=table.rows,
             taken=taken,
         )
