@@ -17,9 +17,9 @@ def test_help(workplace: Workplace) -> None:
     assert workplace.call("--version").stdout == f"chunkvisor, version {chunkvisor.__version__}\n"
     ended = finish(workplace.start("run", "-h"))
     assert (ended.returncode, ended.stdout[:31]) == (0, "Usage: chunkvisor run [OPTIONS]"), ended.stderr
-    head, *groups = finish(workplace.start("-h")).stdout.split("\n\nDaily:\n")[1].split("\n\n")
-    assert [line.split()[0] for group in (head, *groups) for line in group.splitlines() if line[0] == " "] == COMMANDS
-    assert "..." not in head
+    listed = finish(workplace.start("-h")).stdout.split("\n\nCommands:\n")[1]
+    assert [line.split()[0] for line in listed.splitlines()] == COMMANDS
+    assert "..." not in listed
 
 
 def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
@@ -42,13 +42,11 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["rnu", "config.yaml"], "there is no command rnu; did you mean run?"),
+        (["rnu", "config.yaml"], "No such command 'rnu'."),
         (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
-        (["run", "config.yaml", "--resume"], "continues where the last run ended"),
-        (["encode", "rows.csv", "--model", "m", "-o", "out.npy", "--update"], "`chunkvisor run CONFIG --update`"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
-        (["completion", "bash"], "completion is gone: eval"),
-        (["run", "config.yaml", "--slice", "1/2"], "--slice: give each source file"),
+        (["completion", "bash"], "It is gone: eval"),
+        (["run", "config.yaml", "--slice", "1/2"], "It is gone: give each source file"),
     ],
     ids=" ".join,
 )

@@ -1,9 +1,6 @@
 """Every run ends: by its texts, where one of them is the cause, or by a code and a remedy; workers really die."""
 
-import os
-import resource
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -76,29 +73,3 @@ def test_a_workdir_that_is_moved_or_removed_ends_the_run(workplace: Workplace, w
     elsewhere.rename(workplace.workdir)
     assert workplace.run().returncode == 0
     np.testing.assert_array_equal(workplace.vectors(), expected(TEXTS))
-
-
-def test_too_small_a_limit_of_memory_is_refused(workplace: Workplace) -> None:
-    """Under `ulimit -v 200000` a command answers with 69 and names the limit."""
-    limit = 200_000 << 10
-    ended = subprocess.run(
-        workplace.command("run", str(workplace.config_path)),
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )
-    assert ended.returncode == 69, ended.stderr
-    assert "`ulimit -v` allows a process 195.3 MiB" in ended.stderr
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root may hide /proc")
-def test_a_machine_without_proc_is_refused(workplace: Workplace) -> None:
-    """If /proc is not mounted, a command answers with 69 and says so."""
-    hide = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /proc && exec "$@"', str(workplace.folder)]
-    if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this container may not mount")
-    command = [*hide, *workplace.command("run", str(workplace.config_path))]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 69, ended.stderr
-    assert "/proc is not mounted" in ended.stderr

@@ -67,7 +67,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @set_option
 @json_option
 def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Cause each kind of failure on purpose, and show that a run recovers.
+    """Cause each kind of failure, and show that a run recovers.
 
     It uses a scratch folder, the model of CONFIG and the first rows of its first output. Failures that this machine
     cannot have are simulated, and the table marks them. It takes some minutes.
