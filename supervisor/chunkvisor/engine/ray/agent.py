@@ -23,16 +23,7 @@ from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
 from chunkvisor.engine.process import end_orphans, thread_count, trim_log
-from chunkvisor.engine.ray.wire import (
-    NO_WORKER,
-    VERSION,
-    Launch,
-    NodeAside,
-    NodeOrder,
-    NodeReport,
-    NodeState,
-    Terms,
-)
+from chunkvisor.engine.ray.wire import NO_WORKER, VERSION, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent
 from chunkvisor.store.disk import of_start
@@ -95,7 +86,7 @@ class Agent:
         self._running: dict[int, _Running] = {}
         self._stations: list[Station] = []
         self._engine: LocalEngine | None = None
-        self._state: NodeState | None = None
+        self._state = (True, False)  # whether a template gets ready, and whether a worker can be forked, as reported
         # Ray has its processes killed first if memory runs out (oom_score_adj 1000); here, a worker is to be.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("0")
@@ -133,8 +124,8 @@ class Agent:
         """Obey a NodeOrder; `files` are what a worker that is to be started finds in its folder."""
         told = from_json(NodeOrder, order)
         assert told is not None
-        if told.launch is not None:
-            self._launch(told.worker, told.launch, files)
+        if told.folder:
+            self._launch(told, files)
         elif (running := self._running.get(told.worker)) is None:
             return  # it has ended meanwhile
         elif told.gate is not None:
@@ -176,34 +167,34 @@ class Agent:
         self._reports.append(NodeReport(self._node, worker, **what))
 
     def _aside(self, halt: Halt) -> NodeReport:
-        aside = NodeAside(self._name, halt.why or halt.what, halt.remedy, int(halt.code))
-        return NodeReport(self._node, aside=aside)
+        why = halt.why or halt.what
+        return NodeReport(self._node, gone=why, aside=self._name, remedy=halt.remedy, code=int(halt.code))
 
     def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
         self._report(event=event.name, details={**event.details(), "pid": 0, "node": self._name})
 
-    def _launch(self, number: int, launch: Launch, contents: dict[str, bytes]) -> None:
-        files, engine = AttemptFiles(self._scratch / f"{number}"), self._engine
+    def _launch(self, told: NodeOrder, contents: dict[str, bytes]) -> None:
+        files, engine = AttemptFiles(self._scratch / f"{told.worker}"), self._engine
         assert engine is not None
         try:
             files.folder.mkdir(mode=0o700)
             for name, content in contents.items():
                 (files.folder / name).write_bytes(content)
-            spec, station = read_message(Spec, files.spec), self._stations[launch.device]
+            spec, station = read_message(Spec, files.spec), self._stations[told.device]
             if spec is None:
                 raise OSError(f"{files.spec} did not arrive")
-            blocking = launch.blocking_launches
-            worker = engine.start(station, files, spec, fresh=launch.fresh, blocking_launches=blocking)
+            blocking = told.blocking_launches
+            worker = engine.start(station, files, spec, fresh=told.fresh, blocking_launches=blocking)
         except OSError as error:
             with contextlib.suppress(OSError):
                 files.log.write_text(f"no worker can be started on {self._name}: {error}\n")
-            self._report(number, returncode=EXIT_OF_OUTCOME[of_start(error)[0]])
+            self._report(told.worker, returncode=EXIT_OF_OUTCOME[of_start(error)[0]])
         except Halt as halt:
             self._reports.append(self._aside(halt))
         else:
-            self._running[number] = _Running(files, worker)
-            self._report(number, pid=worker.pid, warm=worker.warm)
+            self._running[told.worker] = _Running(files, worker)
+            self._report(told.worker, pid=worker.pid, warm=worker.warm)
 
     def _turn(self) -> None:
         """Look after everything once."""
@@ -215,18 +206,15 @@ class Agent:
         except Halt as halt:  # no warm start, and the config wants no other
             self._reports.append(self._aside(halt))
         for number, each in list(self._running.items()):
-            self._attend(number, each)
-        state = NodeState(self._engine.loading, self._engine.warm)
+            called, now_s, returncode = each.worker.has_called(), time.monotonic(), each.worker.poll()
+            if called or returncode is not None or now_s - each.looked_s > _BEAT_S:
+                each.looked_s = now_s
+                trim_log(each.files.log)
+                self._report(number, beat=read_beat(each.files.beat))
+            if returncode is not None:
+                del self._running[number]
+                self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills())
+        state = self._engine.loading, self._engine.warm
         if state != self._state:
             self._state = state
-            self._report(state=state)
-
-    def _attend(self, number: int, each: _Running) -> None:
-        called, now_s, returncode = each.worker.has_called(), time.monotonic(), each.worker.poll()
-        if called or returncode is not None or now_s - each.looked_s > _BEAT_S:
-            each.looked_s = now_s
-            trim_log(each.files.log)
-            self._report(number, beat=read_beat(each.files.beat))
-        if returncode is not None:
-            del self._running[number]
-            self._report(number, returncode=returncode, oom_kills=each.worker.oom_kills())
+            self._report(holding=state[0], warm=state[1])

@@ -123,7 +123,7 @@ class Bridge:
                         with contextlib.suppress(OSError):  # the next one may fit on the disk
                             write_message(AttemptFiles(self._folders[report.worker]).beat, report.beat, durable=False)
                     self._say(replace(report, beat=None))
-                    if report.aside is not None:
+                    if report.aside:
                         self._deaths[number] = _DEATHS
                         await asyncio.wait_for(agent.close.remote(), _CLOSE_S)
                         return
@@ -145,8 +145,8 @@ class Bridge:
         with contextlib.suppress(ray.exceptions.RayError):
             while True:
                 order, contents = await orders.get(), dict[str, bytes]()
-                if order.launch is not None:
-                    files = AttemptFiles(Path(order.launch.folder))
+                if order.folder:
+                    files = AttemptFiles(Path(order.folder))
                     self._folders[order.worker] = files.folder
                     with contextlib.suppress(OSError):  # the agent says what did not arrive
                         contents = {path.name: path.read_bytes() for path in (files.texts, files.spec)}

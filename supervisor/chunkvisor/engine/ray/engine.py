@@ -23,10 +23,8 @@ from chunkvisor.engine.ray.wire import (
     RAY_ENVIRONMENT,
     VERSION,
     Cluster,
-    Launch,
     NodeOrder,
     NodeReport,
-    NodeState,
     Terms,
 )
 from chunkvisor.errors import KEPT, ExitCode, Halt
@@ -96,7 +94,8 @@ class _Node:
     """A node that can work."""
 
     devices: tuple[Device, ...]
-    state: NodeState = field(default_factory=NodeState)
+    holding: bool = True  # a template is getting ready, or it is not known yet
+    warm: bool = False  # whether a worker can be forked
     workers: dict[int, _RayWorker] = field(default_factory=dict)
 
 
@@ -211,7 +210,7 @@ class RayEngine:
     def holding(self, station: Station) -> bool:
         """See Engine."""
         node = self._nodes.get(station.site.node)
-        return node is None or node.state.holding
+        return node is None or node.holding
 
     def start(
         self, station: Station, files: AttemptFiles, _spec: Spec, *, fresh: bool, blocking_launches: bool
@@ -219,9 +218,9 @@ class RayEngine:
         """See Engine; what goes wrong at the start is heard of later."""
         name, number = station.site.node, next(self._numbers)
         node = self._nodes[name]  # `holding` is true of any other
-        node.workers[number] = worker = _RayWorker(self._send, name, number, node.state.warm and not fresh)
-        launch = Launch(str(files.folder), node.devices.index(station.device), fresh, blocking_launches)
-        self._send(NodeOrder(name, number, launch=launch))
+        node.workers[number] = worker = _RayWorker(self._send, name, number, node.warm and not fresh)
+        place = node.devices.index(station.device)
+        self._send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
         return worker
 
     def close(self) -> None:
@@ -240,17 +239,18 @@ class RayEngine:
         elif report.up is not None:
             self._nodes[report.node] = _Node(report.devices)
             stations.add(report.devices, report.up)
+        elif report.gone is not None and report.aside:
+            what = f"node {report.aside} cannot do this job"
+            halt = Halt(ExitCode(report.code), what, why=report.gone, remedy=report.remedy)
+            self._lose(stations, report.node, report.gone, halt, report.aside)
         elif report.gone is not None:
             self._lose(stations, report.node, report.gone)
-        elif report.aside is not None:
-            aside, what = report.aside, f"node {report.aside.name} cannot do this job"
-            halt = Halt(ExitCode(aside.code), what, why=aside.why, remedy=aside.remedy)
-            self._lose(stations, report.node, aside.why, halt, aside.name)
         elif report.event:
             if (event := event_of(report.event, report.details)) is not None:
                 self._emit(event)
         elif (node := self._nodes.get(report.node)) is not None:
-            node.state = report.state or node.state
+            if report.holding is not None:
+                node.holding, node.warm = report.holding, report.warm
             if (worker := node.workers.get(report.worker)) is not None:
                 worker.hear(report)
 

@@ -33,43 +33,18 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Start a worker; what it needs lies in `folder`."""
-
-    folder: str  # of the attempt, on the parent's machine
-    device: int  # position among the node's devices
-    fresh: bool
-    blocking_launches: bool
-
-
-@dataclass(frozen=True, slots=True)
 class NodeOrder:
     """To a node or to one of its workers. It says one thing."""
 
     node: str  # by Ray's number
     worker: int = NO_WORKER  # by the parent's number
-    launch: Launch | None = None
+    folder: str = ""  # start the worker; what it needs lies in this folder on the parent's machine
+    device: int = 0  # its position among the node's devices
+    fresh: bool = False
+    blocking_launches: bool = False
     gate: Limits | None = None  # open the worker's gate
     leave: bool = False  # have the worker end after the batch under way
     signal: int | None = None  # send it to the worker and to all that it has started
-
-
-@dataclass(frozen=True, slots=True)
-class NodeAside:
-    """A node cannot do this job; it is not asked again."""
-
-    name: str
-    why: str
-    remedy: str
-    code: int  # with which the run ends if no node is left
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """What changes while a node works."""
-
-    holding: bool = True  # a template is getting ready, or it is not known yet: nothing is to be started
-    warm: bool = False  # whether a worker can be forked
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +65,12 @@ class NodeReport:
     up: Site | None = None  # the node can work, on these devices
     devices: tuple[Device, ...] = ()
     gone: str | None = None  # the node is lost with all its workers, and why
-    aside: NodeAside | None = None
-    state: NodeState | None = None
+    aside: str = ""  # this is its name, and it cannot do this job: it is not asked again
+    remedy: str = ""
+    code: int = 0  # with which the run ends if no node is left
+    holding: bool | None = None  # whether a template is getting ready: nothing is to be started
     pid: int | None = None  # the worker has been started, as this process of its node
-    warm: bool = False  # how that worker was started
+    warm: bool = False  # how that worker was started, or can be
     beat: Beat | None = None  # as it was when the worker called, or just now
     returncode: int | None = None  # the worker has ended, and its files are where they belong
     oom_kills: int = 0  # on its node, while it ran
