@@ -36,7 +36,6 @@ from chunkvisor_worker.contract.wire import from_json, read_message, to_json, wr
 
 # A template that has not answered by then is stuck; it takes milliseconds.
 ANSWER_S = 5.0
-_GRACE_S = 2.0
 
 # For the template process, over the workers' environment.
 _OF_TEMPLATE = {
@@ -218,11 +217,7 @@ class LocalEngine:
 
     @property
     def loading(self) -> bool:
-        """Whether the template gets ready, and nothing is to be started before.
-
-        With `auto`, too: a fresh worker has its first vector no sooner than one that is forked as soon as the template
-        has loaded, and the two of them would load the weights twice, at the same time.
-        """
+        """Whether the template gets ready: a fresh worker, which would load the weights as well, is no sooner done."""
         return self._socket is not None and self._loaded_s is None
 
     @property
@@ -307,16 +302,9 @@ class LocalEngine:
         """Continue without the template: kill it; its workers live on without it. With `warm`, `attend` raises Halt."""
         if self._socket is not None:
             self.failure = why
-            self._end_template(0.0)
+            self.close()
             if self._settings.start is not Start.WARM:
                 self._emit(WarmGivenUp(reason=why))
-
-    def _end_template(self, grace_s: float) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            if self._template is not None:
-                end(self._template, grace_s)
 
     # --- see Engine
 
@@ -365,4 +353,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """See Engine."""
-        self._end_template(_GRACE_S if self.warm else 0.0)  # while it loads it does not listen
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            if self._template is not None:
+                end(self._template)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,8 +27,6 @@ NAME_REMEDY = (
     "Write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
     "from the current one), or as its hub id, owner/name."
 )
-# Files that say what a folder's model is.
-_TELLING = frozenset({"config.json", "modules.json"})
 _OFFLINE = (
     "Check the network, the proxy and HF_ENDPOINT, then run the same command again. Without a hub: copy the model to "
     "this machine, and write its folder as model.name."
@@ -76,9 +74,9 @@ def _stamp_files(
     folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None
 ) -> dict[str, Stamp]:
     """Stamp all files of the model, by full path; those that are untouched since `known` are not read again."""
-    files, stamps = model_files(folder), dict[str, Stamp]()
-    _require_model(folder, (path.name for path in files))
-    for path in files:
+    _require_model(folder)
+    stamps = dict[str, Stamp]()
+    for path in model_files(folder):
         on_wait()
         old = known.get(str(path))
         stamps[str(path)] = old if old is not None and old.untouched(path) else stamp_file(path)
@@ -101,10 +99,11 @@ def model_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -
     return found
 
 
-def _require_model(folder: Path | str, names: Iterable[str]) -> None:
-    """Raise Halt (78) if no file by these names says what the folder's model is."""
-    if _TELLING.isdisjoint(names):
-        raise config_error(f"{folder} holds no model: it has neither config.json nor modules.json", remedy=NAME_REMEDY)
+def _require_model(folder: Path) -> None:
+    """Raise Halt (78) if no file says what the folder's model is."""
+    if not any(os.access(folder / name, os.R_OK) for name in ("config.json", "modules.json")):
+        what = f"{folder} holds no model: it has neither config.json nor modules.json that you may read"
+        raise config_error(what, remedy=NAME_REMEDY)
 
 
 # --- resolving
@@ -135,11 +134,11 @@ def resolve_hub(
 ) -> ModelSource:
     """Resolve a hub id to a commit and download it, or take the commit that this workdir has already fixed.
 
-    With `anew` the hub is asked in any case, and what is fixed stays as it is: the caller fixes the answer later.
+    With `anew` the hub is asked in any case, and the answer replaces what was fixed.
 
     `pause(seconds, waited_s, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a
     second meanwhile; what they raise ends the download. Raises Halt: 75 if the hub stays out of reach, 78 if the
-    model is not to be had.
+    model is not to be had; OSError.
     """
     pinned = None if anew else pinned_source(cache, model)
     if pinned is not None and Path(str(pinned.path)).is_dir():
@@ -149,8 +148,10 @@ def resolve_hub(
     while True:
         found = fetch_model(model.name, revision, backend, scratch, on_wait)
         if isinstance(found, ModelSource):
-            if not anew:
-                pin_source(cache, model, found)
+            record, asked = read_models(cache), (model.name, model.revision)
+            others = (each for each in record.pins if (each.name, each.asked) != asked)
+            pin = Pin(*asked, str(found.path), str(found.revision))
+            write_record(cache, replace(record, pins=(*others, pin)))
             return found
         failed_s = failed_s or time.monotonic()
         waited_s = time.monotonic() - failed_s
@@ -201,14 +202,6 @@ def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
     return ModelSource(pin.path, pin.revision) if pin is not None else None
 
 
-def pin_source(cache: Path, model: ModelConfig, source: ModelSource) -> None:
-    """Fix a commit of the hub for this workdir. Raises OSError."""
-    if source.path is not None and source.revision is not None:
-        record, asked = read_models(cache), (model.name, model.revision)
-        others = tuple(each for each in record.pins if (each.name, each.asked) != asked)
-        write_record(cache, replace(record, pins=(*others, Pin(*asked, source.path, source.revision))))
-
-
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     """Say where the model's files are, if that is known without asking the hub or reading them.
 
@@ -216,13 +209,7 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
     """
     name = model.name
     if model.is_folder:
-        try:
-            _require_model(name, os.listdir(name))  # noqa: PTH208 - the names alone are wanted
-        except OSError as error:
-            raise config_error(
-                f"the model folder {name} cannot be read: {error.strerror}",
-                remedy="Give yourself the right to read it.",
-            ) from None
+        _require_model(Path(name))
         return ModelSource(name, model.revision)
     if _HUB_ID.fullmatch(name) is None:
         raise config_error(f"there is no model folder {name} here, and no hub id looks like that", remedy=NAME_REMEDY)

@@ -105,7 +105,7 @@ def spawn(
         )
 
 
-def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
     """Kill the process and its group, unless it ends within `grace_s`."""
     for wait_s in (grace_s, _DEATH_S):
         with contextlib.suppress(subprocess.TimeoutExpired):

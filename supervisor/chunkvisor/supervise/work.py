@@ -28,7 +28,7 @@ from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
-from chunkvisor.engine.modelsource import ModelSource, pin_source
+from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
 from chunkvisor.engine.trial import Expected, conditions_on, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -184,8 +184,6 @@ class Opening:
                         raise not_ours(place, "choose another workdir or another name for the output")
         self._all = [self._prepare(layout) for layout in layouts]
         refuse_unequal(config.combine, {each.layout.name: each.fixed.identity.rows for each in self._all})
-        if self._request.from_scratch and not config.model.is_plugin and not self._source.stamps:
-            pin_source(self._run.layout.model, config.model, self._source)
         outputs = list[OutputRun]()
         for each in self._all:
             layout, manifest = each.layout, each.manifest
