@@ -39,8 +39,6 @@ from chunkvisor_worker.contract.wire import from_json, to_json
 # A bridge that takes no message within this time is stuck.
 _SEND_S = 5.0
 _GRACE_S = 12.0
-# Between the end of a bridge and the start of the next.
-_AGAIN_S = 2.0
 # What an agent may take to start on an idle node, whatever recovery.wait_timeout says.
 _START_S = 30.0
 # To be without a node for less is not worth a word.
@@ -148,7 +146,7 @@ class _Link:
 
 
 class RayEngine:
-    """The engine of a Ray cluster, see `engine.Engine`; it goes on over a new bridge when the old one ends."""
+    """The engine of a Ray cluster, see `engine.Engine`."""
 
     def __init__(self, config: Config, layout: Layout, template: TemplateSpec, run_id: str, emit: Emit) -> None:
         """It is not connected yet. Raises OSError if its folder cannot be made."""
@@ -165,10 +163,9 @@ class RayEngine:
             startup_s=config.recovery.startup_timeout,
             template=template,
         )
-        self._stations: Stations | None = None
-        self._pending: Callable[[], int] = int  # none before `open`
+        self._stations: Stations  # from `open` on, as is the link
         self._link: _Link | None = None
-        self._next_bridge_s = 0.0
+        self._pending: Callable[[], int] = int
         self._without_s: float | None = None  # since when there is no device to work on
         self._told_waiting = False
         self._why = "no node has answered yet; GPUs that others have reserved are waited for"
@@ -178,30 +175,27 @@ class RayEngine:
 
     def open(self, stations: Stations, pending: Callable[[], int], _places: int) -> None:
         """See Engine."""
-        self._stations, self._pending = stations, pending
-        self.attend()
+        trim_log(self._log)
+        self._stations, self._pending, self._link = stations, pending, _Link(self._log, self._terms)
 
     def attend(self) -> None:
         """See Engine."""
-        if self._stations is None:
+        if self._link is None:
             return
-        for report in self._link.hear() if self._link is not None else ():
-            self._take_in(report, self._stations)
-        now_s = time.monotonic()
-        if self._link is not None and not self._link.alive:
-            self._link, self._next_bridge_s = None, now_s + _AGAIN_S
+        for report in self._link.hear():
+            self._take_in(report)
+        if not self._link.alive:
             self._why = self._cluster.why or "the bridge to the cluster has ended"
             for number in list(self._nodes):
-                self._lose(self._stations, number, self._why)
+                self._lose(number, self._why)
         if not self._pending():
             return  # what is left to do needs no node
-        if self._link is None and now_s >= self._next_bridge_s:
-            trim_log(self._log)
-            self._link, self._cluster = _Link(self._log, self._terms), Cluster(starting=1)
         if self._stations.alive:
             self._without_s, self._told_waiting = None, False
+        elif self._link.alive and self._cluster.preparing:
+            self._without_s = None
         else:
-            self._wait(self._stations, now_s)
+            self._wait(self._link.alive)
 
     def watched(self) -> list[int]:
         """See Engine."""
@@ -217,10 +211,11 @@ class RayEngine:
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
         name, number = station.site.node, next(self._numbers)
-        node = self._nodes[name]  # `holding` is true of any other
-        node.workers[number] = worker = _RayWorker(self._send, name, number, node.warm and not fresh)
+        node, link = self._nodes[name], self._link  # `holding` is true of any other node
+        assert link is not None
+        node.workers[number] = worker = _RayWorker(link.send, name, number, node.warm and not fresh)
         place = node.devices.index(station.device)
-        self._send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
+        link.send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
         return worker
 
     def close(self) -> None:
@@ -228,23 +223,19 @@ class RayEngine:
         if self._link is not None:
             self._link.close()
 
-    def _send(self, order: NodeOrder) -> None:
-        if self._link is not None:
-            self._link.send(order)
-
-    def _take_in(self, report: NodeReport, stations: Stations) -> None:
+    def _take_in(self, report: NodeReport) -> None:
         if report.cluster is not None:
             self._cluster = report.cluster
             self._why = report.cluster.why or self._why
         elif report.up is not None:
             self._nodes[report.node] = _Node(report.devices)
-            stations.add(report.devices, report.up)
+            self._stations.add(report.devices, report.up)
         elif report.gone is not None and report.aside:
             what = f"node {report.aside} cannot do this job"
             halt = Halt(ExitCode(report.code), what, why=report.gone, remedy=report.remedy)
-            self._lose(stations, report.node, report.gone, halt, report.aside)
+            self._lose(report.node, report.gone, halt, report.aside)
         elif report.gone is not None:
-            self._lose(stations, report.node, report.gone)
+            self._lose(report.node, report.gone)
         elif report.event:
             if (event := event_of(report.event, report.details)) is not None:
                 self._emit(event)
@@ -254,26 +245,24 @@ class RayEngine:
             if (worker := node.workers.get(report.worker)) is not None:
                 worker.hear(report)
 
-    def _lose(self, stations: Stations, number: str, why: str, halt: Halt | None = None, name: str = "") -> None:
-        stations.lose(number, why, halt, name)
+    def _lose(self, number: str, why: str, halt: Halt | None = None, name: str = "") -> None:
+        self._stations.lose(number, why, halt, name)
         if (node := self._nodes.pop(number, None)) is not None:
             for worker in node.workers.values():
                 worker.hear(NodeReport(returncode=NODE_LOST))
 
-    def _wait(self, stations: Stations, now_s: float) -> None:
+    def _wait(self, alive: bool) -> None:
         """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
-        if self._cluster.preparing or self._without_s is None:
-            self._without_s = now_s
-        if self._cluster.preparing:
-            return
-        waited_s, starting = now_s - self._without_s, self._cluster.starting
-        if self._link is not None and not starting and stations.last_halt is not None:
-            raise stations.last_halt
+        now_s, starting = time.monotonic(), self._cluster.starting
+        self._without_s = self._without_s or now_s
+        waited_s = now_s - self._without_s
+        if not starting and self._stations.last_halt is not None:
+            raise self._stations.last_halt
         limit_s = max(self._wait_timeout_s, _START_S if starting else 0.0)
-        if waited_s >= limit_s:
+        if waited_s >= limit_s or not alive:
             raise Halt(
                 ExitCode.TRY_AGAIN,
-                f"no node of the Ray cluster at {self._terms.address} could work for {waited_s:.0f} s",
+                f"no node of the Ray cluster at {self._terms.address} can work",
                 why=self._why,
                 remedy="Start the cluster (`ray start --head`) or its nodes, all with the same versions of Python and "
                 f"Ray, or correct engine.address. Then run the same command again{KEPT}.",
