@@ -145,7 +145,7 @@ def test_every_config_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for page in CURRENT:
         for block in blocks(page, "yaml"):
-            values = parse(block.text).value
+            values, _ = parse(block.text, str(page))
             path.write_text(block.text if "workdir" in values else yaml.safe_dump(least | values))
             load(path)
 

@@ -5,11 +5,12 @@ The YAML is read as plain values that remember their lines; `with_values` sets s
 
 import copy
 import difflib
+import io
 import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -57,19 +58,9 @@ _WORDS = {
     "model_attributes_type": "a mapping",
     "dict_type": "a mapping",
     "tuple_type": "text, or a list of texts",
+    "string_pattern_mismatch": "text without a NUL character",
 }
 """Types of error of pydantic -> what the value should be."""
-
-
-@dataclass(slots=True)
-class Document:
-    """What a YAML text says, and where."""
-
-    value: Any = None
-    lines: dict[Key, int] = field(default_factory=dict)
-    """Line of each key and list item, from 1."""
-    problems: list[tuple[int, str]] = field(default_factory=list)
-    """(line, sentence) if the text cannot be read, and for each key that stands twice."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -89,51 +80,44 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse(text: str, at: Key = ()) -> Document:
-    """Read the document in the text, whose value is to stand at this key. No value is repeated: it may be a secret."""
-    document = Document()
+def parse(text: str, name: str) -> tuple[Any, dict[Key, int]]:
+    """Read a YAML text: its value, and the line of each key and list item. Raises Halt (78), led by the name."""
+    lines = dict[Key, int]()
     try:
-        loader = _Loader(text)
-        if (node := loader.get_single_node()) is not None:
-            _note(document, node, at, set())
-            document.value = loader.construct_document(node)
+        loader = _Loader(io.StringIO(text))  # of a stream, so that errors do not quote a line: it may hold a secret
+        node = loader.get_single_node()
+        if node is None:
+            return None, lines
+        _note(node, (), lines)
+        return loader.construct_document(node), lines
     except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
-        why = (
-            getattr(error, "problem", None) or "it is nested too deeply, or has a character or a tag that does not fit"
-        )
-        begin, mark = getattr(error, "context_mark", None), getattr(error, "problem_mark", None)
-        column = f" (column {mark.column + 1})" if mark else ""
-        begun = f", {getattr(error, 'context', '')} from line {begin.line + 1} on" if begin else ""
-        line = mark.line if mark else text.count("\n", 0, getattr(error, "position", 0))
-        document.problems.append((line + 1, f"not valid YAML: {why}{column}{begun}"))
-    return document
+        why = "it is nested too deeply, or has a tag that does not fit"
+        if isinstance(error, yaml.YAMLError):
+            why = " ".join(str(error).replace('in "<file>", ', "in ").split())
+        raise _wrong_config([f"{name}: not valid YAML: {why}"]) from None
 
 
-def _note(document: Document, node: yaml.Node, key: Key, seen: set[yaml.Node]) -> None:
+def _note(node: yaml.Node, key: Key, lines: dict[Key, int]) -> None:
     """Note the lines of all that is in the node, and make all of its keys text."""
     if isinstance(node, yaml.ScalarNode):
         # A number of `env` keeps its digits: 9.10 is not 9.1 to whoever reads the variable.
         if key[:1] == ("env",) and node.tag in (f"{_TAG}int", f"{_TAG}float"):
             node.tag = f"{_TAG}str"
-        return
-    if node in seen:  # what an alias repeats has its place where it is anchored
-        return
-    seen.add(node)
-    for position, item in enumerate(node.value):
-        name_node, value_node = item if isinstance(node, yaml.MappingNode) else (item, item)
-        name: str | int = position
-        line = int(name_node.start_mark.line) + 1
-        if isinstance(node, yaml.MappingNode):
-            if name_node.tag == f"{_TAG}merge" or not isinstance(name_node, yaml.ScalarNode):
+    elif isinstance(node, yaml.SequenceNode):
+        for position, item in enumerate(node.value):
+            lines[*key, position] = item.start_mark.line + 1
+            _note(item, (*key, position), lines)
+    else:
+        first = dict[str, yaml.Mark]()
+        for name, value in node.value:
+            if name.tag == f"{_TAG}merge" or not isinstance(name, yaml.ScalarNode):
                 continue
-            name_node.tag = f"{_TAG}str"
-            name = name_node.value
-            if before := document.lines.get((*key, name)):
-                dotted = ".".join(map(str, (*key, name)))
-                sentence = f"{dotted}: this key stands twice, in lines {before} and {line}; keep one"
-                document.problems.append((line, sentence))
-        document.lines[*key, name] = line
-        _note(document, value_node, (*key, name), seen)
+            name.tag = f"{_TAG}str"
+            if before := first.get(name.value):
+                raise yaml.MarkedYAMLError(f"the key {name.value} stands", before, "and again", name.start_mark)
+            first[name.value] = name.start_mark
+            lines[*key, name.value] = name.start_mark.line + 1
+            _note(value, (*key, name.value), lines)
 
 
 def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str | None:
@@ -141,10 +125,8 @@ def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str |
 
     Comments, order and quotes stay. The result is parsed again: it says what the text said, but for these keys.
     """
-    wanted = parse(text).value
+    wanted, _ = parse(text, "the config")
     for (section, key), value in values.items():
-        if not isinstance(wanted, dict) or not isinstance(wanted.get(section), dict | None):
-            return None
         wanted[section] = {**(wanted.get(section) or {}), key: value}
         root = _Loader(text).get_single_node()
         assert root is not None
@@ -162,8 +144,8 @@ def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str |
         else:
             added += f"\n{' ' * found.start_mark.column}"
         text = text[:start] + added + text[end:]
-    result = parse(text)
-    return text if result.value == wanted and not result.problems else None
+    edited, _ = parse(text, "the edited config")
+    return text if edited == wanted else None
 
 
 Given = StrEnum("Given", ["FILE", "OPTIONS", "ARGUMENTS"])
@@ -193,31 +175,37 @@ class LoadedConfig:
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read and validate the file. Raises Halt (exit 78) that lists all problems, each with its line or --set."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_SIZE_LIMIT_BYTES + 1)
-        if len(data) > _SIZE_LIMIT_BYTES:
+        if path.stat().st_size > _SIZE_LIMIT_BYTES:
             raise ValueError(f"it is larger than {_SIZE_LIMIT_BYTES:,} bytes, and a config is not")
-        document = parse(data.decode("utf-8-sig"))
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], 1)
         hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
         raise _wrong_config([f"{path}: there is no such file; {hint}"]) from None
-    except UnicodeDecodeError:
-        raise _wrong_config([f"{path}: not UTF-8 text; save the file in this encoding"]) from None
-    except (OSError, ValueError) as error:  # a folder, a name that no file can have
-        raise _wrong_config([f"{path}: cannot be read: {error}"]) from None
-    if not isinstance(document.value, dict):
-        problems = [f"{path}:{line}: {sentence}" for line, sentence in document.problems]
+    except (OSError, ValueError) as error:  # a folder, a name that no file can have, bytes that are not UTF-8
+        raise _wrong_config([f"{path}: cannot be read as UTF-8 text: {error}"]) from None
+    values, lines = parse(text, str(path))
+    if not isinstance(values, dict):
         hint = "if it is a source, use `chunkvisor encode`; `chunkvisor init` writes a config to edit"
-        raise _wrong_config(problems or [f"{path}: the file has no keys and values; {hint}"])
+        raise _wrong_config([f"{path}: the file has no keys and values; {hint}"])
     folder = path.absolute().parent
-    config = _validated(str(path), document, overrides, folder)
+    config = from_values(
+        values, folder, overrides, {(): str(path), **{key: f"{path}:{line}" for key, line in lines.items()}}
+    )
     return LoadedConfig(config, path.absolute(), folder, tuple(overrides))
 
 
-def from_values(values: Mapping[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Config:
-    """Make a Config of plain values, for callers without a file. Raises Halt as `load` does, without lines."""
-    return _validated("", Document(copy.deepcopy(dict(values))), overrides, folder)
+def from_values(
+    values: Mapping[str, Any], folder: Path, overrides: Sequence[str] = (), places: Mapping[Key, str] | None = None
+) -> Config:
+    """Make a Config of plain values and overrides. Raises Halt as `load` does, with the places of keys as given."""
+    changed, found = copy.deepcopy(dict(values)), dict(places or {})
+    for text in overrides:
+        _override(changed, found, text)
+    try:
+        return Config.model_validate(changed, context={"folder": str(folder)})
+    except ValidationError as error:
+        raise _wrong_config(_problems(error, changed, found)) from None
 
 
 def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -252,74 +240,55 @@ def _wrong_config(problems: Sequence[str]) -> Halt:
     return config_error(what, remedy="Correct this, then run the same command again.")
 
 
-def _validated(name: str, document: Document, overrides: Sequence[str], folder: Path) -> Config:
-    """Apply the overrides and validate; `name` is that of the file, empty for values that came from no file."""
-    places: dict[Key, int | str] = dict(document.lines)
-    problems: list[tuple[int | str, str]] = list(document.problems)
-    for text in overrides:
-        shown = without_secret(text)
-        place = "--set " + (shown if shown != text else shlex.quote(_shortened(text)))
-        if sentence := _override(document, places, place, text):
-            problems.append((place, sentence))
-    try:
-        config = Config.model_validate(document.value, context={"folder": str(folder)})
-    except ValidationError as error:
-        problems += _problems(error, document.value, places)
-    if not problems:
-        return config
-    lines = []
-    for where, sentence in sorted(problems, key=lambda each: each[0] if isinstance(each[0], int) else 1 << 30):
-        located = where if isinstance(where, str) else f"{name}:{where}" if name and where else name
-        lines.append(f"{located}: {sentence}" if located else sentence)
-    raise _wrong_config(list(dict.fromkeys(lines)))
-
-
-def _override(document: Document, places: dict[Key, int | str], place: str, text: str) -> str:
-    """Apply one KEY=VALUE to the values; returns what is wrong with it."""
+def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None:
+    """Apply one KEY=VALUE to the values and the places. Raises Halt (78)."""
+    shown = without_secret(text)
+    place = "--set " + (shown if shown != text else shlex.quote(_shortened(text)))
     dotted, equals, value_text = text.partition("=")
-    key = tuple(dotted.split("."))
+    *sections, last = key = tuple(dotted.split("."))
     if not equals or not all(key):
-        return "write it as --set KEY=VALUE, such as --set chunk.size=200"
-    given = parse(value_text, key)
-    if given.problems:
-        return given.problems[0][1]
-    section = document.value
-    for depth, part in enumerate(key[:-1], start=1):
-        if section.get(part) is None:
-            section[part] = {}
-        if not isinstance(section[part], dict):
-            return f"{'.'.join(key[:depth])} is a single value or a list and has no keys"
-        section = section[part]
+        raise _wrong_config([f"{place}: write it as --set KEY=VALUE, such as --set chunk.size=200"])
+    value, _ = parse(value_text, place)
+    for depth, part in enumerate(sections, start=1):
+        if values.get(part) is None:
+            values[part] = {}
+        values = values[part]
+        if not isinstance(values, dict):
+            raise _wrong_config([f"{place}: {'.'.join(key[:depth])} is a single value or a list and has no keys"])
         places.setdefault(key[:depth], place)
-    section[key[-1]] = given.value
+    # As in a file, a number of `env` keeps its digits.
+    values[last] = value_text if key[0] == "env" and type(value) in (int, float) else value
     for known in [known for known in places if known[: len(key)] == key]:
         del places[known]
     places[key] = place
-    return ""
 
 
-def _problems(error: ValidationError, values: object, places: Mapping[Key, int | str]) -> list[tuple[int | str, str]]:
-    """Put the errors of pydantic into words: the place of each key, and the sentence."""
+def _problems(error: ValidationError, values: object, places: Mapping[Key, str]) -> list[str]:
+    """Put the errors of pydantic into words, in the order of their places."""
     found: dict[Key, list[str]] = {}
     for item in error.errors(include_url=False):
-        key, kind, value, context = item["loc"], item["type"], item["input"], item.get("ctx", {})
-        # pydantic's mark if the name of a key is wrong, not its value; a config may have a key of that name as well.
-        is_name = len(key) > 2 and key[-1] == "[key]" and kind != "extra_forbidden"
-        if is_name or context.get("of_section"):
-            key = key[:-1]
-        elif kind not in ("extra_forbidden", "missing"):
+        kind, value, key = item["type"], item["input"], item["loc"]
+        is_name = key[-1:] == ("[key]",)  # pydantic's mark if the name of a key is wrong
+        if kind not in ("extra_forbidden", "missing"):
             key = key[: _depth(values, key)]
-        shown = "this" if is_name else "the value" if key[:1] and key[0] in _SECRET_KEYS else _shown(value)
-        is_query = key[-1:] == ("source",) and isinstance(value, dict)
+        names = tuple(map(str, key))
+        in_output = names[2:] if names[:1] == ("outputs",) else ()
+        shown = "the value" if names[:1] and names[0] in _SECRET_KEYS else _shortened(_as_json(value))
+        if is_name or isinstance(value, dict | list):
+            shown = "this"
         sentences = found.setdefault(key, [])
-        if kind == "extra_forbidden":
-            sentences.append(_unknown(tuple(map(str, key))))
+        if kind == "extra_forbidden" and (instead := GONE.get(in_output or names)):
+            sentences.append(f"this key is gone: {instead}")
+        elif kind == "extra_forbidden":
+            asked = ".".join(("outputs", "*", *in_output) if in_output else names)
+            hint = did_you_mean(asked.lower(), list(_all_keys(Config)), "valid are")
+            sentences.append(f"unknown key; {hint}")
         elif kind == "missing":
             sentences.append("this key is required")
         elif kind == "refused":
-            said = str(context["sentence"])
+            said = str(item["ctx"]["sentence"])
             sentences.append(f"{shown} {said}" if said.startswith(("should", "has")) else said)
-        elif instead := GONE.get(("source", "database") if is_query else (*map(str, key), str(value))):
+        elif instead := GONE.get((*(in_output or names), "database" if isinstance(value, dict) else str(value))):
             sentences.append(f"{shown} is gone: {instead}")
         else:
             what = _WORDS.get(kind) or item["msg"].removeprefix("Input should be ")
@@ -328,10 +297,11 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, int |
             sentences[:] = [f"{sentences[0]}, or {what}" if sentences else f"{shown} should be {what}"]
     problems = []
     for key, sentences in found.items():
-        dotted = ".".join(part if part.isprintable() else json.dumps(part) for part in map(str, key))
-        place = next((places[key[:end]] for end in range(len(key), 0, -1) if key[:end] in places), 0)
-        problems += [(place, f"{_shortened(dotted)}: {each}" if dotted else each) for each in sentences]
-    return problems
+        dotted = _shortened(".".join(part if part.isprintable() else _as_json(part) for part in map(str, key)))
+        place = next((places[key[:end]] for end in range(len(key), -1, -1) if key[:end] in places), "")
+        problems += [(place, ": ".join(filter(None, (place, dotted, each)))) for each in sentences]
+    order = list(places.values())
+    return [line for place, line in sorted(problems, key=lambda each: order.index(each[0]) if each[0] else 0)]
 
 
 def _depth(values: Any, key: Key) -> int:
@@ -344,18 +314,8 @@ def _depth(values: Any, key: Key) -> int:
     return len(key)
 
 
-def _unknown(key: tuple[str, ...]) -> str:
-    is_of_output = key[0] == "outputs" and len(key) > 2
-    if instead := GONE.get(key[2:] if is_of_output else key):
-        return f"this key is gone: {instead}"
-    asked = ".".join(("outputs", "*", *key[2:]) if is_of_output else key)
-    return f"unknown key; {did_you_mean(asked.lower(), list(_all_keys(Config)), 'valid are')}"
-
-
-def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | str):
-        return _shortened(json.dumps(value, ensure_ascii=False))
-    return {"dict": "this mapping", "list": "this list"}.get(type(value).__name__, "this object")
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def _shortened(text: str) -> str:

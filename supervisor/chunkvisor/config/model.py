@@ -50,9 +50,9 @@ _OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TR
 # --- kinds of value
 
 
-def refused(sentence: str, *, of_section: bool = False) -> PydanticCustomError:
-    """Make an error with a given sentence; `of_section`: it is about the key's whole section."""
-    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "of_section": of_section})
+def refused(sentence: str) -> PydanticCustomError:
+    """Make an error with a given sentence."""
+    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence})
 
 
 def _unless(is_wrong: Callable[[Any], bool], sentence: str) -> AfterValidator:
@@ -95,20 +95,10 @@ _OR_NULL = BeforeValidator(lambda value: {} if value is None else value)
 _ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
-def _system_text(text: str) -> str:
-    """Pass text that system calls take, without a NUL or a lone surrogate."""
-    try:
-        if b"\0" not in os.fsencode(text):
-            return text
-    except UnicodeEncodeError:
-        pass
-    raise refused("has a character that no path or variable can hold")
-
-
 def _joined(text: str, info: ValidationInfo) -> str:
     """Make the path absolute, relative to the folder in the validation context (else to the current one)."""
     folder = str(Path((info.context or {}).get("folder", "")).absolute())
-    own = Path(os.path.expanduser(_system_text(text)))  # noqa: PTH111 - Path.expanduser raises if there is no home
+    own = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises if there is no home
     while own.parts[:1] == ("..",):  # a/../b is not b if a is a symbolic link
         folder = os.path.dirname(os.path.realpath(folder))  # noqa: PTH120 - of a str; Path.resolve raises for a loop
         own = Path(*own.parts[1:])
@@ -144,7 +134,7 @@ def _has_unusable_name(columns: tuple[str, ...]) -> bool:
 
 _AS_WRITTEN = BeforeValidator(_number)
 _NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
-Name = Annotated[StrictStr, Field(min_length=1)]
+Name = Annotated[StrictStr, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Positive = Annotated[int, Field(strict=True, ge=1, le=_MOST), _AS_WRITTEN]
 PositiveOrAuto = Positive | Literal["auto"]
 NotNegative = Annotated[int, Field(strict=True, ge=0, le=_MOST), _AS_WRITTEN]
@@ -180,7 +170,7 @@ EnvName = Annotated[
     _unless(_OWNED_ENV.__contains__, "chunkvisor sets this itself; choose GPUs with the key `device`"),
     _matching("[A-Za-z_][A-Za-z0-9_]*", "a name for an environment variable"),
 ]
-EnvValue = Annotated[StrictStr, AfterValidator(_system_text)]
+EnvValue = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
 OutputName = Annotated[StrictStr, _matching("[A-Za-z0-9_-]{1,100}", "letters, digits, _ and - (100 at most)")]
 OutputNames = Annotated[
     tuple[StrictStr, ...],
@@ -324,12 +314,11 @@ class EncodeConfig(Section):
     def _no_owned_kwargs(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
         return _refuse_owned(kwargs, _OF_ENCODE)
 
-    @field_validator("prompt_name")
-    @classmethod
-    def _one_prompt(cls, name: str | None, info: ValidationInfo) -> str | None:
-        if name is not None and info.data.get("prompt") is not None:
-            raise refused("prompt and prompt_name are both given; keep one of them", of_section=True)
-        return name
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if self.prompt_name is not None and self.prompt is not None:
+            raise refused("prompt and prompt_name are both given; keep one of them")
+        return self
 
 
 class ChunkConfig(Section):
@@ -413,8 +402,7 @@ class OutputConfig(Section):
     """Text with columns in braces, as in "Summary: {title}"; NULL becomes empty text."""
     sql: Name | None = None
     """SQL expression over the columns (DuckDB)."""
-    # After the other two, so that its validator sees them.
-    column: Name | None = Field(default=None, validate_default=True)
+    column: Name | None = None
     """Column whose text is encoded; a .txt source has the column text."""
     skip_blank: StrictBool = False
     """Blank lines of a .txt source are not rows."""
@@ -443,20 +431,16 @@ class OutputConfig(Section):
             r"""config, "{title}\n{body}", and in a shell as $'{title}\n{body}'"""
         )
 
-    @field_validator("column")
-    @classmethod
-    def _one_text(cls, column: str | None, info: ValidationInfo) -> str | None:
-        if not {"source", "template", "sql"} <= info.data.keys():
-            return column  # one of them is wrong itself, and says so
-        others = {name: info.data[name] for name in ("template", "sql")}
-        given = [name for name, value in {"column": column, **others}.items() if value is not None]
-        if not given and all(re.search(r"\.txt(\.gz|\.zst)?$", each, re.IGNORECASE) for each in info.data["source"]):
-            return "text"
+    @model_validator(mode="after")
+    def _one_text(self) -> Self:
+        given = [name for name in ("column", "template", "sql") if getattr(self, name) is not None]
+        if not given and all(re.search(r"\.txt(\.gz|\.zst)?$", each, re.IGNORECASE) for each in self.source):
+            return self.model_copy(update={"column": "text"})
         if not given:
-            raise refused("which text is to be encoded? One of column, template and sql is needed", of_section=True)
+            raise refused("which text is to be encoded? One of column, template and sql is needed")
         if len(given) > 1:
-            raise refused(f"{' and '.join(given)} are given; keep one of them", of_section=True)
-        return column
+            raise refused(f"{' and '.join(given)} are given; keep one of them")
+        return self
 
 
 class Config(Section):
