@@ -5,7 +5,6 @@ Each run is a separate process, with a new workdir in a scratch folder next to t
 """
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -22,11 +21,11 @@ from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.events.event import AttemptFailed, ChunkCommitted, Event, LateCrash, PartFailed
+from chunkvisor.events.event import AttemptFailed, ChunkCommitted, LateCrash, PartFailed
 from chunkvisor.events.journal import read_events
 from chunkvisor.show.status import read_status
 from chunkvisor.store.attempt import read_tail
-from chunkvisor.store.layout import Layout, claim
+from chunkvisor.store.layout import Layout
 from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
 
@@ -48,109 +47,38 @@ def drill(
 ) -> list[dict[str, Any]]:
     """Provoke the faults in this scratch folder, say a line for each, and return what `drill --json` prints.
 
-    Raises Halt if there is nothing to drill.
+    Raises Halt if the undisturbed run does not complete: there is nothing to drill then.
     """
-    rehearsal, findings = _Drill(loaded, folder), list[dict[str, Any]]()
-    say(_ROW.format("fault", "provoked", "seen as", ""))
-    for fault in faults:
-        found = rehearsal.provoke(fault)
-        end = f"NOT RECOVERED: {found['problem']}" if found["problem"] else "recovered"
-        say(_ROW.format(found["fault"], found["provoked"], found["seen_as"] or "-", end))
-        findings.append(found)
-    return findings
+    config, name = loaded.config, next(iter(loaded.config.outputs))
+    distinct = table_of(config, name, ROWS, folder, lambda _: None).distinct
+    if distinct < CHUNKS:
+        what = f"output {name} has {distinct} different texts in its first {ROWS} rows"
+        raise config_error(what, why=f"a drill needs {CHUNKS}", remedy="Put an output with more texts first.")
+    device = config.device if isinstance(config.device, str) else config.device[0]
+    output = config.outputs[name].model_dump(mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS})
+    values: dict[str, Any] = {
+        "device": device,
+        "engine": {"kind": "local"},
+        "reuse": False,  # a drill is about encoding
+        "reuse_from": [],
+        "chunk": {"size": distinct // CHUNKS},
+        # The table of faults expects the default retries, not yours.
+        "recovery": {"startup_timeout": config.recovery.startup_timeout, "wait_timeout": 60},
+        "recovery.stall_timeout": config.recovery.stall_timeout,
+        "workers.per_device": 1,
+        "outputs": {name: output},
+        "combine": {},
+    }
 
-
-class _Drill:
-    """Provokes faults in runs of the config's first output on its first device.
-
-    Makes the undisturbed run first. Raises Halt if it does not complete: there is nothing to drill then.
-    """
-
-    def __init__(self, loaded: LoadedConfig, folder: Path) -> None:
-        device = loaded.config.device
-        self._loaded, self._folder, self._output = loaded, folder, next(iter(loaded.config.outputs))
-        self._device = device if isinstance(device, str) else device[0]
-        distinct = table_of(loaded.config, self._output, ROWS, folder, lambda _: None).distinct
-        if distinct < CHUNKS:
-            what = f"output {self._output} has {distinct} different texts in its first {ROWS} rows"
-            raise config_error(what, why=f"a drill needs {CHUNKS}", remedy="Put an output with more texts first.")
-        self._chunk_size, self._stall_s = distinct // CHUNKS, 0.0
-        code, words = self._run("undisturbed")
-        layout = self._layout("undisturbed")
-        if code != ExitCode.COMPLETE or (manifest := read_finished(layout.output(self._output))) is None:
-            what = "the undisturbed run did not complete, so there is nothing to drill"
-            remedy = f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more."
-            raise Halt(ExitCode(code or ExitCode.DISK), what, why=words, remedy=remedy)
-        phases = [each.phase_s for each in _events(layout) if isinstance(each, ChunkCommitted)]
-        self._stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])
-        self._good: Vectors = np.load(layout.output(self._output).final, allow_pickle=False)
-        largest = max(1.0, float(np.abs(self._good).max(initial=0.0)))
-        self._allowed = largest * _TOLERANCE.get(manifest["model"]["dtype"], 1e-5)
-
-    def provoke(self, fault: DrillFault) -> dict[str, Any]:
-        """Provoke one fault, and report what came of it."""
-        name, layout, killed = fault.name, self._layout(fault.name), fault.name == PARENT_KILLED
-        ran, seen, wrong = list[_Ended](), "", ""
-        # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
-        standby = 0 if killed or fault.seen_as is Outcome.SETUP else None
-        try:
-            with testing.fault("hang" if killed else name, chunk=STRUCK):
-                ran.append(self._run(name, stalls=fault.seen_as is Outcome.HUNG, standby=standby, kill=killed))
-            failures = [each for each in _events(layout) if isinstance(each, AttemptFailed | PartFailed | LateCrash)]
-            if killed:
-                seen = str(read_status(layout.workdir).state)
-            elif failures:  # vectors may count although the worker crashed afterwards
-                seen = "committed" if isinstance(failures[0], LateCrash) else str(failures[0].outcome)
-        except AssertionError as error:
-            wrong = str(error)
-        if killed or fault.exit_code not in _ENDED:
-            ran.append(self._run(name))
-        output = layout.output(self._output)
-        manifest, log = read_finished(output), read_tail(output.attempt(STRUCK, 1).log)
-        found = np.load(output.final, allow_pickle=False) if manifest is not None else None
-        bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
-        wrong = wrong or problem(fault, seen, ran) or differs(self._good, found, bad, self._allowed)
-        simulated = self._device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in log
-        told = {"fault": name, "provoked": "simulated" if simulated else "real", "seen_as": seen}
-        return {**told, "problem": wrong, "recovered": not wrong}
-
-    def _layout(self, name: str) -> Layout:
-        """Return the workdir of a run, which is a trial of the first rows."""
-        return Layout(self._folder / f"{name}-first-{ROWS}")
-
-    def _run(self, name: str, *, stalls: bool = False, standby: int | None = None, kill: bool = False) -> _Ended:
-        """Run the config in that workdir; `kill` ends the run itself while a worker hangs, with code 0 here."""
-        layout, known = self._layout(name), self._layout("undisturbed").model
-        if known.exists() and not layout.model.exists():  # the digest of a large model is computed once
-            layout.workdir.mkdir(mode=0o700)
-            claim(layout, ())
-            shutil.copy2(known, layout.model)
-        command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(self._loaded.path), "--max-rows", str(ROWS)]
-        config = self._loaded.config
-        output = config.outputs[self._output].model_dump(mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS})
-        values: dict[str, Any] = {
-            "workdir": str(self._folder / name),
-            "device": self._device,
-            "engine": {"kind": "local"},
-            "reuse": False,  # a drill is about encoding
-            "reuse_from": [],
-            "chunk": {"size": self._chunk_size},
-            # The table of faults expects the default retries, not yours.
-            "recovery": {
-                "startup_timeout": config.recovery.startup_timeout,
-                "stall_timeout": self._stall_s if stalls else config.recovery.stall_timeout,
-                "wait_timeout": 60,
-            },
-            "workers.per_device": 1,
-            "workers.standby": config.workers.standby if standby is None else standby,
-            "outputs": {self._output: output},
-            "combine": {},
-        }
+    def run(workdir: str, changed: dict[str, Any], *, kill: bool = False) -> _Ended:
+        """Run the config; `kill` ends the run itself while a worker hangs, with code 0 here."""
+        command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(loaded.path), "--max-rows", str(ROWS)]
         # JSON is YAML, except for escaped surrogate pairs.
-        ours = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in values.items()]
-        for override in (*self._loaded.overrides, *ours):
+        ours = {"workdir": str(folder / workdir), **values, **changed}
+        overrides = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in ours.items()]
+        for override in (*loaded.overrides, *overrides):
             command += ["--set", override]
-        log, log_of_worker = self._folder / f"{name}.log", layout.output(self._output).attempt(STRUCK, 1).log
+        log, log_of_worker = folder / f"{workdir}.log", layout_of(workdir).output(name).attempt(STRUCK, 1).log
         with open(log, "ab") as file:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
             try:
@@ -164,9 +92,54 @@ class _Drill:
                 code = process.wait()
         return 0 if kill else code, read_tail(log).rpartition("chunkvisor: ")[2].strip()
 
+    def layout_of(workdir: str) -> Layout:
+        return Layout(folder / f"{workdir}-first-{ROWS}")  # where a trial of the first rows works
 
-def _events(layout: Layout) -> list[Event]:
-    return [entry.event for entry in read_events(layout.events)]
+    code, words = run("undisturbed", {})
+    layout = layout_of("undisturbed")
+    if code != ExitCode.COMPLETE or (undisturbed := read_finished(layout.output(name))) is None:
+        what = "the undisturbed run did not complete, so there is nothing to drill"
+        remedy = f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more."
+        raise Halt(ExitCode(code or ExitCode.DISK), what, why=words, remedy=remedy)
+    events = [entry.event for entry in read_events(layout.events)]
+    phases = [each.phase_s for each in events if isinstance(each, ChunkCommitted)]
+    stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])
+    good: Vectors = np.load(layout.output(name).final, allow_pickle=False)
+    allowed = max(1.0, float(np.abs(good).max(initial=0.0))) * _TOLERANCE.get(undisturbed["model"]["dtype"], 1e-5)
+    findings = list[dict[str, Any]]()
+    say(_ROW.format("fault", "provoked", "seen as", ""))
+    for fault in faults:
+        layout, killed, changed = layout_of(fault.name), fault.name == PARENT_KILLED, dict[str, Any]()
+        ran, seen, wrong = list[_Ended](), "", ""
+        # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
+        if killed or fault.seen_as is Outcome.SETUP:
+            changed["workers.standby"] = 0
+        if fault.seen_as is Outcome.HUNG:
+            changed["recovery.stall_timeout"] = stall_s
+        try:
+            with testing.fault("hang" if killed else fault.name, chunk=STRUCK):
+                ran.append(run(fault.name, changed, kill=killed))
+            events = [entry.event for entry in read_events(layout.events)]
+            failures = [each for each in events if isinstance(each, AttemptFailed | PartFailed | LateCrash)]
+            if killed:
+                seen = str(read_status(layout.workdir).state)
+            elif failures:  # vectors may count although the worker crashed afterwards
+                seen = "committed" if isinstance(failures[0], LateCrash) else str(failures[0].outcome)
+        except AssertionError as error:
+            wrong = str(error)
+        if killed or fault.exit_code not in _ENDED:
+            ran.append(run(fault.name, {}))
+        struck = layout.output(name)
+        manifest, log = read_finished(struck), read_tail(struck.attempt(STRUCK, 1).log)
+        found = np.load(struck.final, allow_pickle=False) if manifest is not None else None
+        bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
+        wrong = wrong or problem(fault, seen, ran) or differs(good, found, bad, allowed)
+        simulated = device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in log
+        provoked = "simulated" if simulated else "real"
+        say(_ROW.format(fault.name, provoked, seen or "-", f"NOT RECOVERED: {wrong}" if wrong else "recovered"))
+        told = {"fault": fault.name, "provoked": provoked, "seen_as": seen}
+        findings.append({**told, "problem": wrong, "recovered": not wrong})
+    return findings
 
 
 def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:
