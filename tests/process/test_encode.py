@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,15 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(["one", "bad", "two"]))
     assert list(desk.state.iterdir()) == [mine], "what else is in that folder stays there"
+
+
+def test_a_state_on_another_disk_is_refused(desk: Desk) -> None:
+    """No rename could put the file in its place."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if Path(other).stat().st_dev == desk.folder.stat().st_dev:
+            pytest.skip("there is one disk only")
+        ended = desk.encode("--column", "text", "--workdir", other)
+        assert (ended.returncode, f"{other} is not on the disk of" in ended.stderr) == (78, True), ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from chunkvisor.config.load import Given, LoadedConfig, from_values
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.show.lines import Observer, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
-from chunkvisor.store.disk import DISK_ERRNOS, check_target, disk_halt
+from chunkvisor.store.disk import check_target
 from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of
 from chunkvisor.store.layout import Layout, hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
@@ -65,6 +64,9 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     make_folders(out.parent)
     make_folders(config.workdir, mode=0o755)
+    if config.workdir.stat().st_dev != out.parent.stat().st_dev:  # no rename puts the file in its place
+        what = f"{config.workdir} is not on the disk of {out.parent}"
+        raise config_error(what, remedy="Choose a folder on that disk by --workdir, or leave the option out.")
     try:
         run(request, observer)
     except Halt as halt:
@@ -124,22 +126,10 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
             copy_atomic(output.truncated, copy)
             more["truncated"] = {**listed, "file": copy.name}
         write_sealed(out.with_suffix(".json"), manifest | more)
-        try:
-            write_sealed(output.moved, {"final": os.path.relpath(out, output.workdir)})
-            try:
-                output.final.replace(out)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                copy_atomic(output.final, out)  # onto another disk
-            # Each name is durable before the next is taken away.
-            sync_folder(out.parent)
-            output.final.unlink(missing_ok=True)
-            sync_folder(output.final.parent)
-        except OSError as error:
-            if error.errno not in DISK_ERRNOS:
-                raise
-            raise disk_halt(error, out.parent) from error
+        write_sealed(output.moved, {"final": os.path.relpath(out, output.workdir)})
+        output.final.replace(out)
+        sync_folder(out.parent)
+        sync_folder(output.workdir)
 
 
 def remove_state(workdir: Path) -> None:
