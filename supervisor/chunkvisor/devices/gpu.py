@@ -165,13 +165,12 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
         visible = [Device("cuda", str(number)) for number in range(files)]
         smi = f"; nvidia-smi {'is not there' if answer.returncode is None else f'says: {answer.line}'}"
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
-    lost = "a GPU has fallen off the bus: reboot the machine; " if answer.returncode == SMI_LOST else ""
-    if lost or max(indices, default=0) >= len(visible):
+    if max(indices, default=0) >= len(visible):
         asked = f"cuda:{indices[-1]} asks for number {indices[-1]}" if indices else "device: cuda asks for any"
         raise Halt(
             ExitCode.MACHINE,
             "this machine has no GPU for this config",
-            why=f"{lost}the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
+            why=f"the machine has {counted(len(visible), 'visible GPU')}, and {asked}{smi}",
             remedy=f"Check `device` in the config, {_VISIBLE} and `nvidia-smi -L`. Without a driver, install or load "
             "one; start a container with GPU access. Or use the CPU: set device to cpu. `chunkvisor doctor CONFIG` "
             "shows what else is wrong.",

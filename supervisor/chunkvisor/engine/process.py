@@ -37,9 +37,6 @@ _FIXED = {
     # shares memory between processes, which is all that it is needed for.
     "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
 }
-# An idle thread of numpy's OpenBLAS spins for 2^28 clock cycles before it sleeps (THREAD_TIMEOUT in OpenBLAS's
-# Makefile.rule): 45 ms of CPU time in every forked worker, taken from the workers next to it. 2^18 are 0.1 ms.
-_DEFAULTS = {"OPENBLAS_THREAD_TIMEOUT": "18"}
 # Threads that spin at every barrier starve the worker next to them: on 2 cores that others use as well, a batch
 # takes more than twice as long as with threads that sleep (docs/explanation/performance.md).
 _CPU_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -50,11 +47,8 @@ SERVICE_MANAGERS = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 _REMOVED = SERVICE_MANAGERS | {
     # Makes every allocation a cudaMalloc: a forgotten debugging aid that costs a night.
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    # Masks HF_HUB_OFFLINE when it is 0 (huggingface_hub reads both as one).
-    "TRANSFORMERS_OFFLINE",
-    # Set by terminals and schedulers for the parent; a worker has no terminal.
+    # After its end, a worker would read Python from its standard input.
     "PYTHONINSPECT",
-    "PYTHONSTARTUP",
 }
 
 
@@ -84,7 +78,7 @@ def worker_environment(
     """
     on_cpu = device == CPU
     kept = {name: value for name, value in base.items() if name not in _REMOVED}
-    environment = _DEFAULTS | (_CPU_DEFAULTS if on_cpu else {}) | kept | _FIXED
+    environment = (_CPU_DEFAULTS if on_cpu else {}) | kept | _FIXED
     environment |= {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "" if on_cpu else device.uuid}
     environment |= {**extra, RUN_ID: run_id, PARENT_PID: str(os.getpid())}
     if blocking_launches:

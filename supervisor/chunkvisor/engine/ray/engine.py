@@ -7,11 +7,11 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
@@ -97,54 +97,6 @@ class _Node:
     workers: dict[int, _RayWorker] = field(default_factory=dict)
 
 
-class _Link:
-    """One bridge process."""
-
-    def __init__(self, log: Path, terms: Terms) -> None:
-        """Start it, and tell it what it is for. Raises OSError."""
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_SEND_S)
-        self._buffer = b""
-        self.alive = True  # whether anything can be said or heard
-        environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
-        environment |= {**RAY_ENVIRONMENT, RUN_ID: terms.run_id}  # so that a later run can end it
-        self._process = spawn(BRIDGE, theirs, log, environment)
-        self.send(terms)
-
-    def watched(self) -> list[int]:
-        """Give a descriptor that becomes readable when there is something to hear, its end included."""
-        return [self._socket.fileno()] if self.alive else []
-
-    def send(self, message: Terms | NodeOrder) -> None:
-        """Say it; a bridge that has ended or is stuck is dead from then on."""
-        try:
-            if self.alive:
-                self._socket.sendall(to_json(message))
-        except OSError:
-            self.close(0.0)
-
-    def hear(self) -> list[NodeReport]:
-        """Give what has been said meanwhile."""
-        found: list[NodeReport] = []
-        while self.alive and readable(self._socket.fileno()):
-            try:
-                data = self._socket.recv(1 << 20)
-            except OSError:
-                data = b""
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
-            found += [report for line in lines if (report := from_json(NodeReport, line)) is not None]
-            if not data:
-                self.close(0.0)
-        return found
-
-    def close(self, grace_s: float = _GRACE_S) -> None:
-        """Let it end the agents, and itself, when it hears no more of us."""
-        if self.alive:
-            self.alive = False
-            self._socket.close()
-            end(self._process, grace_s)
-
-
 class RayEngine:
     """The engine of a Ray cluster, see `engine.Engine`."""
 
@@ -163,9 +115,11 @@ class RayEngine:
             startup_s=config.recovery.startup_timeout,
             template=template,
         )
-        self._stations: Stations  # from `open` on, as is the link
-        self._link: _Link | None = None
-        self._pending: Callable[[], int] = int
+        self._stations: Stations  # from `open` on
+        self._pending: Callable[[], int]
+        self._bridge: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None  # to the bridge; None before `open`, and when that has ended
+        self._buffer = b""
         self._without_s: float | None = None  # since when there is no device to work on
         self._told_waiting = False
         self._why = "no node has answered yet; GPUs that others have reserved are waited for"
@@ -175,16 +129,31 @@ class RayEngine:
 
     def open(self, stations: Stations, pending: Callable[[], int], _places: int) -> None:
         """See Engine."""
+        self._stations, self._pending = stations, pending
         trim_log(self._log)
-        self._stations, self._pending, self._link = stations, pending, _Link(self._log, self._terms)
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_SEND_S)
+        environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
+        environment |= {**RAY_ENVIRONMENT, RUN_ID: self._terms.run_id}  # so that a later run can end it
+        self._bridge = spawn(BRIDGE, theirs, self._log, environment)
+        self._send(self._terms)
 
     def attend(self) -> None:
         """See Engine."""
-        if self._link is None:
+        if self._bridge is None:
             return
-        for report in self._link.hear():
-            self._take_in(report)
-        if not self._link.alive:
+        while self._socket is not None and readable(self._socket.fileno()):
+            try:
+                data = self._socket.recv(1 << 20)
+            except OSError:
+                data = b""
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                if (report := from_json(NodeReport, line)) is not None:
+                    self._take_in(report)
+            if not data:
+                self.close(0.0)
+        if self._socket is None:
             self._why = self._cluster.why or "the bridge to the cluster has ended"
             for number in list(self._nodes):
                 self._lose(number, self._why)
@@ -192,14 +161,14 @@ class RayEngine:
             return  # what is left to do needs no node
         if self._stations.alive:
             self._without_s, self._told_waiting = None, False
-        elif self._link.alive and self._cluster.preparing:
+        elif self._socket is not None and self._cluster.preparing:
             self._without_s = None
         else:
-            self._wait(self._link.alive)
+            self._wait()
 
     def watched(self) -> list[int]:
         """See Engine."""
-        return self._link.watched() if self._link is not None else []
+        return [self._socket.fileno()] if self._socket is not None else []
 
     def holding(self, station: Station) -> bool:
         """See Engine."""
@@ -211,17 +180,27 @@ class RayEngine:
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
         name, number = station.site.node, next(self._numbers)
-        node, link = self._nodes[name], self._link  # `holding` is true of any other node
-        assert link is not None
-        node.workers[number] = worker = _RayWorker(link.send, name, number, node.warm and not fresh)
+        node = self._nodes[name]  # `holding` is true of any other
+        node.workers[number] = worker = _RayWorker(self._send, name, number, node.warm and not fresh)
         place = node.devices.index(station.device)
-        link.send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
+        self._send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
         return worker
 
-    def close(self) -> None:
-        """See Engine."""
-        if self._link is not None:
-            self._link.close()
+    def close(self, grace_s: float = _GRACE_S) -> None:
+        """See Engine; the bridge ends the agents, and itself, when it hears no more of us."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            if self._bridge is not None:
+                end(self._bridge, grace_s)
+
+    def _send(self, message: Terms | NodeOrder) -> None:
+        """Say it; a bridge that is stuck has ended from then on."""
+        try:
+            if self._socket is not None:
+                self._socket.sendall(to_json(message))
+        except OSError:
+            self.close(0.0)
 
     def _take_in(self, report: NodeReport) -> None:
         if report.cluster is not None:
@@ -251,7 +230,7 @@ class RayEngine:
             for worker in node.workers.values():
                 worker.hear(NodeReport(returncode=NODE_LOST))
 
-    def _wait(self, alive: bool) -> None:
+    def _wait(self) -> None:
         """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
         now_s, starting = time.monotonic(), self._cluster.starting
         self._without_s = self._without_s or now_s
@@ -259,7 +238,7 @@ class RayEngine:
         if not starting and self._stations.last_halt is not None:
             raise self._stations.last_halt
         limit_s = max(self._wait_timeout_s, _START_S if starting else 0.0)
-        if waited_s >= limit_s or not alive:
+        if waited_s >= limit_s or self._socket is None:
             raise Halt(
                 ExitCode.TRY_AGAIN,
                 f"no node of the Ray cluster at {self._terms.address} can work",
