@@ -39,8 +39,6 @@ def test_folders_behind_links_count(folder: Path) -> None:
     """A file in a folder that is a link is one of the model's, and another content gives another revision."""
     before = read(folder)
     assert str(folder / POOLING) in before.stamps
-    (folder / "again").symlink_to(folder)  # a link that leads back up is passed over
-    assert read(folder).revision == before.revision
     (folder / POOLING).write_text('{"mean": null}')
     assert read(folder).revision != before.revision
 

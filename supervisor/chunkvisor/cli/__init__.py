@@ -51,7 +51,7 @@ for _command in (
 def main() -> None:
     """Run the command: a Halt becomes its words on stderr and its exit code; a bug keeps its traceback."""
     open_standard_streams()
-    # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps; so for 0.1 ms.
+    # Here and in workers: an idle thread of numpy's OpenBLAS spins for 45 ms before it sleeps. With this it is 0.1 ms.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
     # The code is decided when the interpreter is torn down: a signal that comes then must not replace it.
     for number in (signal.SIGINT, signal.SIGTERM):

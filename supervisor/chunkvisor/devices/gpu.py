@@ -6,7 +6,6 @@ nvidia-smi is itself a symptom, and is left behind.
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from chunkvisor_worker.contract.wire import read_message
 # nvidia-smi's exit codes for a GPU that has fallen off the bus, and for a field that it does not know (its manual,
 # RETURN VALUE).
 SMI_LOST, _SMI_BAD_ARGUMENT = 15, 2
-_SMI_TIMEOUT_S, _REAP_S = 20.0, 1.0
+_SMI_TIMEOUT_S = 20.0
 SMI_FORMAT = "--format=csv,noheader,nounits"
 # The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
 _TORCH_TIMEOUT_S = 180.0
@@ -79,24 +78,16 @@ class SmiAnswer:
 
 
 def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
-    """Run nvidia-smi; never waits longer than the time limit."""
+    """Run nvidia-smi, with a time limit."""
     try:
-        process = subprocess.Popen(
-            ["nvidia-smi", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+        with tempfile.TemporaryDirectory(prefix="chunkvisor-smi-") as name:
+            log = Path(name) / "smi.log"
+            returncode = run_child(["nvidia-smi", *arguments], log, timeout_s=_SMI_TIMEOUT_S)
+            return SmiAnswer(returncode, log.read_text(errors="replace"))
+    except TimeoutError as error:
+        return SmiAnswer(None, str(error))
     except OSError:
         return SmiAnswer(None, "")
-    try:
-        output, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
-        return SmiAnswer(process.returncode, output.decode(errors="replace"))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep it survives the kill
-            process.wait(_REAP_S)
-        return SmiAnswer(None, f"no answer within {_SMI_TIMEOUT_S:.0f} s")
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def query_gpus(fields: str, newer: str = "", uuid: str = "") -> SmiAnswer:

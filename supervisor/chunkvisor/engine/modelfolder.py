@@ -60,15 +60,14 @@ class ModelFolder:
     """What was found."""
 
     dimension: int | None = None
-    dtype: str | None = None  # as stored
+    dtype: str | None = None  # as stored; not known if the weights are quantized
     weights_bytes: int | None = None  # on disk
-    quantized: bool = False
     model_type: str | None = None  # as config.json has it
 
     def computes_in(self, model: ModelConfig) -> str | None:
         """Name the dtype in which a worker computes; None if the files do not say."""
         kwargs = {**model.kwargs, **_mapping(model.kwargs.get("model_kwargs"))}
-        if self.dtype is None or self.quantized or any(kwargs.get(key) is not None for key in _DECIDING):
+        if self.dtype is None or any(kwargs.get(key) is not None for key in _DECIDING):
             return None
         return self.dtype if str(model.dtype) == "auto" else str(model.dtype)
 
@@ -87,9 +86,8 @@ def read_model_folder(folder: Path) -> ModelFolder:
         weights_bytes = sum(path.stat().st_size for path in next(filter(None, files), [])) or None
     return ModelFolder(
         _dimension(folder, text, modules[1:]),
-        dtype if isinstance(dtype, str) and config else None,
+        dtype if isinstance(dtype, str) and config and config.get("quantization_config") is None else None,
         weights_bytes,
-        config.get("quantization_config") is not None,
         kind if isinstance(kind, str) else None,
     )
 

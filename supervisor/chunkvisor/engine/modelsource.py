@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -76,27 +76,22 @@ def _stamp_files(
     """Stamp all files of the model, by full path; those that are untouched since `known` are not read again."""
     _require_model(folder)
     stamps = dict[str, Stamp]()
-    for path in model_files(folder):
+    for path in _files_of(folder):
         on_wait()
         old = known.get(str(path))
         stamps[str(path)] = old if old is not None and old.untouched(path) else stamp_file(path)
     return stamps
 
 
-def model_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> list[Path]:
-    """List the files of a model, sorted by their paths: all but hidden ones and compiled code. Raises OSError."""
-    state, found = folder.stat(), list[Path]()
-    here = (state.st_dev, state.st_ino)
-    if here in above:
-        return []  # a link that leads back up
+def _files_of(folder: Path) -> Iterator[Path]:
+    """Yield the files of a model, sorted by their paths: all but hidden ones and compiled code. Raises OSError."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
         if path.is_dir():
-            found += model_files(path, above | {here})
+            yield from _files_of(path)
         elif path.is_file():
-            found.append(path)
-    return found
+            yield path
 
 
 def _require_model(folder: Path) -> None:
