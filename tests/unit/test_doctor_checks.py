@@ -60,7 +60,7 @@ def well(**changes: Any) -> Case:
         memory=(60 * GIB, 64 * GIB),
         place="cache",
         sources={"out": ""},
-        samples=(Sample(DONE, GPU),),
+        samples=[Sample(DONE, GPU)],
     )
     return replace(case, **changes)
 
@@ -79,12 +79,12 @@ def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any
 
 def failing(outcome: Outcome, **changes: Any) -> Case:
     """Return `well` with a sample that failed."""
-    return well(samples=(Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words"), GPU),))
+    return well(samples=[Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words"), GPU)])
 
 
 def vectors(*rows: tuple[float, float], **changes: Any) -> Case:
     """Return `well` with other vectors."""
-    return well(samples=(Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), GPU, **changes),))
+    return well(samples=[Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), GPU, **changes)])
 
 
 def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
@@ -139,9 +139,9 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     ("encoding", FAULT, "each has other weights", lambda: vectors((4, 2), (1, 1), (4, 2), again=OTHER)),
     ("encoding", OK, "the same vector of 2 dimensions", lambda: vectors((4, 2), (1, 1), (4, 2.001))),
     ("encoding", WARNING, "get the same vector", lambda: vectors((4, 2), (4, 2), (4, 2))),
-    ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=())),
+    ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=[])),
     ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),
-    ("expect", FAULT, "cosine 0.2", lambda: well(expected=EXPECTED, samples=(UNLIKE,))),
+    ("expect", FAULT, "cosine 0.2", lambda: well(expected=EXPECTED, samples=[UNLIKE])),
 ]
 
 

@@ -24,11 +24,10 @@ from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_ha
 from chunkvisor.engine.trial import Expected, Trial, conditions_on, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict, describe_exit
-from chunkvisor.show.status import State, read_status
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
 from chunkvisor.store.disk import free_bytes
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.layout import Layout, read_holder
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
@@ -69,8 +68,8 @@ class Case:
 
     config: Config | None = None
     refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
-    devices: tuple[Device, ...] = ()  # of the job
-    opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs of the job, else of all
+    devices: tuple[Device, ...] = ()  # of the job; without a config, all GPUs
+    opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs
     smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -L`
     nodes: dict[str, bool] = field(default_factory=dict)  # files of the driver in /dev -> may this user open them?
     probe: ProbeReading = field(default_factory=ProbeReading)
@@ -83,7 +82,7 @@ class Case:
     doubts: Sequence[tuple[str, str]] = ()  # on the model's files, and what to do
     no_download: Verdict | None = None  # why the hub does not give the model
     expected: Expected | None = None
-    samples: Sequence[Sample] = ()
+    samples: list[Sample] = field(default_factory=list)
 
     @property
     def wanted(self) -> str:
@@ -101,40 +100,33 @@ class Case:
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     """Read everything; with a config, its job as well. `say` gets the steps that take a while. Raises OSError."""
-    case, loaded = Case(), None
+    case, loaded, environment = Case(), None, dict(os.environ)
     try:
         if config_path is not None:
-            loaded = load(config_path)
-            require_extras(loaded.config)
-            case.config = loaded.config
+            found = load(config_path)
+            require_extras(found.config)
+            loaded, case.config = found, found.config
     except Halt as halt:
         case.refused["config"] = halt
-    if case.config is not None:
-        try:
-            case.devices = gpus.find_devices(case.config.device)
-        except Halt as halt:
-            if case.config.engine.kind is not EngineKind.RAY:  # whose workers need no GPU here
-                case.refused["gpu"] = halt
+    try:
+        case.devices = gpus.find_devices(["cuda"] if case.config is None else case.config.device)
+    except Halt as halt:
+        if case.config is not None and case.config.engine.kind is not EngineKind.RAY:  # its workers need no GPU here
+            case.refused["gpu"] = halt
     case.smi = gpus.ask_smi(("-L",))
-    devices = case.devices
-    if case.config is None:
-        with suppress(Halt):
-            devices = gpus.find_devices(["cuda"])
     # As before each worker, and before torch is asked, whose memory is not free at once.
-    watched = [device for device in devices if device.watched]
+    watched = [device for device in case.devices if device.watched]
     case.opinions = {each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes) for each in watched}
     machine, (left_bytes, limit_bytes) = psutil.virtual_memory(), container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
         case.nodes |= {str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)}
     say("asking torch")
-    environment = dict(conditions_on(case.devices[0] if case.devices else gpus.CPU, loaded).environment)
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in case.devices)
-    if not case.devices:  # no config, or a GPU that is not there: torch sees what this command sees
-        del environment["CUDA_VISIBLE_DEVICES"]
-        environment |= os.environ
+    if case.devices:
+        environment |= conditions_on(case.devices[0], loaded).environment
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in case.devices)
     case.probe = gpus.ask_torch(environment)
-    if loaded is not None and case.config is not None:
+    if loaded is not None:
         with tempfile.TemporaryDirectory(prefix="chunkvisor-doctor-") as scratch:
             try:
                 _read_job(case, loaded, Path(scratch), say)
@@ -156,9 +148,8 @@ def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[float, floa
 def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
     """Read everything about the config's job, and encode on each device. Raises Halt if there is no model; OSError."""
     config, model = loaded.config, loaded.config.model
-    with suppress(Halt, OSError):
-        status = read_status(config.workdir)
-        case.busy_pid = status.pid if status.state is State.RUNNING else None
+    holder = read_holder(Layout(config.workdir).lock)
+    case.busy_pid = holder.pid if holder is not None and holder.alive() else None
     say("reading the first rows of each output")
     for name, output in config.outputs.items():
         case.sources[name] = output.template_note
@@ -168,54 +159,42 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
             if halt.code is ExitCode.CONFIG:
                 case.sources[name] = halt
 
-    def ask_hub(backend: str, timeout_s: float, **variables: str) -> ModelSource | Verdict:
+    def ask_hub(backend: str, **variables: str) -> ModelSource | Verdict:
         folder, environment = Path(tempfile.mkdtemp(dir=scratch)), {**os.environ, **variables}
-        try:
-            return fetch_model(model.name, model.revision, backend, folder, lambda: None, environment, timeout_s)
-        except TimeoutError:
-            return Verdict(Outcome.HUB, f"it has given no answer within {timeout_s:.0f} s")
+        return fetch_model(model.name, model.revision, backend, folder, lambda: None, environment)
 
     source: ModelSource | Verdict = ModelSource(None, model.revision)
     if not model.is_plugin:
         at_hand = source_at_hand(model, Layout(config.workdir).model)
-        source = at_hand or ask_hub(str(model.kwargs.get("backend", "torch")), 120.0, HF_HUB_OFFLINE="1")
+        source = at_hand or ask_hub(str(model.kwargs.get("backend", "torch")), HF_HUB_OFFLINE="1")
     if isinstance(source, Verdict):
         say(f"asking the model hub for {model.name}")
-        answer = ask_hub(ONLY_ASK, 30.0)
+        answer = ask_hub(ONLY_ASK)
         case.place, case.no_download = "hub", answer if isinstance(answer, Verdict) else None
         return
     case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
-    case.expected = read_expected(model.expect) if model.expect is not None else None
+    case.expected = expected = read_expected(model.expect) if model.expect is not None else None
     try:
         case.doubts = modelfolder.check_model_files(config, source.path)
     except Halt as halt:
         case.refused["right-vectors"] = halt
     case.model = modelfolder.read_model_folder(Path(source.path)) if source.path else case.model
     case.dtype = case.model.computes_in(model)
-    if case.busy_pid is None and "right-vectors" not in case.refused:
-        case.samples = [_encode(case, loaded, source, device, scratch, say) for device in case.devices]
-
-
-def _encode(
-    case: Case, loaded: LoadedConfig, source: ModelSource, device: Device, scratch: Path, say: Callable[[str], None]
-) -> Sample:
-    """Encode as `encode` of the config says if its vectors are expected, else as the first output is encoded."""
-    config, expected = loaded.config, case.expected
-    model = model_spec(config.model, source.path, source.revision)
-    encode = config.encode if expected is not None else config.effective_encode(next(iter(config.outputs)))
-    conditions = conditions_on(device, loaded)
-
-    def encoded(texts: Sequence[str]) -> Trial:
-        return try_texts(texts, model, encode_spec(encode), conditions, Path(tempfile.mkdtemp(dir=scratch)))
-
-    say(f"encoding a sample of texts on {device}")
-    sample = Sample(encoded((*SAMPLE, *(expected.texts if expected is not None else ()))), device)
-    if (vectors := sample.trial.vectors) is not None and expected is not None:
-        sample.unexpected = expected.refusal(vectors[len(SAMPLE) :], sample.trial.dtype, model)
-    if vectors is not None and device is case.devices[0]:
-        say("encoding it once more in another process")
-        sample.again = encoded(SAMPLE)
-    return sample
+    if case.busy_pid is not None or "right-vectors" in case.refused:
+        return
+    # As `encode` of the config says if its vectors are expected, else as the first output is encoded.
+    encode = encode_spec(config.encode if expected is not None else config.effective_encode(next(iter(config.outputs))))
+    spec, texts = model_spec(model, source.path, source.revision), expected.texts if expected is not None else ()
+    for device in case.devices:
+        say(f"encoding a sample of texts on {device}")
+        conditions = conditions_on(device, loaded)
+        trial = try_texts((*SAMPLE, *texts), spec, encode, conditions, Path(tempfile.mkdtemp(dir=scratch)))
+        case.samples.append(sample := Sample(trial, device))
+        if trial.vectors is not None and expected is not None:
+            sample.unexpected = expected.refusal(trial.vectors[len(SAMPLE) :], trial.dtype, spec)
+        if trial.vectors is not None and device is case.devices[0]:
+            say("encoding it once more in another process")
+            sample.again = try_texts(SAMPLE, spec, encode, conditions, Path(tempfile.mkdtemp(dir=scratch)))
 
 
 # --- the checks
@@ -297,8 +276,9 @@ def _torch(case: Case) -> Iterator[Finding]:
 
 
 def _memory_and_disk(case: Case) -> Iterator[Finding]:
-    workers = case.config.workers.per_device + case.config.workers.standby if case.config is not None else 1
-    workers *= max(1, len(case.devices))
+    workers = 1
+    if case.config is not None:
+        workers = (case.config.workers.per_device + case.config.workers.standby) * max(1, len(case.devices))
     need, (free, total) = (1 << 30) + (case.model.weights_bytes or 0), case.memory  # the libraries take about a GiB
     text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
     text += f"about {human_bytes(workers * need)} is needed for {counted(workers, 'worker')}"
@@ -311,14 +291,13 @@ def _memory_and_disk(case: Case) -> Iterator[Finding]:
     path = case.config.workdir
     here = next(each for each in (path, *path.parents) if each.exists())
     room = free_bytes(here) or 0
+    state, text, mend = OK, f"{path} has {human_bytes(room)} free", ""
     if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
+        state, text = FAULT, f"no permission to write to {path}"
         mend = "Change its owner or its permissions, or choose another workdir."
-        yield Finding("disk", FAULT, f"no permission to write to {path}", mend)
     elif room < 1 << 30:
-        mend = "Free some space, or choose another workdir."
-        yield Finding("disk", WARNING, f"{path} has only {human_bytes(room)} free", mend)
-    else:
-        yield Finding("disk", OK, f"{path} has {human_bytes(room)} free")
+        state, mend = WARNING, "Free some space, or choose another workdir."
+    yield Finding("disk", state, text, mend)
 
 
 def _source(case: Case) -> Iterator[Finding]:

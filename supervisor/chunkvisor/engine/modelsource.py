@@ -5,7 +5,6 @@ The hub is asked only here, in a child process: workers run offline.
 
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -170,19 +169,17 @@ def fetch_model(
     scratch: Path,
     on_wait: Callable[[], None],
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = math.inf,
 ) -> ModelSource | Verdict:
     """Give the snapshot, or say why the child that asks the hub has none.
 
-    `scratch` is the folder of that child's result, fault and log. Raises OSError, TimeoutError, and what `on_wait`
-    raises.
+    `scratch` is the folder of that child's result, fault and log. Raises OSError, and what `on_wait` raises.
     """
     files = AttemptFiles(scratch)
     make_folder(scratch, durable=False)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]
-    returncode = run_child(command, files.log, on_wait, environment, timeout_s)
+    returncode = run_child(command, files.log, on_wait, environment)
     try:
         found = json.loads(read_bounded(files.result) or b"")
         return ModelSource(str(found["path"]), str(found["revision"]))
