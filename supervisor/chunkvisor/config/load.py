@@ -58,6 +58,7 @@ _WORDS = {
     "model_attributes_type": "a mapping",
     "dict_type": "a mapping",
     "tuple_type": "text, or a list of texts",
+    "int_parsing_size": "a smaller number",
     "string_pattern_mismatch": "text without a NUL character",
 }
 """Types of error of pydantic -> what the value should be."""

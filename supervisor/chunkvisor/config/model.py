@@ -7,7 +7,6 @@ of type `refused` with a sentence; `load` makes messages of them.
 import glob
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -70,24 +69,14 @@ def _matching(pattern: str, what: str) -> AfterValidator:
     return _unless(lambda text: re.fullmatch(pattern, text) is None, f"should be {what}")
 
 
-def _number(value: Any) -> Any:
-    """Read numbers as people write them: "1_000", "1e3" and 1000.0 are 1000; leave anything else unchanged."""
-    try:
-        number = float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-    return int(number) if isinstance(number, float) and number.is_integer() and number <= _MOST else number
-
-
 def seconds(value: Any) -> Any:
-    """Read seconds from a number or from text like "10m"."""
-    if isinstance(value, str):
-        match = re.fullmatch(r"(.+?) ?([smhd]?)", value)
-        count = _number(match[1]) if match else value
-        if match is None or isinstance(count, str):
-            raise refused('should be a number of seconds, or a time like "90s", "10m" or "2h"')
-        return count * _UNITS_S[match[2]]
-    return _number(value)
+    """Read seconds from text like "10m"; leave anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", value)
+    if match is None:
+        raise refused('should be a number of seconds, or a time like "90s", "10m" or "2h"')
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 # Takes null for an empty section: its keys are all commented out.
@@ -98,13 +87,12 @@ _ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) e
 def _joined(text: str, info: ValidationInfo) -> str:
     """Make the path absolute, relative to the folder in the validation context (else to the current one)."""
     folder = str(Path((info.context or {}).get("folder", "")).absolute())
-    own = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises if there is no home
-    while own.parts[:1] == ("..",):  # a/../b is not b if a is a symbolic link
-        folder = os.path.dirname(os.path.realpath(folder))  # noqa: PTH120 - of a str; Path.resolve raises for a loop
-        own = Path(*own.parts[1:])
-    if glob.has_magic(str(own)) and not os.path.lexists(Path(folder, own)):
+    own = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser raises if there is no home
+    if own.startswith(".."):  # a/../b is not b if a is a symbolic link
+        folder = os.path.realpath(folder)
+    if glob.has_magic(own) and not os.path.lexists(Path(folder, own)):
         folder = glob.escape(folder)  # only what the person wrote is a pattern
-    return str(Path(folder, own))
+    return os.path.normpath(Path(folder, own))
 
 
 def _path(text: str) -> str:
@@ -132,15 +120,16 @@ def _has_unusable_name(columns: tuple[str, ...]) -> bool:
     return len(folded) < len(columns) or bool(folded & {"row", "source_row", "vector"})
 
 
-_AS_WRITTEN = BeforeValidator(_number)
+# pydantic would take true for 1.
+_NO_BOOL = BeforeValidator(lambda value: str(value) if isinstance(value, bool) else value)
 _NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
 Name = Annotated[StrictStr, Field(min_length=1, pattern=r"^[^\x00]*$")]
-Positive = Annotated[int, Field(strict=True, ge=1, le=_MOST), _AS_WRITTEN]
+Positive = Annotated[int, Field(ge=1, le=_MOST), _NO_BOOL]
 PositiveOrAuto = Positive | Literal["auto"]
-NotNegative = Annotated[int, Field(strict=True, ge=0, le=_MOST), _AS_WRITTEN]
-UpToEight = Annotated[int, Field(strict=True, ge=0, le=8), _AS_WRITTEN]
-OneToSixteen = Annotated[int, Field(strict=True, ge=1, le=16), _AS_WRITTEN]
-Shards = Annotated[int, Field(strict=True, ge=1, le=MOST_SHARDS), _AS_WRITTEN]
+NotNegative = Annotated[int, Field(ge=0, le=_MOST), _NO_BOOL]
+UpToEight = Annotated[int, Field(ge=0, le=8), _NO_BOOL]
+OneToSixteen = Annotated[int, Field(ge=1, le=16), _NO_BOOL]
+Shards = Annotated[int, Field(ge=1, le=MOST_SHARDS), _NO_BOOL]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)]
 Memory = Annotated[ByteSize, Field(ge=64 << 20, le=1 << 50)]
 PlainValues = Annotated[dict[StrictStr, JsonValue], _OR_NULL]
@@ -216,11 +205,7 @@ _OF_ENCODE = {
 """Arguments of sentence-transformers' own encode that keys of the config decide, or that a run decides."""
 
 
-def _refuse_owned(kwargs: dict[str, Any], owned: set[str]) -> dict[str, Any]:
-    if found := sorted(owned & kwargs.keys()):
-        raise refused(f"{', '.join(found)}: cannot be set here; use the config's key for it, and HF_TOKEN for a token")
-    return kwargs
-
+_NONE_OF = "should have none of: {}; use the config's key for it, and HF_TOKEN for a token"
 
 # --- sections
 
@@ -274,11 +259,6 @@ class ModelConfig(Section):
         """Say whether it is a folder on this machine; a relative name is a hub id."""
         return not self.is_plugin and self.name.startswith("/") and os.path.isdir(self.name)  # noqa: PTH112 - as below
 
-    @field_validator("kwargs")
-    @classmethod
-    def _no_owned_kwargs(cls, kwargs: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return _refuse_owned(kwargs, _OF_MODEL if info.data.get("encoder") == SENTENCE_TRANSFORMERS else set())
-
     @field_validator("name")
     @classmethod
     def _local_folder(cls, name: str, info: ValidationInfo) -> str:
@@ -286,6 +266,14 @@ class ModelConfig(Section):
             return name
         folder = _joined(name, info)
         return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        if self.is_plugin and self.pooling is not None:
+            raise refused("pooling is for a model of sentence-transformers; a plug-in encoder pools alone")
+        if not self.is_plugin and _OF_MODEL.intersection(self.kwargs):
+            raise refused(f"kwargs {_NONE_OF.format(', '.join(sorted(_OF_MODEL)))}")
+        return self
 
 
 class EncodeConfig(Section):
@@ -304,15 +292,12 @@ class EncodeConfig(Section):
     """Name of one of the model's prompts."""
     task: Literal["query", "document"] | None = None
     """query or document: encode as encode_query or encode_document does."""
-    kwargs: PlainValues = Field(default={})
+    kwargs: Annotated[PlainValues, _unless(_OF_ENCODE.intersection, _NONE_OF.format(", ".join(sorted(_OF_ENCODE))))] = (
+        Field(default={})
+    )
     """More arguments for the model's encode, such as {task: retrieval.passage}."""
     truncate_dim: Positive | None = None
     """Keep this many leading dimensions."""
-
-    @field_validator("kwargs")
-    @classmethod
-    def _no_owned_kwargs(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return _refuse_owned(kwargs, _OF_ENCODE)
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
@@ -424,12 +409,9 @@ class OutputConfig(Section):
     @property
     def template_note(self) -> str:
         """Say what is probably not meant in the template; empty if all seems to be."""
-        if not re.search(r"\\[nt]", self.template or ""):
-            return ""
-        return (
-            r"the template has \n or \t as two characters; for a line break or a tab, write it in double quotes in a "
-            r"""config, "{title}\n{body}", and in a shell as $'{title}\n{body}'"""
-        )
+        right = r"""write it in double quotes in a config, "{title}\n{body}", and in a shell as $'{title}\n{body}'"""
+        found = re.search(r"\\[nt]", self.template or "")
+        return rf"the template has {found[0]} as two characters; {right}" if found else ""
 
     @model_validator(mode="after")
     def _one_text(self) -> Self:
@@ -486,9 +468,8 @@ class Config(Section):
                 "model.expect cannot be checked on the nodes of a Ray cluster; leave it out here, and check it by "
                 "`chunkvisor doctor` on one of the nodes, with engine: {kind: local}"
             )
-        for name, number in Counter(map(str.casefold, (*self.outputs, *self.combine))).items():
-            if number > 1:
-                raise refused(f"two outputs are named {name}, if letter case does not count; rename one")
+        for name in self.outputs.keys() & self.combine.keys():
+            raise refused(f"two outputs are named {name}; rename one")
         for name, members in self.combine.items():
             for member in members:
                 if member not in self.outputs:
@@ -500,8 +481,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _possible_for_a_plugin(self) -> Self:
-        if self.model.is_plugin and self.model.pooling is not None:
-            raise refused("model.pooling is for a model of sentence-transformers; a plug-in encoder pools alone")
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
             given = [key for key in ("prompt_name", "task", "kwargs") if getattr(encode, key)]
