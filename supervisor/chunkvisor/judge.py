@@ -220,8 +220,7 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
         )
     # Its own record knows the exception and the phase; a log and an exit code are guesses next to it.
     if evidence.fault is not None:
-        # A drill on the CPU plays the faults of a GPU: they are seen as a GPU's.
-        return _diagnosed(base, diagnose(evidence.fault, on_cpu=evidence.on_cpu and not evidence.fault.provoked))
+        return _diagnosed(base, diagnose(evidence.fault))
     return _without_record(evidence, base, code, at_texts=at_texts)
 
 
@@ -241,7 +240,7 @@ def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_t
         reason = "a write met a full disk (SIGBUS)"
         return replace(base, outcome=Outcome.DISK_FULL, reason=reason, remedy="Free some space.")
     # Its last words may still be in the log.
-    diagnosis = diagnose_log(evidence.log_tail, code, phase=base.phase, on_cpu=evidence.on_cpu)
+    diagnosis = diagnose_log(evidence.log_tail, code, base.phase)
     if diagnosis is not None:
         return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:

@@ -164,7 +164,6 @@ class Tripwire(BeatWriter):
         with contextlib.suppress(OSError, ValueError):  # a full or closed log is no reason to spare the worker
             sys.stdout.write(f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n")
             sys.stdout.flush()
-        self.provoked = True
         if error := SABOTAGES[self._fault.name](self._files):
             raise error
 

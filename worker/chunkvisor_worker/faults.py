@@ -19,7 +19,7 @@ CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS = 8, 8 << 10, 32 << 10
 _MASKED_CHARS = 256 << 10  # of a longer text only the two ends are searched for tokens, and kept
 
 
-def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *, provoked: bool = False) -> Fault:
+def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None) -> Fault:
     """The record of `exception`, raised in `phase`, with the batch that the beat says is under way."""
     beat = beat or Beat(0, 0, phase)
     chain: list[BaseException] = []
@@ -40,7 +40,6 @@ def fault_of(exception: BaseException, phase: Phase, beat: Beat | None = None, *
         batch_tokens=beat.batch_tokens,
         rows_done=beat.rows_done,
         wait_s=max(map(_wait_s, chain)),
-        provoked=provoked,
     )
 
 

@@ -87,7 +87,7 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     except BaseException as error:  # noqa: BLE001
         gc.disable()  # a cycle, too, can hold pinned memory
         log_traceback()
-        fault = fault_of(error, progress.beat.phase, progress.beat, provoked=progress.provoked)
+        fault = fault_of(error, progress.beat.phase, progress.beat)
         write_fault(files.fault, fault)
         leave(exit_code_of(fault))
     progress.ended()

@@ -93,7 +93,6 @@ class BeatWriter:
         self._go_s: float | None = None
         self.beat = Beat(0, os.getpid(), Phase.START)  # what is known by now; the file has it as it was written last
         self.phase_s: dict[str, float] = {}
-        self.provoked = False  # whether a fault on purpose has struck; see `drill`
         # Among the attempt's texts, of those that the encoder has; none for a canary that is none of them.
         self.positions: Indices | tuple[()] = ()
 

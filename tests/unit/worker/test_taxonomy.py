@@ -382,16 +382,6 @@ def test_words_of_a_text_are_no_verdict(words: str) -> None:
             assert named(phase, kind(f"cannot encode: {words}")) == "unknown-on-texts"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [cuda(46), cuda(214), cuda(1), RuntimeError("No CUDA GPUs are available"), RuntimeError("NVML: GPU is lost")],
-)
-def test_on_the_cpu_no_verdict_speaks_of_a_gpu(error: BaseException) -> None:
-    """What an encoder on the CPU says of a GPU is its own error: of the model at load, of a text later."""
-    found = [diagnose(fault_of(error, phase), on_cpu=True).rule.name for phase in (LOAD, FORWARD)]
-    assert found == ["unknown-at-load", "unknown-on-texts"]
-
-
 causes = st.builds(
     Cause,
     name=st.text() | st.sampled_from(sorted({name for rule in RULES for sign in rule.signs for name in sign.classes})),

@@ -172,7 +172,6 @@ class Fault:
     batch_tokens: int = 0
     rows_done: int = 0
     wait_s: float = 0.0  # what a server, or the encoder, asked to wait before the next try
-    provoked: bool = False  # a drill or a test brought it about; on a CPU it may play a fault of a GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """Tells what a fault is, by the table of `rules`, and reads the figures of torch's out-of-memory message."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import SIGABRT, Signals
 
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
-from chunkvisor_worker.contract.rules import AT_WORK, ENCODER_BROKEN, OF_GPUS, ON_TEXTS, RULES, Rule, Sign
+from chunkvisor_worker.contract.rules import ENCODER_BROKEN, ON_TEXTS, RULES, Rule, Sign
 
 HEAD_CHARS = 16 << 10  # of a message: bounds the time of every pattern, whatever a plug-in puts there
 TAIL_CHARS = 32 << 10  # of a log: behind the reason of an abort come the stacks of C++ and Python, and all modules
@@ -45,10 +44,10 @@ class Diagnosis:
     cause: Cause | None = None  # that exception; None if there is only a log or a return code
 
 
-def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
+def diagnose(fault: Fault) -> Diagnosis:
     """The first rule that any exception of the chain falls under; never raises, always finds one."""
     heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
-    for rule in _rules(fault.phase, on_cpu=on_cpu):
+    for rule in RULES:
         decisive = rule.outcome in _GRAVE or (rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None)
         at_start = decisive and fault.phase in ON_TEXTS
         for cause, head in heads or [(Cause("unknown", (), ""), "")]:
@@ -64,34 +63,25 @@ def diagnose(fault: Fault, *, on_cpu: bool = False) -> Diagnosis:
     raise AssertionError("the last rule takes everything")
 
 
-def diagnose_log(tail: str, returncode: int, *, phase: Phase | None = None, on_cpu: bool = False) -> Diagnosis | None:
+def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diagnosis | None:
     """What ended a worker that left no record, by its last phase, log and `Popen.returncode`; None if nothing tells."""
     if returncode == 0:
         return None
     end = tail[-TAIL_CHARS:]
-    rules = _rules(phase, on_cpu=on_cpu)
     # An abort says less than the reason printed before it. With any other signal the log tells of another matter: some
     # are sent by others, and the kernel's come at once, without a word.
     explained = returncode > 0 or returncode == -SIGABRT
-    for rule in rules:
+    for rule in RULES:
         elsewhere = rule.phases and phase is not None and phase not in rule.phases
         told = (explained or returncode in rule.returncodes) and not elsewhere
         if told and rule.log and (found := re.search(rule.log, end, re.MULTILINE)):
             first = end.rfind("\n", 0, found.start()) + 1
             return Diagnosis(rule, _plain(end[first:].partition("\n")[0]))
-    for rule in rules:
+    for rule in RULES:
         if returncode in rule.returncodes and (returncode < 0 or phase not in ON_TEXTS):
             how = f"ended by {Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
             return Diagnosis(rule, how)
     return None
-
-
-def _rules(phase: Phase | None, *, on_cpu: bool) -> Sequence[Rule]:
-    """Those that can hold; in a run on the CPU none that speaks of a GPU, unless it leads to the text in question."""
-    if not on_cpu:
-        return RULES
-    at_texts = phase is None or phase in (*AT_WORK, *ON_TEXTS)
-    return [rule for rule in RULES if rule.name not in OF_GPUS or (rule.row_can_cause and at_texts)]
 
 
 def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
