@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor_worker.contract.exits import OUTCOME_OF_EXIT, Outcome, WorkerExit
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.rules import BEFORE_WORK, CONFIG, DISK, NO_ROOM, ON_TEXTS
 from chunkvisor_worker.contract.taxonomy import Diagnosis, OomFigures, diagnose, diagnose_log, read_oom
@@ -166,9 +166,6 @@ class Evidence:
     on_cpu: bool = False  # the worker was given no GPU
 
 
-# Outcomes that end a run or hold it up, and never keep a worker from writing its record; a full disk may.
-_LEAVES_A_RECORD = (Outcome.SETUP, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT, Outcome.HUB)
-
 _OTHER_DIMENSION = (
     "One model gives vectors of one dimension: correct the encoder. If the chunks that are done are the wrong ones, "
     "start over with --from-scratch."
@@ -245,15 +242,12 @@ def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_t
         return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:
         return replace(base, outcome=Outcome.BAD_OUTPUT, reason="ended with exit code 0 but left no result")
-    outcome = OUTCOME_OF_EXIT.get(code, Outcome.CRASHED)
-    if at_texts and outcome in _LEAVES_A_RECORD:
-        outcome = Outcome.CRASHED  # such a worker has written why: whoever ended this one did not ask it
-    means = f" (a worker's own: {outcome})" if code in OUTCOME_OF_EXIT and outcome is not Outcome.CRASHED else ""
+    is_full = code == WorkerExit.DISK_FULL
     return replace(
         base,
-        outcome=outcome,
-        reason=f"ended with {describe_exit(code)}{means} and left no record",
-        exit_code=DISK if outcome is Outcome.DISK_FULL else None,  # its record did not fit there
+        outcome=Outcome.DISK_FULL if is_full else Outcome.CRASHED,
+        reason=f"ended with {describe_exit(code)} and left no record{', for want of space on the disk' * is_full}",
+        exit_code=DISK if is_full else None,
         row_can_cause=code < 0 or at_texts,
     )
 

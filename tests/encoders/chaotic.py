@@ -18,7 +18,7 @@ from misbehaving import MISBEHAVIOURS, NOTES, PLACE, SPEC, Call, lie
 
 WEIGHTS = {
     # Many: what a run meets every night.
-    **dict.fromkeys(("cuda_oom", "cuda_oom_runtime_error", "nvml_assert", "exit_20_above", "cublas_alloc"), 4),
+    **dict.fromkeys(("cuda_oom", "cuda_oom_runtime_error", "nvml_assert", "cublas_alloc"), 4),
     **dict.fromkeys(("segfault", "abort", "sigkill", "sigterm", "exit_0"), 4),
     **dict.fromkeys(("cuda_700", "runtime_error", "memory_error"), 4),
     **dict.fromkeys(("nan", "inf", "row_missing"), 4),

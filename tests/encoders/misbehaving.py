@@ -230,7 +230,6 @@ MISBEHAVIOURS = {
     "nvml_assert": full_above(lambda: RuntimeError(NVML_ASSERT)),
     "cublas_alloc": full_above(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`")),
     "resource_exhausted": full_above(lambda: RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")),
-    "exit_20_above": full_above(lambda: os._exit(20)),
     "cuda_700": cuda_error(700, "an illegal memory access was encountered"),
     "no_gpu": raising(lambda: RuntimeError("No CUDA GPUs are available")),
     # the world

@@ -291,7 +291,6 @@ def test_chunk_given_up_is_done_by_the_next_run(workplace: Workplace) -> None:
 
 OUT_OF_MEMORY = (
     *("cuda_oom", "cuda_oom_old_name", "cuda_oom_runtime_error", "nvml_assert", "cublas_alloc", "resource_exhausted"),
-    "exit_20_above",
 )
 
 

@@ -251,7 +251,7 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
     (failed,) = workplace.named("attempt_failed")
     assert failed["outcome"] == "device_fault"
     (worker,) = [event for event in workplace.named("worker_ended") if event["returncode"]]
-    assert worker["returncode"] == WorkerExit.DEVICE_FAULT
+    assert worker["returncode"] == WorkerExit.FAULT
 
 
 @pytest.mark.model

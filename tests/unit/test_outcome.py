@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.judge import NEARLY_FULL_BYTES, EndedBy, Evidence, describe_exit, judge
-from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, Outcome
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
 RESULT = Result("f", "out", 0, 0, 4, "d", 256, Facts(8), Limits(4))
@@ -81,11 +81,8 @@ WITHOUT_A_RECORD: dict[str, Row] = {
     "exit 44": (Evidence(44), Outcome.CRASHED, "exit code 44"),
     "exit 127": (Evidence(127), Outcome.SETUP, "exit code 127"),
     "package missing": (Evidence(1, log_tail=NO_PACKAGE_LOG), Outcome.SETUP, "No module named chunkvisor_worker"),
-    **{
-        f"exit {int(code)}, a worker's own": (Evidence(int(code)), outcome, f"exit code {int(code)}")
-        for outcome, code in EXIT_OF_OUTCOME.items()
-        if outcome is not Outcome.CRASHED
-    },
+    "no room for the record": (Evidence(WorkerExit.DISK_FULL), Outcome.DISK_FULL, "for want of space on the disk"),
+    "without its parent": (Evidence(WorkerExit.ORPHANED), Outcome.INTERRUPTED, "exit code 25"),
 }
 
 TABLE = BESIDE_A_RESULT | BESIDE_A_FAULT | WITHOUT_A_RECORD

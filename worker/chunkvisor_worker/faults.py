@@ -1,6 +1,7 @@
 """Makes the record of a fault out of an exception: never raises, and lets no token get into the record."""
 
 import contextlib
+import errno
 import os
 import time
 import traceback
@@ -10,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor_worker import Busy
-from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME, WorkerExit
+from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
-from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.contract.wire import masked, write_message
 
 CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS = 8, 8 << 10, 32 << 10
@@ -49,28 +49,23 @@ def recorded(path: Path, phase: Phase) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - Rust's panics (pyo3's PanicException) are not an Exception
-        fault = fault_of(error, phase)
-        write_fault(path, fault)
-        os._exit(exit_code_of(fault))
+        os._exit(write_fault(path, fault_of(error, phase)))
 
 
-def write_fault(path: Path, fault: Fault) -> None:
-    """Write the record, as far as that can be done: on a full disk the exit code has to say it alone."""
+def write_fault(path: Path, fault: Fault) -> WorkerExit:
+    """Write the record, and return the code to end with: on a full disk it has to say that alone."""
     try:
         write_message(path, fault)
-    except OSError:
+    except OSError as error:
         log_traceback()
+        return WorkerExit.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else WorkerExit.FAULT
+    return WorkerExit.FAULT
 
 
 def log_traceback() -> None:
     """Print what was raised, if standard error is still there."""
     with contextlib.suppress(OSError, ValueError):
         traceback.print_exc()
-
-
-def exit_code_of(fault: Fault) -> WorkerExit:
-    """With which code a worker ends that leaves this fault."""
-    return EXIT_OF_OUTCOME.get(diagnose(fault).rule.outcome, WorkerExit.UNKNOWN)
 
 
 def _cause_of(exception: BaseException) -> Cause:

@@ -29,7 +29,7 @@ from chunkvisor_worker.contract.exits import PARENT_PID, TESTING_FAULTS, WorkerE
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_message, write_message
-from chunkvisor_worker.faults import exit_code_of, fault_of, log_traceback, write_fault
+from chunkvisor_worker.faults import fault_of, log_traceback, write_fault
 from chunkvisor_worker.liveness import BeatWriter, Gate, be_first_victim, leave
 from chunkvisor_worker.plugin import PluginEncoder
 from chunkvisor_worker.vectorfile import VectorFile
@@ -87,9 +87,7 @@ def run_and_exit(folder: Path, encoder: Encoder | None = None) -> NoReturn:
     except BaseException as error:  # noqa: BLE001
         gc.disable()  # a cycle, too, can hold pinned memory
         log_traceback()
-        fault = fault_of(error, progress.beat.phase, progress.beat)
-        write_fault(files.fault, fault)
-        leave(exit_code_of(fault))
+        leave(write_fault(files.fault, fault_of(error, progress.beat.phase, progress.beat)))
     progress.ended()
     leave(WorkerExit.DONE)
 

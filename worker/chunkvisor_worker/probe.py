@@ -12,7 +12,7 @@ from typing import Any
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Phase, ProbedGpu, ProbeReport
 from chunkvisor_worker.contract.wire import write_message
-from chunkvisor_worker.faults import exit_code_of, fault_of
+from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.liveness import die_with_parent, leave
 
 _PACKAGES = ("torch", "sentence-transformers", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy")
@@ -68,7 +68,7 @@ def main() -> None:
     """Parse the one argument, probe, exit."""
     die_with_parent()
     report = probe(Path(sys.argv[1]))
-    leave(WorkerExit.DONE if report.fault is None else exit_code_of(report.fault))
+    leave(WorkerExit.DONE if report.fault is None else WorkerExit.FAULT)
 
 
 if __name__ == "__main__":

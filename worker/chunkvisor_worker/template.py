@@ -116,7 +116,7 @@ def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[in
         run_and_exit(Path(order.folder), encoder)
     except BaseException:  # noqa: BLE001 - nothing may get back into the template's loop
         traceback.print_exc()
-    leave(WorkerExit.UNKNOWN)
+    leave(WorkerExit.FAULT)
 
 
 def find_gpu_use() -> str:
@@ -214,7 +214,7 @@ def main() -> None:
     encoder, unfit = _load(AttemptFiles(Path(sys.argv[1])))
     if encoder is None:
         orders.send(to_json(TemplateNews(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
-        os._exit(WorkerExit.SETUP)
+        os._exit(WorkerExit.FAULT)
     # What is here now stays: the collector must not write to its pages, which all workers share.
     gc.collect()
     gc.freeze()

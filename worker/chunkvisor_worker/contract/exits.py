@@ -31,30 +31,11 @@ class Outcome(StrEnum):
 
 
 class WorkerExit(IntEnum):
-    """Exit codes of `python -m chunkvisor_worker`, for an attempt whose fault record cannot be read."""
+    """Exit codes of `python -m chunkvisor_worker`, whose folder says what happened."""
 
     DONE = 0
-    UNKNOWN = 1
+    FAULT = 1  # its record says which
     USAGE = 2
-    GPU_OOM = 20
-    DEVICE_FAULT = 21
-    BAD_INPUT = 22
-    SETUP = 23
-    DISK_FULL = 24
-    ORPHANED = 25
-    HOST_OOM = 26
-    BAD_OUTPUT = 27
-    GPU_BUSY = 28
+    DISK_FULL = 24  # there was no room for the record of a fault
+    ORPHANED = 25  # it was asked to leave, or its parent is gone
     TAINTED_TEMPLATE = 29
-    HARDWARE_FAULT = 30
-    HUB = 31
-
-
-# The exit code with which a worker reports a fault of each outcome that a fault can have.
-EXIT_OF_OUTCOME: dict[Outcome, WorkerExit] = {
-    Outcome.CRASHED: WorkerExit.UNKNOWN,
-    Outcome.INTERRUPTED: WorkerExit.ORPHANED,
-    **{outcome: WorkerExit[outcome.name] for outcome in Outcome if outcome.name in WorkerExit.__members__},
-}
-# The reverse, for an attempt that left no readable record.
-OUTCOME_OF_EXIT: dict[int, Outcome] = {int(code): outcome for outcome, code in EXIT_OF_OUTCOME.items()}

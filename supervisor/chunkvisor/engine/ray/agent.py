@@ -26,11 +26,10 @@ from chunkvisor.engine.process import end_orphans, thread_count, trim_log
 from chunkvisor.engine.ray.wire import NO_WORKER, VERSION, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent
-from chunkvisor.store.disk import of_start
-from chunkvisor_worker.contract.exits import EXIT_OF_OUTCOME
+from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import ModelSpec, Spec
-from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json
+from chunkvisor_worker.contract.messages import Cause, Fault, ModelSpec, Phase, Spec
+from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json, write_message
 
 # A question for news is answered at the latest after this time.
 _NEWS_S = 5.0
@@ -187,9 +186,11 @@ class Agent:
             blocking = told.blocking_launches
             worker = engine.start(station, files, spec, fresh=told.fresh, blocking_launches=blocking)
         except OSError as error:
+            what = f"no worker can be started on {self._name}: {error}"
+            cause = Cause("builtins.OSError", (), what, errno=error.errno)
             with contextlib.suppress(OSError):
-                files.log.write_text(f"no worker can be started on {self._name}: {error}\n")
-            self._report(told.worker, returncode=EXIT_OF_OUTCOME[of_start(error)[0]])
+                write_message(files.fault, Fault(Phase.START, (cause,), ""))
+            self._report(told.worker, returncode=WorkerExit.FAULT)
         except Halt as halt:
             self._reports.append(self._aside(halt))
         else:
