@@ -46,10 +46,8 @@ LAPSES = (
     Lapse("import_error@encode", "setup", "No module named 'flash_attn'"),
     Lapse("surrogate_message@encode", "crashed", "half an emoji"),
     # the GPU
-    Lapse("cuda_oom@load", "gpu_busy", "CUDA out of memory"),
     Lapse("cuda_oom@encode", "gpu_oom", "did not fit"),
     Lapse("cuda_700@second", "device_fault", "illegal memory access"),
-    Lapse("no_gpu@encode", "setup", "No CUDA GPUs are available"),
     # the world
     Lapse("disk_full@encode", "disk_full", "No space left on device"),
     Lapse("hub_429@load", "hub", "429"),
