@@ -3,10 +3,10 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
 from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import committed_chunks, read_reuse
+from chunkvisor.store.ledger import committed_chunks, ledger_of
 from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.work import propose, rate_before, staged_before
@@ -50,38 +50,38 @@ WIDTH = 80
 Lengths = npt.NDArray[np.int32]
 
 
-class _Output(NamedTuple):
-    """One output, as far as its source shows."""
-
-    name: str
-    table: StagedTable
-    chunk_size: int
-    told: dict[str, Any]  # what `plan --json` prints
-
-
 def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Return what `plan --json` prints; `say` gets the steps that take a while.
 
     Raises Halt if a run would refuse the source or the model; OSError.
     """
-    config = loaded.config
+    config, rate, model, notes = loaded.config, rate_before(loaded.config), ModelFolder(), list[str]()
     require_extras(config)
     if config.model.expect is not None:
         read_expected(config.model.expect)
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as name:
-        scratch, notes = Path(name), list[str]()
-        outputs = [_read_output(config, output, max_rows, scratch, notes, say) for output in config.outputs]
-        refuse_unequal(config.combine, {output.name: output.table.rows for output in outputs})
+    kind, devices = ("cuda", 1) if "cuda" in config.device else (config.device[0], len(config.device))
+    proposed = propose(rate, config.workers.per_device * devices, kind.partition(":")[0])
+    with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as folder:
+        tables = {name: table_of(config, name, max_rows, Path(folder), say) for name in config.outputs}
+        refuse_unequal(config.combine, {name: table.rows for name, table in tables.items()})
+        outputs = {name: _read_output(config, name, table, proposed) for name, table in tables.items()}
+        for name, output in config.outputs.items():
+            notes += [f"{name}: {note}" for note in [output.template_note] if note]
+            if outputs[name].pop("of_another_source") and max_rows is None:
+                what = "the workdir has vectors of another source; `run --update` takes over what it can"
+                notes.append(f"{name}: {what}")
         say("counting tokens")
-        folder = None
         if config.model.is_plugin:
             notes.append("only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown")
-        else:
-            folder = _count_tokens(config, outputs, scratch / "lengths", notes)
-        model = modelfolder.read_model_folder(folder) if folder is not None else ModelFolder()
-        for output in outputs:
-            table, sizes, form = output.table, output.told, asked_form(config.outputs[output.name])
-            sizes["dimension"] = dimension = sizes["dimension"] or model.dimension
+        elif (path := _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes)) is not None:
+            model = modelfolder.read_model_folder(Path(path))
+            with suppress(Halt):  # it is the plan of a job for another machine
+                card = weakest(find_devices(config.device)) if config.engine.kind is EngineKind.LOCAL else None
+                unfit = unfit_dtype(model.computes_in(config.model), model.model_type, card)
+                notes += ["; ".join(unfit)] if unfit is not None else []
+        for name, sizes in outputs.items():
+            table, form, dimension = tables[name], asked_form(config.outputs[name]), sizes["dimension"]
+            sizes["dimension"] = dimension = dimension or model.dimension
             # The bytes of the final file, and those that the disk has to have while it is made.
             sizes["final_bytes"] = sizes["disk_bytes"] = None
             if dimension is not None:
@@ -94,18 +94,10 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
                 sizes["disk_bytes"] = needed - RESERVE_BYTES + table_bytes
             if not sizes["texts_left"]:
                 sizes["disk_bytes"] = 0
-    rate, told = rate_before(config), {each.name: each.told for each in outputs}
-    if folder is not None and config.engine.kind is EngineKind.LOCAL:
-        with suppress(Halt):  # it is the plan of a job for another machine
-            card = weakest(find_devices(config.device))
-            if (unfit := unfit_dtype(model.computes_in(config.model), model.model_type, card)) is not None:
-                notes.append("; ".join(unfit))
-    weights = model.weights_bytes
-    workers = config.workers.per_device + config.workers.standby
-    workers *= 1 if "cuda" in config.device else len(config.device)
-    disk, final = ([each[key] for each in told.values()] for key in ("disk_bytes", "final_bytes"))
+    workers, weights = (config.workers.per_device + config.workers.standby) * devices, model.weights_bytes
+    disk, final = ([each[key] for each in outputs.values()] for key in ("disk_bytes", "final_bytes"))
     return {
-        "outputs": told,
+        "outputs": outputs,
         "combine": config.combine,
         "peak_disk_bytes": None if None in disk else sum(disk),
         "final_disk_bytes": None if None in final else sum(final),
@@ -115,7 +107,7 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
         "host_memory_bytes": None if weights is None else workers * (_LIBRARIES_BYTES + weights),
         "total_memory_bytes": int(psutil.virtual_memory().total),
         "texts_per_s": rate,
-        "time_s": sum(each["texts_left"] for each in told.values()) / rate if rate else None,
+        "time_s": sum(each["texts_left"] for each in outputs.values()) / rate if rate else None,
         "notes": notes,
     }
 
@@ -130,36 +122,27 @@ def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say
     return stage_table(request, scratch / name, lambda: None)
 
 
-def _read_output(
-    config: Config, name: str, max_rows: int | None, scratch: Path, notes: list[str], say: Callable[[str], None]
-) -> _Output:
-    layout, table = Layout(config.workdir).output(name), table_of(config, name, max_rows, scratch, say)
-    fixed = reuse = reason = None
+def _read_output(config: Config, name: str, table: StagedTable, proposed: tuple[int, str]) -> dict[str, Any]:
+    """Return what is printed of one output, as far as its source and the workdir show."""
+    layout, fixed, facts, reason = Layout(config.workdir).output(name), None, None, None
     with suppress(DamagedError):  # a run reports it
         fixed = read_fixed(layout)
     size = fixed.chunk_size if fixed is not None else config.effective_chunk_size(name)
     if size == "auto":
-        workers = config.workers.per_device * (1 if "cuda" in config.device else len(config.device))
-        size, reason = propose(rate_before(config), workers, _kind(config))
+        size, reason = proposed
+    work, done = Plan(table.distinct, size), bytearray()
     ours = fixed is not None and fixed.identity.source_digest == table.digest
-    if ours:  # a run has looked which texts have a vector already
-        with suppress(DamagedError):
-            reuse = read_reuse(layout)
-    known = reuse.taken if reuse is not None else 0
-    work = Plan(table.distinct - known, size)
-    done = bytearray(work.count)
     if ours:
+        with suppress(DamagedError):  # a run has looked which texts have a vector already
+            work = ledger.plan if (ledger := ledger_of(layout)) is not None else work
         done = committed_chunks(layout, work) if read_done_manifest(layout) is None else bytearray(b"\1") * work.count
-    elif fixed is not None and max_rows is None:
-        notes.append(f"{name}: the workdir has vectors of another source; `run --update` takes over what it can")
-    notes += [f"{name}: {note}" for note in [config.outputs[name].template_note] if note]
-    facts = read_facts(layout) if ours else None
-    told = {
+        facts = read_facts(layout)
+    return {
         "rows": table.rows,
         "distinct_texts": table.distinct,
         "duplicate_share": 1 - table.distinct / table.rows,
         "rows_empty": table.empty,
-        "texts_known": known,
+        "texts_known": table.distinct - work.distinct,
         "texts_left": work.distinct - work.texts_in(done),
         "chunks": work.count,
         "chunks_done": done.count(1),
@@ -168,12 +151,8 @@ def _read_output(
         "dimension": facts.dimension if facts is not None else config.effective_encode(name).truncate_dim,
         "lengths": distribution(np.empty(0, dtype=np.int32), None),
         **dict.fromkeys(("length_unit", "max_length", "batches", "padding_share")),
+        "of_another_source": fixed is not None and not ours,
     }
-    return _Output(name, table, size, told)
-
-
-def _kind(config: Config) -> str:
-    return "cpu" if "cpu" in config.device else "cuda"
 
 
 def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
@@ -198,43 +177,41 @@ def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
     }
 
 
-def _count_tokens(config: Config, outputs: Sequence[_Output], folder: Path, notes: list[str]) -> Path | None:
+def _count_tokens(
+    config: Config, tables: dict[str, StagedTable], outputs: dict[str, dict[str, Any]], folder: Path, notes: list[str]
+) -> str | None:
     """Ask the child that has the tokenizer; return the model's folder. Raises Halt if that is wrong, OSError."""
     source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(None, config.model.revision)
     doubts = modelfolder.check_model_files(config, source.path)
     folder.mkdir(mode=0o700)
     files, tasks = AttemptFiles(folder), list[LengthsTask]()
-    for output in outputs:
-        table, encode = TableFiles(output.table.folder), config.effective_encode(output.name)
-        every = -(-output.table.distinct // MOST_TEXTS)  # every Nth chunk is measured
-        numbers = output.table.distinct, output.chunk_size, every
-        limits = resolve_limits(encode, _kind(config), plugin=False)
-        tasks.append(LengthsTask(str(table.texts), str(table.offsets), *numbers, encode_spec(encode), limits))
+    for name, table in tables.items():
+        paths, encode = TableFiles(table.folder), config.effective_encode(name)
+        # Of more texts, every Nth chunk is measured.
+        numbers = table.distinct, outputs[name]["chunk_size"], -(-table.distinct // MOST_TEXTS)
+        limits = resolve_limits(encode, "cpu" if "cpu" in config.device else "cuda", plugin=False)
+        tasks.append(LengthsTask(str(paths.texts), str(paths.offsets), *numbers, encode_spec(encode), limits))
     spec = model_spec(config.model, source.path, source.revision)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
     # No GPU may be touched; and a message of a library must not look like one of chunkvisor's.
     quiet = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    environment = {**os.environ, **quiet, PARENT_PID: str(os.getpid())}
-    returncode = run_child(command, files.log, environment=environment)
-    answer = read_message(LengthsAnswer, files.result)
-    if answer is None or len(answer.reports) != len(tasks):
+    returncode = run_child(command, files.log, environment={**os.environ, **quiet, PARENT_PID: str(os.getpid())})
+    answer, path = read_message(LengthsAnswer, files.result), source.path
+    if answer is None:
         verdict = verdict_of_child(returncode, files.fault, files.log)
         notes.append(f"tokens could not be counted: {verdict.reason} {verdict.remedy}".strip())
-        notes += map("; ".join, doubts)
-        return Path(source.path) if source.path is not None else None
-    # It may have found the tokenizer's files on the hub.
-    notes += map("; ".join, modelfolder.check_model_files(config, answer.path))
-    for output, report in zip(outputs, answer.reports, strict=True):
-        lengths, told = np.load(report.lengths, allow_pickle=False), output.told
-        share = len(lengths) / output.table.distinct
-        told |= {"lengths": distribution(lengths, report.max_length), "max_length": report.max_length}
-        told |= {"length_unit": "estimated_tokens" if report.estimated else "tokens"}
-        told |= {
-            "batches": round(report.batches / share),
-            "padding_share": 1 - report.tokens / max(1, report.padded_tokens),
-        }
-    return Path(answer.path)
+    else:
+        path = answer.path  # it may have found the tokenizer's files on the hub
+        doubts = modelfolder.check_model_files(config, path)
+        for told, table, report in zip(outputs.values(), tables.values(), answer.reports, strict=True):
+            lengths = np.load(report.lengths, allow_pickle=False)
+            told["lengths"], told["max_length"] = distribution(lengths, report.max_length), report.max_length
+            told["length_unit"] = "estimated_tokens" if report.estimated else "tokens"
+            told["batches"] = round(report.batches * table.distinct / len(lengths))
+            told["padding_share"] = 1 - report.tokens / max(1, report.padded_tokens)
+    notes += map("; ".join, doubts)
+    return path
 
 
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
