@@ -119,6 +119,5 @@ def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     assert found["notes"] == []
     lines = list(draw(found))  # a second plan would load the tokenizer again
     assert "  2.0 % of the texts are longer than 256 and are cut: 59.6 % of all tokens" in lines
-    assert max(map(len, lines)) <= 80
     bars = [line[21:60].strip() for line in lines if " - " in line]
     assert (len(max(bars)), bars[-1]) == (39, "#"), "one text shows as well"

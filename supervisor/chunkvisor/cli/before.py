@@ -38,7 +38,7 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
     if as_json:
         say(json.dumps(found, indent=2))
     else:
-        say("\n".join(draw(found)), indent=11)
+        say("\n".join(draw(found)), indent=8)
 
 
 @command("doctor", "embeddings.yaml")

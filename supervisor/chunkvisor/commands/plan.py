@@ -35,7 +35,7 @@ from chunkvisor.store.ledger import committed_chunks, ledger_of
 from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.work import propose, rate_before, staged_before
-from chunkvisor.units import counted, human_bytes, human_time, wrapped
+from chunkvisor.units import counted, human_bytes, human_time
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import LengthsAnswer, LengthsRequest, LengthsTask
@@ -45,9 +45,8 @@ from chunkvisor_worker.contract.wire import read_message, write_message
 _LIBRARIES_BYTES = 1 << 30
 # Of more distinct texts than this, evenly spread chunks are measured.
 MOST_TEXTS = 1_000_000
-WIDTH = 80
-
-Lengths = npt.NDArray[np.int32]
+# Columns of the longest bar.
+_BAR = 39
 
 
 def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def _read_output(config: Config, name: str, table: StagedTable, proposed: tuple[
     }
 
 
-def distribution(lengths: Lengths, max_length: int | None) -> dict[str, Any]:
+def distribution(lengths: npt.NDArray[np.int32], max_length: int | None) -> dict[str, Any]:
     """Summarize lengths: each bin is twice as wide as the one before."""
     if not len(lengths):
         names = ("count", "median", "p95", "longest", "truncated", "lost_share")
@@ -215,31 +214,31 @@ def _count_tokens(
 
 
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines, at most 80 columns wide: one for each output and their sum, then each output in detail."""
+    """Yield lines: one for each output and their sum, then each output in detail, then what the machine must have."""
     outputs, rate, keys = forecast["outputs"], forecast["texts_per_s"], ("rows", "distinct_texts", "chunks")
     summed = {name: [each[key] for key in keys] for name, each in outputs.items()}
-    summed |= {"all": [sum(column) for column in zip(*summed.values(), strict=True)]} if len(outputs) > 1 else {}
-    nouns = ("row", "distinct text", "chunk")
-    told = [f"{name}: {', '.join(map(counted, numbers, nouns))}" for name, numbers in summed.items()]
-    told += [f"{name}: {' and '.join(members)} side by side" for name, members in forecast["combine"].items()]
+    if len(outputs) > 1:
+        summed["all"] = [sum(column) for column in zip(*summed.values(), strict=True)]
+    for name, numbers in summed.items():
+        yield f"{name}: {', '.join(map(counted, numbers, ('row', 'distinct text', 'chunk')))}"
+    for name, members in forecast["combine"].items():
+        yield f"{name}: {' and '.join(members)} side by side"
     left, time = sum(each["texts_left"] for each in outputs.values()), "nothing is left to be done"
     if rate is None:
         time = "unknown until a run has a rate; `chunkvisor run` with --max-rows 1000 finds it"
     elif left:
         time = f"about {human_time(forecast['time_s'])} for {counted(left, 'text')}, at the rate of the last run: "
         time += f"{figure(rate)} texts/s, without its start"
-    yield from (line for each in [*told, f"time: {time}"] for line in wrapped(each, WIDTH, 2).splitlines())
+    yield f"time: {time}"
     for name, output in outputs.items():
         yield from ("", name, *_draw_output(output))
     size = {key: "unknown" if n is None else human_bytes(n) for key, n in forecast.items() if "bytes" in key}
-    disk = f"needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}; "
-    disk += f"free: {size['free_disk_bytes']}"
-    memory = f"needed, without batches: {size['host_memory_bytes']} ({counted(forecast['workers'], 'worker')}, "
-    memory += f"each with 1 GiB for its libraries and its weights: {size['weights_bytes']}); "
-    memory += f"of this machine: {size['total_memory_bytes']}"
-    yield ""
-    for label, text in [("disk", disk), ("memory", memory), *(("note", note) for note in forecast["notes"])]:
-        yield from wrapped(f"{label:8}{text}", WIDTH, 8).splitlines()
+    disk = f"needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}"
+    yield from ("", f"disk    {disk}; free: {size['free_disk_bytes']}")
+    workers = f"{counted(forecast['workers'], 'worker')}, each with 1 GiB and its weights: {size['weights_bytes']}"
+    yield f"memory  needed, without batches: {size['host_memory_bytes']} ({workers})"
+    yield f"        of this machine: {size['total_memory_bytes']}"
+    yield from (f"note    {note}" for note in forecast["notes"])
 
 
 def _draw_output(output: dict[str, Any]) -> Iterator[str]:
@@ -247,11 +246,11 @@ def _draw_output(output: dict[str, Any]) -> Iterator[str]:
     if lengths["count"]:
         quantiles = f"median {lengths['median']:,}, 95 % up to {lengths['p95']:,}, longest {lengths['longest']:,}"
         yield f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: {quantiles}"
-    most, room = max((each["count"] for each in lengths["bins"]), default=0), WIDTH - 41
+    most = max((each["count"] for each in lengths["bins"]), default=0)
     for each in lengths["bins"]:
-        bar = "#" * (max(1, round(each["count"] / most * room)) if each["count"] else 0)  # one text shows as well
+        bar = "#" * (max(1, round(each["count"] / most * _BAR)) if each["count"] else 0)  # one text shows as well
         part = f"{each['count']:>12,}{_percent(each['count'] / lengths['count']):>8}"
-        yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{room}}{part}"
+        yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{_BAR}}{part}"
     if limit is not None and lengths["truncated"]:
         cut, lost = _percent(lengths["truncated"] / lengths["count"]), _percent(lengths["lost_share"])
         yield f"  {cut} of the texts are longer than {limit:,} and are cut: {lost} of all tokens"
