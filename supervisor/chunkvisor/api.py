@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.config.load import Given, LoadedConfig, from_values, in_sections, load
+from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_of
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.errors import ChunkvisorError, ExitCode, config_error
@@ -216,7 +216,7 @@ def encode(
                 return np.empty((0, _dimension(config)), np.float32)
             output["source"] = str(source)
             config = from_values(values, folder, overrides)
-            loaded = LoadedConfig(config, folder / "(Python)", folder, overrides, Given.ARGUMENTS)
+            loaded = LoadedConfig(config, folder / "(Python)", folder, overrides)
             request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps)
             vectors = _run(request, on_event, progress, place_of).outputs[_OUTPUT].vectors()
         except ChunkvisorError as error:

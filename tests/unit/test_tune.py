@@ -34,7 +34,7 @@ from chunkvisor_worker.contract.messages import Limits, ModelSpec
 )
 def test_a_config_is_edited(text: str, written: str | None) -> None:
     """Comments, order and quotes stay; a form that cannot be edited safely is left to the person."""
-    edited = with_values(text, {("model", "dtype"): "bfloat16", ("encode", "batch_tokens"): 4096})
+    edited = with_values(text, {"model.dtype": "bfloat16", "encode.batch_tokens": 4096})
     assert edited == written
     assert written is None or yaml.safe_load(written)["encode"]["batch_tokens"] == 4096
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from chunkvisor.cli import before, run, workdir
-from chunkvisor.errors import KEPT, ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say
 from chunkvisor.version import __version__
 
@@ -79,9 +79,7 @@ def main() -> None:
     except MemoryError:
         from chunkvisor.store.disk import memory_halt
 
-        short = memory_halt()
-        short.remedy = short.remedy.replace(KEPT, "")
-        _end(short)
+        _end(memory_halt())
     except OSError as error:
         from chunkvisor.printing import unwritten
         from chunkvisor.store.disk import DISK_ERRNOS, refusal

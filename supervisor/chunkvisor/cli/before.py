@@ -119,7 +119,8 @@ def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | N
     to those of float32. It takes some minutes and writes nothing into the workdir.
     """
     from chunkvisor.commands import tune as tuning
-    from chunkvisor.config.load import load
+    from chunkvisor.config.load import load, with_values
+    from chunkvisor_worker.contract.files import write_atomic
 
     found = tuning.tune(load(config, overrides), price, _say)
     say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
@@ -127,18 +128,14 @@ def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | N
         what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
         raise Halt(ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config.")
     if write and found["changes"]:
-        from chunkvisor.config.load import with_values
-        from chunkvisor_worker.contract.files import write_atomic
-
         target = config.resolve()  # a link stays a link
-        places = {(name.partition(".")[0], name.partition(".")[2]): value for name, value in found["changes"].items()}
-        text = with_values(target.read_bytes().decode("utf-8"), places)  # as bytes: line ends stay
+        text = with_values(target.read_bytes().decode("utf-8"), found["changes"])  # as bytes: line ends stay
         if text is None:
             lines = "; ".join(f"{key}: {value}" for key, value in found["changes"].items())
             raise config_error(f"cannot edit {config} automatically", remedy=f"Set by hand: {lines}")
-        mode = target.stat().st_mode
+        mode = target.stat().st_mode & 0o777
         write_atomic(target, text.encode("utf-8"))
-        target.chmod(mode & 0o777)
+        target.chmod(mode)
         say(f"{config}: written", err=True)
 
 
@@ -155,12 +152,9 @@ def init(path: Path) -> None:
     try:
         with open(target, "x") as file:
             file.write(files("chunkvisor").joinpath("starter.yaml").read_text())
-    except FileExistsError:
-        what = f"{target} already exists and was not overwritten"
-        raise config_error(what, remedy="Name another file: chunkvisor init OTHER.yaml") from None
     except OSError as error:
         what = f"{target} cannot be written: {error.strerror}"
-        raise config_error(what, remedy="Choose a folder that you may write to.") from None
+        raise config_error(what, remedy="Name another file: chunkvisor init OTHER.yaml") from None
     quoted = shlex.quote(str(target))
     say(f"{target} written. Change the lines marked with <--: source, column, model, device. Then:", indent=2)
     say(f"  chunkvisor doctor {quoted}    can this machine do it?")

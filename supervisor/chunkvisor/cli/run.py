@@ -1,7 +1,6 @@
 """The commands that encode: `run` and `encode`, and what to type to continue."""
 
 import contextlib
-import os
 import shlex
 import sys
 import time
@@ -38,12 +37,8 @@ def typed() -> str:
 
 def command_line(*arguments: str) -> str:
     """Return a command of chunkvisor, called as this one: outside of our virtual environment no shell knows it."""
-    called, program = Path(sys.argv[0]), [sys.argv[0]]
-    if called.name in ("__main__.py", "-c", ""):  # python -m chunkvisor
-        program = [sys.executable, "-m", "chunkvisor"]
-    elif os.sep in sys.argv[0]:
-        program = [str(called.absolute())]
-    return shlex.join([*program, *arguments])
+    is_program = Path(sys.argv[0]).name == "chunkvisor"  # not python -m chunkvisor
+    return shlex.join([*([sys.argv[0]] if is_program else [sys.executable, "-m", "chunkvisor"]), *arguments])
 
 
 def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:

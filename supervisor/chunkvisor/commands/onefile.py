@@ -12,7 +12,7 @@ from typing import Any
 
 from chunkvisor.assemble.forms import FORM_KEYS, Form
 from chunkvisor.assemble.manifest import is_manifest
-from chunkvisor.config.load import Given, LoadedConfig, from_values
+from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.show.lines import Observer, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
@@ -40,7 +40,7 @@ def loaded_of(values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ..
         if getattr(output, key) != type(output).model_fields[key].default:
             remedy = "Write a config (`chunkvisor init`): `encode` makes one .npy of float32."
             raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", remedy=remedy)
-    return LoadedConfig(config, folder / "(command line)", folder, overrides, Given.OPTIONS)
+    return LoadedConfig(config, folder / "(command line)", folder, overrides, by_options=True)
 
 
 def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> ExitCode:

@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -95,7 +94,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[Key, int]]:
         why = "it is nested too deeply, or has a tag that does not fit"
         if isinstance(error, yaml.YAMLError):
             why = " ".join(str(error).replace('in "<file>", ', "in ").split())
-        raise _wrong_config([f"{name}: not valid YAML: {why}"]) from None
+        raise _wrong_config(f"{name}: not valid YAML: {why}") from None
 
 
 def _note(node: yaml.Node, key: Key, lines: dict[Key, int]) -> None:
@@ -121,13 +120,14 @@ def _note(node: yaml.Node, key: Key, lines: dict[Key, int]) -> None:
             _note(value, (*key, name.value), lines)
 
 
-def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str | None:
-    """Set these keys (section, key) in the text; None if its form does not allow it.
+def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
+    """Set these keys of sections, such as model.dtype, in the text; None if its form does not allow it.
 
     Comments, order and quotes stay. The result is parsed again: it says what the text said, but for these keys.
     """
     wanted, _ = parse(text, "the config")
-    for (section, key), value in values.items():
+    for dotted, value in values.items():
+        section, _, key = dotted.partition(".")
         wanted[section] = {**(wanted.get(section) or {}), key: value}
         root = _Loader(text).get_single_node()
         assert root is not None
@@ -149,10 +149,6 @@ def with_values(text: str, values: Mapping[tuple[str, str], str | int]) -> str |
     return text if edited == wanted else None
 
 
-Given = StrEnum("Given", ["FILE", "OPTIONS", "ARGUMENTS"])
-"""How a config was given: by OPTIONS of `chunkvisor encode`, by ARGUMENTS of `chunkvisor.encode`."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
     """A valid config and where it came from."""
@@ -164,7 +160,8 @@ class LoadedConfig:
     """Relative paths in the config start here."""
     overrides: tuple[str, ...]
     """KEY=VALUE each, as given."""
-    given: Given = Given.FILE
+    by_options: bool = False
+    """Whether it was given by options of `chunkvisor encode`."""
 
     def trial(self, max_rows: int) -> "LoadedConfig":
         """Copy it with a separate workdir, for a trial of this many rows."""
@@ -182,13 +179,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], 1)
         hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
-        raise _wrong_config([f"{path}: there is no such file; {hint}"]) from None
+        raise _wrong_config(f"{path}: there is no such file; {hint}") from None
     except (OSError, ValueError) as error:  # a folder, a name that no file can have, bytes that are not UTF-8
-        raise _wrong_config([f"{path}: cannot be read as UTF-8 text: {error}"]) from None
+        raise _wrong_config(f"{path}: cannot be read as UTF-8 text: {error}") from None
     values, lines = parse(text, str(path))
     if not isinstance(values, dict):
         hint = "if it is a source, use `chunkvisor encode`; `chunkvisor init` writes a config to edit"
-        raise _wrong_config([f"{path}: the file has no keys and values; {hint}"])
+        raise _wrong_config(f"{path}: the file has no keys and values; {hint}")
     folder = path.absolute().parent
     config = from_values(
         values, folder, overrides, {(): str(path), **{key: f"{path}:{line}" for key, line in lines.items()}}
@@ -206,7 +203,7 @@ def from_values(
     try:
         return Config.model_validate(changed, context={"folder": str(folder)})
     except ValidationError as error:
-        raise _wrong_config(_problems(error, changed, found)) from None
+        raise _wrong_config(*_problems(error, changed, found)) from None
 
 
 def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -235,10 +232,8 @@ def without_secret(text: str) -> str:
     return f"{dotted}=…" if equals and secret else text
 
 
-def _wrong_config(problems: Sequence[str]) -> Halt:
-    # A lone surrogate from an escape in the YAML could not be printed.
-    what = "\n".join(problems).encode(errors="backslashreplace").decode()
-    return config_error(what, remedy="Correct this, then run the same command again.")
+def _wrong_config(*problems: str) -> Halt:
+    return config_error("\n".join(problems), remedy="Correct this, then run the same command again.")
 
 
 def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None:
@@ -248,14 +243,14 @@ def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None
     dotted, equals, value_text = text.partition("=")
     *sections, last = key = tuple(dotted.split("."))
     if not equals or not all(key):
-        raise _wrong_config([f"{place}: write it as --set KEY=VALUE, such as --set chunk.size=200"])
+        raise _wrong_config(f"{place}: write it as --set KEY=VALUE, such as --set chunk.size=200")
     value, _ = parse(value_text, place)
     for depth, part in enumerate(sections, start=1):
         if values.get(part) is None:
             values[part] = {}
         values = values[part]
         if not isinstance(values, dict):
-            raise _wrong_config([f"{place}: {'.'.join(key[:depth])} is a single value or a list and has no keys"])
+            raise _wrong_config(f"{place}: {'.'.join(key[:depth])} is a single value or a list and has no keys")
         places.setdefault(key[:depth], place)
     # As in a file, a number of `env` keeps its digits.
     values[last] = value_text if key[0] == "env" and type(value) in (int, float) else value

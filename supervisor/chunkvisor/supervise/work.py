@@ -24,7 +24,6 @@ from chunkvisor.assemble.manifest import (
     read_finished,
     refuse_unequal,
 )
-from chunkvisor.config.load import Given
 from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
@@ -300,13 +299,13 @@ class Opening:
             return
         if fresh is not None:
             remove_folder(fresh)
-        changes, given = differences(fixed.identity, now), self._request.loaded.given
+        changes, by_options = differences(fixed.identity, now), self._request.loaded.by_options
         what = f"output {layout.name} was begun with other settings"
         if all(change.startswith("source: ") for change in changes):
             what = f"the source of output {layout.name} has changed"
-        elsewhere = "name another file by -o" if given is Given.OPTIONS else "choose another workdir"
+        elsewhere = "name another file by -o" if by_options else "choose another workdir"
         remedy = f"undo the change, or {elsewhere}, or discard what is done by adding --from-scratch."
-        if serve and given is not Given.OPTIONS:
+        if serve and not by_options:
             remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
         raise config_error(
             "\n  ".join([f"{what}:", *changes]),
