@@ -41,6 +41,20 @@ def test_a_run_completes(gpu_workplace: GpuWorkplace) -> None:
     assert gpu_workplace.gpu.used_bytes() == 0
 
 
+def test_a_batch_waits_once(gpu_workplace: GpuWorkplace) -> None:
+    """The host waits for the vectors of each batch, and not for whether the texts are padded: it works ahead."""
+    waits = []
+    for count in (24, 64):
+        gpu_workplace.write_source([" ".join(["word1"] * (1 + row)) for row in range(count)])
+        limits = {"chunk.size": 64, "encode.batch_size": 4, "encode.batch_tokens": None}
+        gpu_workplace.write_model_config(**limits)
+        ended = gpu_workplace.run("--from-scratch", "--yes")
+        assert ended.returncode == 0, ended.stderr
+        calls = gpu_workplace.gpu.trace()[gpu_workplace.named("attempt_started")[-1]["pid"]]
+        waits.append(sum("Synchronize" in call for call in calls))
+    assert waits[1] - waits[0] == (64 - 24) // 4
+
+
 @pytest.mark.parametrize(
     ("nvml", "smi", "sign"),
     [

@@ -15,7 +15,7 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec, P
 from chunkvisor_worker.cpu import LINEAR
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.model import is_placed_by_loading, split_kwargs
-from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder, padded
 
 pytestmark = pytest.mark.model
 
@@ -132,6 +132,18 @@ def test_vectors_equal_the_librarys(
     )
     assert np.abs(vectors - expected).max() < 1e-5
     assert encoder.facts().dimension == expected.shape[1]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_batches_are_padded_as_the_tokenizer_does(library: Any, side: str) -> None:
+    """Each column of the tokenizer has its own filling, on the side that the model wants."""
+    library.tokenizer.padding_side = side
+    given = library.tokenizer(TEXTS[:3])
+    rows = [dict(zip(given, map(np.array, each), strict=True)) for each in zip(*given.values(), strict=True)]
+    theirs = library.tokenizer.pad(given, return_tensors="np")
+    assert {key: block.tolist() for key, block in padded(rows, library.tokenizer).items()} == {
+        key: block.tolist() for key, block in theirs.items()
+    }
 
 
 def test_limits_and_length_change_the_work_and_not_the_vectors(minilm: ModelSpec, library: Any) -> None:
