@@ -44,7 +44,7 @@ def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> No
     prepare(workplace, "other", model__expect="expected.jsonl", workdir="other")
     ended = workplace.run()
     assert ended.returncode == 78
-    for words in ("10 of 10 vectors are not those in", "expected.jsonl", "cosine", "'text ", "line "):
+    for words in ("10 of 10 vectors in", "expected.jsonl are others", "cosine", "'text ", "line "):
         assert words in ended.stderr
     assert not list((workplace.folder / "other").rglob("*.npy"))
     doctor = workplace.call("doctor", str(workplace.config_path), "--json")

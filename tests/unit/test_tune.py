@@ -49,7 +49,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text("workdir: w\nmodel: {name: ./model}\ndevice: cpu\noutputs: {out: {source: rows.txt}}\n")
 
-    def made_up(texts: list[str], model: ModelSpec, *_rest: Any, limits: Limits) -> Trial:
+    def made_up(texts: list[str], model: ModelSpec, *_rest: Any, limits: Limits, workers: int) -> Trial:
         if limits.tokens == 8192:
             return Trial(Verdict(Outcome.HOST_OOM, "no memory"), None, "killed")
         half = model.dtype == "bfloat16"

@@ -36,12 +36,10 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     from chunkvisor.config.load import load
     from chunkvisor.config.model import encode_spec
     from chunkvisor.devices.gpu import find_devices
-    from chunkvisor.engine.trial import conditions_on
 
     loaded = load(config) if config.is_file() else None
-    conditions = conditions_on(find_devices([device])[0], loaded)
     found = []
-    for each in auditing.audit(loaded.config.workdir if loaded else config, rows, conditions):
+    for each in auditing.audit(loaded.config.workdir if loaded else config, rows, find_devices([device])[0], loaded):
         found.append(each)
         if not as_json:
             say("\n".join(each.in_words()))

@@ -17,8 +17,10 @@ from chunkvisor.assemble.forms import Numbers, form_of
 from chunkvisor.assemble.join import final_rows
 from chunkvisor.assemble.manifest import ranges_of, read_finished
 from chunkvisor.config.choices import FinalDtype
+from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
-from chunkvisor.engine.trial import Conditions, allowed_difference, difference_and_cosine, try_texts, write_line
+from chunkvisor.devices.gpu import Device
+from chunkvisor.engine.trial import allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BadVectorsError
@@ -53,7 +55,7 @@ class Audit(NamedTuple):
         return lines
 
 
-def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:
+def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None) -> Iterator[Audit]:
     """Compare up to `rows` rows of each finished output.
 
     Raises Halt: 78 if the folder is not a workdir, nothing is finished, or its texts or its model are gone; what a run
@@ -67,11 +69,16 @@ def audit(workdir: Path, rows: int, conditions: Conditions) -> Iterator[Audit]:
         what = f"no output in {workdir} is finished that can be compared (ubinary has bits alone)"
         raise config_error(what, remedy="Let the run complete, then audit it.")
     for output, manifest in comparable:
-        yield _of_output(layout, output, manifest, rows, conditions)
+        yield _of_output(layout, output, manifest, rows, device, loaded)
 
 
 def _of_output(
-    layout: Layout, output: OutputLayout, manifest: dict[str, Any], rows: int, conditions: Conditions
+    layout: Layout,
+    output: OutputLayout,
+    manifest: dict[str, Any],
+    rows: int,
+    device: Device,
+    loaded: LoadedConfig | None,
 ) -> Audit:
     final, dtype = form_of(manifest).dtype, str(manifest["model"]["dtype"])
     try:
@@ -99,7 +106,7 @@ def _of_output(
     given = {"path": path, "dtype": "float32", "trust_remote_code": bool(values["model.trust_remote_code"])}
     model = ModelSpec(**_fields_of(ModelSpec, "model", values) | given)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
-        trial = try_texts(texts, model, encode, conditions, Path(folder))
+        trial = try_texts(texts, model, encode, device, loaded, Path(folder))
     if trial.vectors is None:
         raise trial.failure(f"the sample of {output.name} could not be encoded")
     allowed = _ROUNDED[final] + allowed_difference(dtype, model)

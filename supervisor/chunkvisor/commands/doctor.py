@@ -21,7 +21,8 @@ from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
-from chunkvisor.engine.trial import Expected, Trial, conditions_on, read_expected, try_texts
+from chunkvisor.engine.process import worker_environment
+from chunkvisor.engine.trial import Expected, Trial, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Verdict, describe_exit
 from chunkvisor.sources.child import request_of, try_first_row
@@ -123,7 +124,8 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
         case.nodes |= {str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)}
     say("asking torch")
     if case.devices:
-        environment |= conditions_on(case.devices[0], loaded).environment
+        env = loaded.config.env if loaded is not None else {}
+        environment |= worker_environment(os.environ, case.devices[0], "", env, threads=1)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in case.devices)
     case.probe = gpus.ask_torch(environment)
     if loaded is not None:
@@ -187,14 +189,13 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     spec, texts = model_spec(model, source.path, source.revision), expected.texts if expected is not None else ()
     for device in case.devices:
         say(f"encoding a sample of texts on {device}")
-        conditions = conditions_on(device, loaded)
-        trial = try_texts((*SAMPLE, *texts), spec, encode, conditions, Path(tempfile.mkdtemp(dir=scratch)))
+        trial = try_texts((*SAMPLE, *texts), spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch)))
         case.samples.append(sample := Sample(trial, device))
         if trial.vectors is not None and expected is not None:
             sample.unexpected = expected.refusal(trial.vectors[len(SAMPLE) :], trial.dtype, spec)
         if trial.vectors is not None and device is case.devices[0]:
             say("encoding it once more in another process")
-            sample.again = try_texts(SAMPLE, spec, encode, conditions, Path(tempfile.mkdtemp(dir=scratch)))
+            sample.again = try_texts(SAMPLE, spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch)))
 
 
 # --- the checks

@@ -17,7 +17,7 @@ from chunkvisor.config.model import encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import source_at_hand
-from chunkvisor.engine.trial import Trial, conditions_on, difference_and_cosine, try_texts
+from chunkvisor.engine.trial import Trial, difference_and_cosine, try_texts
 from chunkvisor.errors import config_error
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts
@@ -136,7 +136,6 @@ def _measure(
     The time is without the start of the workers.
     """
     config, device, workers = loaded.config, find_devices(loaded.config.device)[0], settings[_WORKERS]
-    conditions = conditions_on(device, loaded, workers=workers)
     encode = config.effective_encode(next(iter(config.outputs))).model_copy(update={"batch_tokens": settings[_BATCH]})
     attention = {_ATTENTION: settings[_ATTENTION]} if settings[_ATTENTION] is not None else {}
     limits = resolve_limits(encode, device.kind, plugin=False)
@@ -144,7 +143,8 @@ def _measure(
 
     def encoded(number: int) -> Trial:
         folder = Path(tempfile.mkdtemp(prefix=".try-", dir=scratch))  # an output's name has no such dot
-        return try_texts(texts[number::workers], changed, encode_spec(encode), conditions, folder, limits=limits)
+        share, spec = texts[number::workers], encode_spec(encode)
+        return try_texts(share, changed, spec, device, loaded, folder, limits=limits, workers=workers)
 
     with ThreadPoolExecutor(workers) as pool:
         trials = list(pool.map(encoded, range(workers)))

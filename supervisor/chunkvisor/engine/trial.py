@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,9 +74,7 @@ class Expected:
                 return None
             worst = min(wrong, key=lambda at: compared[at][1])
             difference, cosine = compared[worst]
-            why = (
-                f"{len(wrong)} of {len(self.texts)} vectors are not those in {self.path}; the worst is line {worst + 1}"
-            )
+            why = f"{len(wrong)} of {len(self.texts)} vectors in {self.path} are others; the worst is line {worst + 1}"
             why += f", {self.texts[worst]!r:.80}: cosine {cosine:.4f}, difference {difference:.2g} of its length"
             why += f" ({allowed:g} is allowed with weights in {dtype or 'an unknown dtype'})"
         return config_error(
@@ -125,26 +123,6 @@ def write_line(text: str, vector: npt.NDArray[np.float32]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """Under which the texts are encoded."""
-
-    device: str  # "cpu" or "cuda"
-    environment: Mapping[str, str]
-    import_path: tuple[str, ...] = ()  # where the module of a plug-in encoder is looked for
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)  # how long it may take
-
-
-def conditions_on(device: Device, loaded: LoadedConfig | None, *, workers: int = 1) -> Conditions:
-    """Make the conditions of one of so many workers at a time on the device."""
-    threads, run_id = max(1, len(os.sched_getaffinity(0)) // workers), secrets.token_hex(8)
-    env = loaded.config.env if loaded is not None else {}
-    environment = worker_environment(os.environ, device, run_id, env, threads=threads)
-    if loaded is None:
-        return Conditions(device.kind, environment)
-    return Conditions(device.kind, environment, (str(loaded.folder),), loaded.config.recovery)
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """How the worker ended."""
 
@@ -170,18 +148,22 @@ def try_texts(
     texts: Sequence[str],
     model: ModelSpec,
     encode: EncodeSpec,
-    conditions: Conditions,
+    device: Device,
+    loaded: LoadedConfig | None,
     folder: Path,
     on_wait: Callable[[], None] = lambda: None,
     limits: Limits = ONE_ROW,
+    workers: int = 1,
 ) -> Trial:
-    """Run a worker in the existing empty folder; without `limits`, each text is a batch.
+    """Run a worker in the existing empty folder, one of `workers` at a time; without `limits`, each text is a batch.
 
     Raises OSError, and what `on_wait` raises.
     """
-    files = AttemptFiles(folder)
-    device, path = conditions.device, conditions.import_path
-    draft = Spec("trial", "trial", "trial", 0, 1, 0, 0, "", device, model, encode, import_path=path, limits=limits)
+    files, threads = AttemptFiles(folder), max(1, len(os.sched_getaffinity(0)) // workers)
+    recovery = loaded.config.recovery if loaded is not None else RecoveryConfig()
+    env, path = (loaded.config.env, (str(loaded.folder),)) if loaded is not None else ({}, ())
+    environment = worker_environment(os.environ, device, secrets.token_hex(8), env, threads=threads)
+    draft = Spec("trial", "trial", "trial", 0, 1, 0, 0, "", device.kind, model, encode, import_path=path, limits=limits)
     spec = write_attempt(files, draft, texts)
     kills_before, ended_why, returncode = oom_kills(), "", None
     began_s = time.monotonic()
@@ -192,7 +174,7 @@ def try_texts(
         on_wait()
         now_s = time.monotonic()
         pulse = pulse.seen(read_beat(files.beat), now_s)
-        if why := pulse.overdue(now_s, conditions.recovery):
+        if why := pulse.overdue(now_s, recovery):
             raise TimeoutError(why)
 
     ours, theirs = socket.socketpair()  # the worker ends when this process does
@@ -200,7 +182,7 @@ def try_texts(
         ours.sendall(to_json(limits))
         command, stdin = worker_command(files), theirs.fileno()
         try:
-            returncode = run_child(command, files.log, look, conditions.environment, stdin=stdin, stack=True)
+            returncode = run_child(command, files.log, look, environment, stdin=stdin, stack=True)
         except TimeoutError as error:
             ended_why = str(error)
     ended_by, kills = EndedBy.HANG if ended_why else EndedBy.ITSELF, oom_kills() - kills_before
@@ -208,7 +190,8 @@ def try_texts(
     evidence = gather(files, spec, None, lambda index: not texts[index].strip(), end)
     verdict, result = judge(evidence), evidence.result
     vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
-    log_line, loaded = last_line(evidence.log_tail)[:300], result.facts.loaded if result is not None else None
+    trial = Trial(verdict, vectors, last_line(evidence.log_tail)[:300])
     if result is None:
-        return Trial(verdict, vectors, log_line)
-    return Trial(verdict, vectors, log_line, result.phase_s, result.facts.dtype, loaded.notes if loaded else ())
+        return trial
+    notes = result.facts.loaded.notes if result.facts.loaded is not None else ()
+    return replace(trial, phase_s=result.phase_s, dtype=result.facts.dtype, notes=notes)

@@ -29,7 +29,7 @@ from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.engine.process import thread_count
-from chunkvisor.engine.trial import Expected, conditions_on, read_expected, try_texts
+from chunkvisor.engine.trial import Expected, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import (
     ChunkCommitted,
@@ -134,10 +134,9 @@ def _expect(expected: Expected, request: Request, run: Run, means: Means, source
     """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
     config = request.loaded.config
     model = model_spec(config.model, source.path, source.revision)
-    conditions = conditions_on(means.devices[0], request.loaded)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
-        encode = encode_spec(config.encode)
-        trial = try_texts(expected.texts, model, encode, conditions, Path(folder), means.on_wait)
+        encode, device = encode_spec(config.encode), means.devices[0]
+        trial = try_texts(expected.texts, model, encode, device, request.loaded, Path(folder), means.on_wait)
     if trial.vectors is None:
         raise trial.failure("the texts of model.expect could not be encoded")
     if (refusal := expected.refusal(trial.vectors, trial.dtype, model)) is not None:
