@@ -28,7 +28,7 @@ from chunkvisor.judge import Verdict, describe_exit
 from chunkvisor.sources.child import request_of, try_first_row
 from chunkvisor.store.attempt import last_line
 from chunkvisor.store.disk import free_bytes
-from chunkvisor.store.layout import Layout, read_holder
+from chunkvisor.store.layout import Layout, is_held, read_holder
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.units import counted, human_bytes
 from chunkvisor_worker.contract.exits import Outcome
@@ -150,8 +150,8 @@ def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[float, floa
 def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[str], None]) -> None:
     """Read everything about the config's job, and encode on each device. Raises Halt if there is no model; OSError."""
     config, model = loaded.config, loaded.config.model
-    holder = read_holder(Layout(config.workdir).lock)
-    case.busy_pid = holder.pid if holder is not None and holder.alive() else None
+    lock = Layout(config.workdir).lock
+    case.busy_pid = holder.pid if is_held(lock) and (holder := read_holder(lock)) is not None else None
     say("reading the first rows of each output")
     for name, output in config.outputs.items():
         case.sources[name] = output.template_note
