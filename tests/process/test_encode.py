@@ -120,7 +120,7 @@ def test_killed_between_the_two_renames(desk: Desk) -> None:
     for given in (desk.state, desk.out, desk.out.with_suffix(".json")):
         assert "all are intact" in desk.call("verify", str(given)).stdout
     refused = desk.call("report", str(desk.out))
-    assert (refused.returncode, "is a finished file" in refused.stderr) == (78, True)
+    assert (refused.returncode, "cannot be read as UTF-8" in refused.stderr) == (78, True)
     final = desk.state / "embeddings.npy"
     desk.out.rename(final)
     ended = desk.encode("--column", "text")

@@ -231,7 +231,7 @@ def test_starter(folder: Path) -> None:
             "5: encode: prompt and prompt_name are both given; keep one of them",
         ),
         ("env: {A-: x}", "5: env.A-: this should be a name for an environment variable"),
-        ('env: {TOKEN: "secret\\0"}', "5: env.TOKEN: the value should be text without a NUL character"),
+        ('env: {TOKEN: "secret\\0"}', "5: env.TOKEN: this should be text without a NUL character"),
         ("workers:\n\n  start: cold", "7: workers.start: \"cold\" should be 'fresh', 'warm' or 'auto'"),
         ('"[key]": 1', "5: [key]: unknown key"),
     ],
@@ -260,15 +260,15 @@ def test_what_is_gone(folder: Path, old: str, new: str, problem: str) -> None:
 
 
 def test_all_problems_at_once(folder: Path) -> None:
-    """One message holds every problem, in the order of the lines, and those without a line."""
+    """One message holds every problem, with its line if it has one."""
     text = "model: {nam: x}\noutputs:\n  a: {source: a.csv}\n  b: {source: 3, column: x}\ndevice: gpu\n"
     assert problems_of(text) == [
         "config.yaml: workdir: this key is required",
         "config.yaml:1: model.name: this key is required",
         "config.yaml:1: model.nam: unknown key; did you mean model.name?",
+        'config.yaml:5: device: "gpu" should be "cuda", "cuda:N" or "cpu", or a list of GPUs',
         "config.yaml:3: outputs.a: which text is to be encoded? One of column, template and sql is needed",
         "config.yaml:4: outputs.b.source: 3 should be text, or a list of texts",
-        'config.yaml:5: device: "gpu" should be "cuda", "cuda:N" or "cpu", or a list of GPUs',
     ]
 
 

@@ -81,15 +81,12 @@ def main() -> None:
 
         _end(memory_halt())
     except OSError as error:
-        from chunkvisor.printing import unwritten
-        from chunkvisor.store.disk import DISK_ERRNOS, refusal
+        from chunkvisor.store.disk import refusal
 
-        # click prints the help by itself: an error without a file is then one of standard output.
-        unshown = error.filename is None and error.errno in DISK_ERRNOS
-        words_of = unwritten(error) if unshown else refusal(error, Path())
-        if words_of is None:
+        refused = refusal(error, Path())
+        if refused is None:
             raise
-        _end(words_of)
+        _end(refused)
 
 
 def _end(halt: Halt) -> None:

@@ -30,13 +30,9 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
         return path
     from chunkvisor.commands.housekeeping import is_final
     from chunkvisor.config.load import load
-    from chunkvisor.errors import config_error, to_check
 
-    if path.suffix in (".npy", ".parquet", ".json") and is_final(path):
-        if ctx.info_name == "verify":
-            return path
-        what = f"{path} is a finished file; `chunkvisor {ctx.info_name}` takes a workdir, or its config"
-        raise config_error(what, remedy=to_check(path))
+    if ctx.info_name == "verify" and path.suffix in (".npy", ".parquet", ".json") and is_final(path):
+        return path
     return load(path).config.workdir
 
 

@@ -14,21 +14,8 @@ Start = StrEnum("Start", ["FRESH", "WARM", "AUTO"])
 """How a worker starts: in a new interpreter, or forked from a template process that has loaded the model."""
 OnBadRow = StrEnum("OnBadRow", ["QUARANTINE", "FAIL"])
 FinalFormat = StrEnum("FinalFormat", ["NPY", "PARQUET"])
-
-
-class FinalDtype(StrEnum):
-    """Name the type of the numbers in a final file."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    INT8 = "int8"
-    UBINARY = "ubinary"
-
-    @property
-    def is_float(self) -> bool:
-        """Say whether a row without a vector can be NaN; it is zero in the other types."""
-        return self in (FinalDtype.FLOAT32, FinalDtype.FLOAT16)
-
+FinalDtype = StrEnum("FinalDtype", ["FLOAT32", "FLOAT16", "INT8", "UBINARY"])
+"""Of the numbers in a final file; a row without a vector is NaN in a float, and zero in the others."""
 
 AS_PARQUET = (
     "Write a parquet file of it, by one line of Python, and name that file: "

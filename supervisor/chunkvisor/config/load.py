@@ -80,16 +80,16 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse(text: str, name: str) -> tuple[Any, dict[Key, int]]:
-    """Read a YAML text: its value, and the line of each key and list item. Raises Halt (78), led by the name."""
-    lines = dict[Key, int]()
+def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
+    """Read a YAML text: its value, and the place of each key and list item, such as NAME:3. Raises Halt (78)."""
+    places: dict[Key, str] = {(): name}
     try:
         loader = _Loader(io.StringIO(text))  # of a stream, so that errors do not quote a line: it may hold a secret
         node = loader.get_single_node()
         if node is None:
-            return None, lines
-        _note(node, (), lines)
-        return loader.construct_document(node), lines
+            return None, places
+        _note(node, (), places)
+        return loader.construct_document(node), places
     except (yaml.YAMLError, RecursionError, ValueError, KeyError) as error:
         why = "it is nested too deeply, or has a tag that does not fit"
         if isinstance(error, yaml.YAMLError):
@@ -97,16 +97,16 @@ def parse(text: str, name: str) -> tuple[Any, dict[Key, int]]:
         raise _wrong_config(f"{name}: not valid YAML: {why}") from None
 
 
-def _note(node: yaml.Node, key: Key, lines: dict[Key, int]) -> None:
-    """Note the lines of all that is in the node, and make all of its keys text."""
+def _note(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
+    """Note the places of all that is in the node, and make all of its keys text."""
     if isinstance(node, yaml.ScalarNode):
         # A number of `env` keeps its digits: 9.10 is not 9.1 to whoever reads the variable.
         if key[:1] == ("env",) and node.tag in (f"{_TAG}int", f"{_TAG}float"):
             node.tag = f"{_TAG}str"
     elif isinstance(node, yaml.SequenceNode):
         for position, item in enumerate(node.value):
-            lines[*key, position] = item.start_mark.line + 1
-            _note(item, (*key, position), lines)
+            places[*key, position] = f"{places[()]}:{item.start_mark.line + 1}"
+            _note(item, (*key, position), places)
     else:
         first = dict[str, yaml.Mark]()
         for name, value in node.value:
@@ -116,8 +116,8 @@ def _note(node: yaml.Node, key: Key, lines: dict[Key, int]) -> None:
             if before := first.get(name.value):
                 raise yaml.MarkedYAMLError(f"the key {name.value} stands", before, "and again", name.start_mark)
             first[name.value] = name.start_mark
-            lines[*key, name.value] = name.start_mark.line + 1
-            _note(value, (*key, name.value), lines)
+            places[*key, name.value] = f"{places[()]}:{name.start_mark.line + 1}"
+            _note(value, (*key, name.value), places)
 
 
 def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
@@ -182,15 +182,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
         raise _wrong_config(f"{path}: there is no such file; {hint}") from None
     except (OSError, ValueError) as error:  # a folder, a name that no file can have, bytes that are not UTF-8
         raise _wrong_config(f"{path}: cannot be read as UTF-8 text: {error}") from None
-    values, lines = parse(text, str(path))
+    values, places = parse(text, str(path))
     if not isinstance(values, dict):
         hint = "if it is a source, use `chunkvisor encode`; `chunkvisor init` writes a config to edit"
         raise _wrong_config(f"{path}: the file has no keys and values; {hint}")
     folder = path.absolute().parent
-    config = from_values(
-        values, folder, overrides, {(): str(path), **{key: f"{path}:{line}" for key, line in lines.items()}}
-    )
-    return LoadedConfig(config, path.absolute(), folder, tuple(overrides))
+    return LoadedConfig(from_values(values, folder, overrides, places), path.absolute(), folder, tuple(overrides))
 
 
 def from_values(
@@ -260,7 +257,7 @@ def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None
 
 
 def _problems(error: ValidationError, values: object, places: Mapping[Key, str]) -> list[str]:
-    """Put the errors of pydantic into words, in the order of their places."""
+    """Put the errors of pydantic into words, each led by its place and key."""
     found: dict[Key, list[str]] = {}
     for item in error.errors(include_url=False):
         kind, value, key = item["type"], item["input"], item["loc"]
@@ -269,9 +266,9 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             key = key[: _depth(values, key)]
         names = tuple(map(str, key))
         in_output = names[2:] if names[:1] == ("outputs",) else ()
-        shown = "the value" if names[:1] and names[0] in _SECRET_KEYS else _shortened(_as_json(value))
-        if is_name or isinstance(value, dict | list):
-            shown = "this"
+        shown = "this"
+        if not (is_name or _SECRET_KEYS.intersection(names[:1]) or isinstance(value, dict | list)):
+            shown = _shortened(json.dumps(value, ensure_ascii=False, default=repr))
         sentences = found.setdefault(key, [])
         if kind == "extra_forbidden" and (instead := GONE.get(in_output or names)):
             sentences.append(f"this key is gone: {instead}")
@@ -281,8 +278,8 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             sentences.append(f"unknown key; {hint}")
         elif kind == "missing":
             sentences.append("this key is required")
-        elif kind == "refused":
-            said = str(item["ctx"]["sentence"])
+        elif kind == "value_error":
+            said = str(item["ctx"]["error"])
             sentences.append(f"{shown} {said}" if said.startswith(("should", "has")) else said)
         elif instead := GONE.get((*(in_output or names), "database" if isinstance(value, dict) else str(value))):
             sentences.append(f"{shown} is gone: {instead}")
@@ -293,11 +290,10 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             sentences[:] = [f"{sentences[0]}, or {what}" if sentences else f"{shown} should be {what}"]
     problems = []
     for key, sentences in found.items():
-        dotted = _shortened(".".join(part if part.isprintable() else _as_json(part) for part in map(str, key)))
         place = next((places[key[:end]] for end in range(len(key), -1, -1) if key[:end] in places), "")
-        problems += [(place, ": ".join(filter(None, (place, dotted, each)))) for each in sentences]
-    order = list(places.values())
-    return [line for place, line in sorted(problems, key=lambda each: order.index(each[0]) if each[0] else 0)]
+        dotted = _shortened(".".join(map(str, key)))
+        problems += [": ".join(filter(None, (place, dotted, each))) for each in sentences]
+    return problems
 
 
 def _depth(values: Any, key: Key) -> int:
@@ -308,10 +304,6 @@ def _depth(values: Any, key: Key) -> int:
             return depth
         values = values[part]
     return len(key)
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def _shortened(text: str) -> str:

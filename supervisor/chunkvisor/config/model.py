@@ -1,7 +1,7 @@
 """The configuration of a run as a validated, frozen model, and what workers get of it.
 
-The docstring of a key is its description in docs/reference/config.md. A wrong value raises pydantic's own error, or one
-of type `refused` with a sentence; `load` makes messages of them.
+The docstring of a key is its description in docs/reference/config.md. A wrong value raises pydantic's own error, or a
+ValueError with a sentence; `load` makes messages of them.
 """
 
 import glob
@@ -28,7 +28,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from chunkvisor.config.choices import Dtype, EngineKind, FinalDtype, FinalFormat, OnBadRow, Start
 from chunkvisor.units import did_you_mean
@@ -36,9 +35,6 @@ from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is not a plug-in."""
-
-MOST_SHARDS = 10_000
-"""Their names have four digits, so that names sort as numbers do."""
 
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -49,17 +45,12 @@ _OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TR
 # --- kinds of value
 
 
-def refused(sentence: str) -> PydanticCustomError:
-    """Make an error with a given sentence."""
-    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence})
-
-
 def _unless(is_wrong: Callable[[Any], bool], sentence: str) -> AfterValidator:
     """Refuse a value by a sentence; `load` puts the value before one that begins with "should"."""
 
     def check(value: Any) -> Any:
         if is_wrong(value):
-            raise refused(sentence)
+            raise ValueError(sentence)
         return value
 
     return AfterValidator(check)
@@ -75,7 +66,7 @@ def seconds(value: Any) -> Any:
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", value)
     if match is None:
-        raise refused('should be a number of seconds, or a time like "90s", "10m" or "2h"')
+        raise ValueError('should be a number of seconds, or a time like "90s", "10m" or "2h"')
     return float(match[1]) * _UNITS_S[match[2]]
 
 
@@ -97,9 +88,9 @@ def _joined(text: str, info: ValidationInfo) -> str:
 
 def _path(text: str) -> str:
     if address := _ADDRESS.match(text):
-        raise refused(f"{address[1]}:// is the address of something elsewhere; name a path on this machine")
+        raise ValueError(f"{address[1]}:// is the address of something elsewhere; name a path on this machine")
     if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
-        raise refused(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")
+        raise ValueError(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")
     return text
 
 
@@ -108,16 +99,11 @@ def _source(text: str, info: ValidationInfo) -> str:
     if address is None:
         return _joined(text, info)
     if "@" in address[2] or _SECRET_ARGUMENT.search(text):
-        raise refused(
+        raise ValueError(
             "this address has a password, a key or a token in it, which would stand in manifests; set it in the "
             "environment of chunkvisor, as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
         )
     return text
-
-
-def _has_unusable_name(columns: tuple[str, ...]) -> bool:
-    folded = {name.casefold() for name in columns}
-    return len(folded) < len(columns) or bool(folded & {"row", "source_row", "vector"})
 
 
 # pydantic would take true for 1.
@@ -126,10 +112,6 @@ _NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
 Name = Annotated[StrictStr, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Positive = Annotated[int, Field(ge=1, le=_MOST), _NO_BOOL]
 PositiveOrAuto = Positive | Literal["auto"]
-NotNegative = Annotated[int, Field(ge=0, le=_MOST), _NO_BOOL]
-UpToEight = Annotated[int, Field(ge=0, le=8), _NO_BOOL]
-OneToSixteen = Annotated[int, Field(ge=1, le=16), _NO_BOOL]
-Shards = Annotated[int, Field(ge=1, le=MOST_SHARDS), _NO_BOOL]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)]
 Memory = Annotated[ByteSize, Field(ge=64 << 20, le=1 << 50)]
 PlainValues = Annotated[dict[StrictStr, JsonValue], _OR_NULL]
@@ -151,7 +133,10 @@ Devices = Annotated[
 Addresses = Annotated[tuple[Annotated[SecretStr, Field(min_length=1)], ...], Field(max_length=20), _ONE_OR_MORE]
 Columns = Annotated[
     tuple[Name, ...],
-    _unless(_has_unusable_name, "should have each column once, and not row, source_row or vector, which a run writes"),
+    _unless(
+        lambda names: len({name.casefold() for name in names} - {"row", "source_row", "vector"}) < len(names),
+        "should have each column once, and not row, source_row or vector, which a run writes",
+    ),
     _ONE_OR_MORE,
 ]
 EnvName = Annotated[
@@ -203,7 +188,6 @@ _OF_ENCODE = {
     *("precision", "prompt", "prompt_name", "sentences", "show_progress_bar", "truncate_dim"),
 }
 """Arguments of sentence-transformers' own encode that keys of the config decide, or that a run decides."""
-
 
 _NONE_OF = "should have none of: {}; use the config's key for it, and HF_TOKEN for a token"
 
@@ -270,9 +254,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
         if self.is_plugin and self.pooling is not None:
-            raise refused("pooling is for a model of sentence-transformers; a plug-in encoder pools alone")
+            raise ValueError("pooling is for a model of sentence-transformers; a plug-in encoder pools alone")
         if not self.is_plugin and _OF_MODEL.intersection(self.kwargs):
-            raise refused(f"kwargs {_NONE_OF.format(', '.join(sorted(_OF_MODEL)))}")
+            raise ValueError(f"kwargs {_NONE_OF.format(', '.join(sorted(_OF_MODEL)))}")
         return self
 
 
@@ -302,7 +286,7 @@ class EncodeConfig(Section):
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
         if self.prompt_name is not None and self.prompt is not None:
-            raise refused("prompt and prompt_name are both given; keep one of them")
+            raise ValueError("prompt and prompt_name are both given; keep one of them")
         return self
 
 
@@ -321,9 +305,9 @@ class WorkersConfig(Section):
     start: Start = Start.AUTO
     """fresh = a new interpreter for every chunk; warm = forked from a process that has loaded the model; auto = warm
     if that works. A retry is always fresh."""
-    standby: UpToEight = 1
+    standby: Annotated[int, Field(ge=0, le=8), _NO_BOOL] = 1
     """Workers prepared ahead for each device; each fresh one holds the weights in host memory."""
-    per_device: OneToSixteen = 1
+    per_device: Annotated[int, Field(ge=1, le=16), _NO_BOOL] = 1
     """Workers that compute on one device at the same time."""
 
 
@@ -353,7 +337,7 @@ class RecoveryConfig(Section):
     """Time from SIGTERM to the end of the run; the vectors so far are saved within it."""
     on_bad_row: OnBadRow = OnBadRow.QUARANTINE
     """quarantine = a row that cannot be encoded becomes NaN and is listed; fail = the run ends."""
-    max_bad_rows: NotNegative = 100
+    max_bad_rows: Annotated[int, Field(ge=0, le=_MOST), _NO_BOOL] = 100
     """More quarantined rows end the run: then usually the config is wrong."""
 
 
@@ -395,7 +379,8 @@ class OutputConfig(Section):
     """SQL condition; other rows are left out."""
     columns: Columns = ()
     """Columns to carry along: in parquet next to the vector, with npy in NAME.rows.parquet."""
-    shards: Shards | None = None
+    # Their names have four digits, so that names sort as numbers do.
+    shards: Annotated[int, Field(ge=1, le=10_000), _NO_BOOL] | None = None
     """Number of files, in a folder with the name of the output; null = one file."""
     format: FinalFormat = FinalFormat.NPY
     """npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
@@ -419,9 +404,9 @@ class OutputConfig(Section):
         if not given and all(re.search(r"\.txt(\.gz|\.zst)?$", each, re.IGNORECASE) for each in self.source):
             return self.model_copy(update={"column": "text"})
         if not given:
-            raise refused("which text is to be encoded? One of column, template and sql is needed")
+            raise ValueError("which text is to be encoded? One of column, template and sql is needed")
         if len(given) > 1:
-            raise refused(f"{' and '.join(given)} are given; keep one of them")
+            raise ValueError(f"{' and '.join(given)} are given; keep one of them")
         return self
 
 
@@ -464,28 +449,25 @@ class Config(Section):
     @model_validator(mode="after")
     def _possible_combinations(self) -> Self:
         if self.model.expect is not None and self.engine.kind is EngineKind.RAY:
-            raise refused(
+            raise ValueError(
                 "model.expect cannot be checked on the nodes of a Ray cluster; leave it out here, and check it by "
                 "`chunkvisor doctor` on one of the nodes, with engine: {kind: local}"
             )
         for name in self.outputs.keys() & self.combine.keys():
-            raise refused(f"two outputs are named {name}; rename one")
+            raise ValueError(f"two outputs are named {name}; rename one")
         for name, members in self.combine.items():
             for member in members:
                 if member not in self.outputs:
-                    raise refused(f"combine.{name}: there is no output {member}; {did_you_mean(member, self.outputs)}")
+                    hint = did_you_mean(member, self.outputs)
+                    raise ValueError(f"combine.{name}: there is no output {member}; {hint}")
             for key in ("dtype", "where"):
                 if len({getattr(self.outputs[member], key) for member in members}) > 1:
-                    raise refused(f"combine.{name}: {' and '.join(members)} differ in {key}, which must be the same")
-        return self
-
-    @model_validator(mode="after")
-    def _possible_for_a_plugin(self) -> Self:
+                    raise ValueError(f"combine.{name}: {' and '.join(members)} differ in {key}, which must be the same")
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
             given = [key for key in ("prompt_name", "task", "kwargs") if getattr(encode, key)]
             if given or isinstance(encode.batch_tokens, int):
-                raise refused(
+                raise ValueError(
                     f"output {name}: encode.{(*given, 'batch_tokens')[0]} is for a model of sentence-transformers; a "
                     "plug-in encoder takes encode.prompt, encode.batch_size and model.kwargs instead"
                 )
