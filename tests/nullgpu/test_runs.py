@@ -101,3 +101,52 @@ def test_the_figures_for_a_lent_card_are_made_from_end_to_end(gpu: NullGpu, tmp_
     assert (row["name"], row["device"], row["rows"]) == ("decoder-night", "Null GPU", 2000)
     assert row["least_cosine"] > 0.9
     assert min(row["ours_rate"], row["plain_s"], row["compute_s"], row["first_batch_s"]) > 0
+
+
+_END_TO_END = """
+import sys
+from pathlib import Path
+
+import numpy as np
+from sentence_transformers.base.modules import Transformer
+from transformers import AttentionInterface, DataCollatorWithFlattening
+
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.liveness import BeatWriter
+from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+
+seen = []
+
+
+def attend(module, query, key, value, mask, *, cu_seq_lens_q=None, **_):
+    if cu_seq_lens_q is not None:
+        seen.append((query.shape[2], np.diff(cu_seq_lens_q.cpu().numpy()).tolist(), mask))
+    return query.transpose(1, 2), None
+
+
+def can_flatten(self):
+    self.data_collator = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)
+    return True
+
+
+AttentionInterface.register("end_to_end", attend)
+Transformer._can_flatten_inputs = can_flatten
+model = ModelSpec("m", sys.argv[1], kwargs={"attn_implementation": "end_to_end"})
+progress = BeatWriter(Path(sys.argv[2]))
+progress.begun = lambda indices: None
+encoder = SentenceTransformerEncoder(model, EncodeSpec(), "cuda")
+encoder.load(progress)
+encoder.tokenize([" ".join(["word1"] * count) for count in (1, 5, 2, 3)], progress)
+encoder.start(progress)
+blocks = list(encoder.encode(Limits(rows=3, tokens=14), progress))
+assert [block.shape for _, block in blocks] == [(2, 64), (2, 64)]
+assert seen[::2] == seen[1::2] == [(12, [7, 5], None), (7, [4, 3], None)], seen
+"""
+"""Two layers, texts of 3 to 7 tokens with the model's own two."""
+
+
+def test_flash_attention_takes_texts_end_to_end(gpu: NullGpu, bert: Path, tmp_path: Path) -> None:
+    """What a kernel for unpadded texts is given on a GPU: all tokens in one row, and where each text ends."""
+    gpu.set(bool=1)
+    ended = gpu.call(sys.executable, "-c", _END_TO_END, str(bert), str(tmp_path / "beat"))
+    assert ended.returncode == 0, ended.stderr

@@ -1,5 +1,6 @@
 """The sentence-transformers encoder against the library's own `encode`, on real weights."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -230,3 +231,42 @@ def test_what_is_loaded_on_the_device(
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     assert is_placed_by_loading(ModelSpec("any", str(tmp_path), kwargs=kwargs)) is expected
+
+
+FLAT = "end_to_end"
+
+
+def attend(module: Any, query: Any, key: Any, value: Any, _: Any, *, cu_seq_lens_q: Any = None, **__: Any) -> Any:
+    """Attention on the CPU, within each text; tensors of shape (1, heads, tokens of all texts, width)."""
+    import torch
+
+    ends = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
+    parts = [
+        torch.nn.functional.scaled_dot_product_attention(*(each[:, :, start:stop] for each in (query, key, value)))
+        for start, stop in itertools.pairwise(ends)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def test_flash_attention_takes_texts_end_to_end(
+    minilm_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of all lengths share a batch, none of it is padding, and the vectors are those of padded batches."""
+    from sentence_transformers.base.modules import Transformer
+    from transformers import AttentionInterface, DataCollatorWithFlattening
+
+    def can_flatten(self: Any) -> bool:
+        self.data_collator = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)
+        return True
+
+    AttentionInterface.register(FLAT, attend)  # in the place of a kernel that only GPUs have
+    monkeypatch.setattr(Transformer, "_can_flatten_inputs", can_flatten)
+    monkeypatch.setenv(LINEAR, "torch")
+    model = ModelSpec("flat", str(minilm_path), kwargs={"attn_implementation": FLAT})
+    encode, progress = EncodeSpec(prompt="Represent this commit: ", normalize=True), _Progress()
+    vectors, _ = run(model, encode=encode, limits=Limits(rows=1000, tokens=400, padding=0), progress=progress)
+    assert all(tokens == worked for _, tokens, worked in progress.advances)
+    assert max(tokens for _, tokens in progress.batches) <= 400
+    assert len(progress.batches) < len(TEXTS) / 4
+    expected = library.encode(TEXTS, prompt=encode.prompt, normalize_embeddings=encode.normalize, **ALIKE)
+    assert np.abs(vectors - expected).max() < 1e-5

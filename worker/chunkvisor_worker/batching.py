@@ -29,12 +29,13 @@ def estimated_tokens(size_bytes: int) -> int:
     return 2 + size_bytes // BYTES_PER_TOKEN
 
 
-def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
+def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False) -> list[Indices]:
     """Batches of positions in `lengths`, longest texts first, equal lengths in their given order.
 
     The longest come first so that a batch too large for the device fails in the first seconds. A batch also ends where
     the next text would bring its padding above `limits.padding`: at best the tokens that a device computes in the time
     that one more batch costs it (the ski-rental rule).
+    `flat` batches are not padded: `limits.tokens` bounds their sum.
     A batch is int64 of shape (n,); a text longer than `limits.tokens` is one of its own. ValueError without rows.
     """
     if limits.rows < 1:
@@ -46,9 +47,12 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
     while start < len(order):
         longest = max(1, int(sizes[order[start]]))
         rows = limits.rows
-        if limits.tokens is not None:
+        if limits.tokens is not None and flat:
+            sums = np.cumsum(sizes[order[start : start + rows]])
+            rows = max(1, int(np.searchsorted(sums, limits.tokens, side="right")))
+        elif limits.tokens is not None:
             rows = min(rows, max(1, limits.tokens // longest))
-        if limits.padding is not None:
+        if limits.padding is not None and not flat:
             padding = np.cumsum(longest - sizes[order[start : start + rows]])
             rows = max(1, int(np.searchsorted(padding, limits.padding, side="right")))
         batches.append(order[start : start + rows])
@@ -56,25 +60,25 @@ def cut(lengths: Sequence[int] | Indices, limits: Limits) -> list[Indices]:
     return batches
 
 
-def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices) -> int:
-    """Tokens the device works on: the longest length for each text of the batch."""
+def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: bool = False) -> int:
+    """Tokens the device works on: the longest length for each text of the batch; of a `flat` one, their sum."""
     sizes = np.asarray(lengths, dtype=np.int64)[batch]
-    return int(len(sizes) * sizes.max(initial=0))
+    return int(sizes.sum() if flat else len(sizes) * sizes.max(initial=0))
 
 
-def cut_measured(lengths: Indices, limits: Limits, needs: Needs) -> Iterator[Indices]:
+def cut_measured(lengths: Indices, limits: Limits, needs: Needs, *, flat: bool = False) -> Iterator[Indices]:
     """Batches like `cut`; the first is small, of the longest texts, and `needs` then says what fits behind it."""
     assert limits.tokens is not None
-    first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)))[:1]
+    first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)), flat=flat)[:1]
     yield from first
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([*first, np.zeros(0, np.int64)]))
     if not len(rest):
         return
-    fits = padded_tokens(lengths, first[0])
+    fits = padded_tokens(lengths, first[0], flat=flat)
     took_bytes, free_bytes = needs()
     if took_bytes > 0:
         fits = max(fits, int(_SHARE * free_bytes * fits / took_bytes))
-    for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits))):
+    for batch in cut(lengths[rest], replace(limits, tokens=min(limits.tokens, fits)), flat=flat):
         yield rest[batch]
 
 

@@ -131,8 +131,6 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
             model.append(Pooling(model[0].get_embedding_dimension(), spec.pooling))
         if spec.name in EXCLUDE_PROMPT:
             model.set_pooling_include_prompt(False)
-        if getattr(model[0], "can_flatten_inputs", False):
-            model[0].can_flatten_inputs = False  # batches of like length are padded little
         _fit_length(model, spec.max_length)
         transformer, tokenizer = model.transformers_model, getattr(model, "tokenizer", None)
         if transformer is not None and hasattr(tokenizer, "unk_token"):

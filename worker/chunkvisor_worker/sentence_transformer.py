@@ -149,6 +149,7 @@ class SentenceTransformerEncoder:
         self._weights = 0  # numbers that each token is multiplied with; 0 if batches are computed one after the other
         self._pinned = PinnedBuffers()
         self._is_padded: bool | None = None  # the batch that is forwarded; None = not known
+        self._flat = False  # whether the texts of a batch lie end to end, without padding
 
     def load(self, progress: BeatWriter) -> None:
         """Import torch and sentence-transformers and load the weights to host memory.
@@ -225,15 +226,15 @@ class SentenceTransformerEncoder:
         if limits.measured and counted and self._device != "cpu":
             import torch
 
-            batches = batching.cut_measured(self._lengths, limits, batching.gpu_needs(torch))
+            batches = batching.cut_measured(self._lengths, limits, batching.gpu_needs(torch), flat=self._flat)
         else:
-            batches = batching.cut(self._lengths, limits)
+            batches = batching.cut(self._lengths, limits, flat=self._flat)
             lanes = self._lanes(batches) if self._device == "cpu" else lanes
 
         def begins(indices: Indices) -> bool:
             if progress.leaving:
                 return False
-            progress.batch(indices, padded_tokens(self._lengths, indices) if counted else 0)
+            progress.batch(indices, padded_tokens(self._lengths, indices, flat=self._flat) if counted else 0)
             self._pinned.turn = 1 - self._pinned.turn
             return True
 
@@ -241,8 +242,8 @@ class SentenceTransformerEncoder:
             if vectors.ndim != 2 or len(vectors) != len(indices):
                 raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
             self._dimension = vectors.shape[1]
-            tokens, padded = int(self._lengths[indices].sum()), padded_tokens(self._lengths, indices)
-            progress.advance(len(indices), *((tokens, padded) if counted else (0, 0)))
+            tokens = int(self._lengths[indices].sum()), padded_tokens(self._lengths, indices, flat=self._flat)
+            progress.advance(len(indices), *(tokens if counted else (0, 0)))
             yield indices, vectors
 
     def facts(self) -> Facts:
@@ -319,6 +320,9 @@ class SentenceTransformerEncoder:
             limit = max_length(self._model) or max(sizes, default=0)
             self._lengths = np.array([min(limit, batching.estimated_tokens(size)) for size in sizes], dtype=np.int64)
             return
+        first = self._model[0]
+        if getattr(first, "can_flatten_inputs", False):  # by flash attention; here its texts are wanted one by one
+            self._flat, first.can_flatten_inputs = True, False
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
         asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
         asked = {"prompt": self._prompt, "processing_kwargs": asked}
@@ -354,6 +358,14 @@ class SentenceTransformerEncoder:
         largest = max((padded_tokens(self._lengths, each) for each in shared), default=0)
         return cpu.lanes_for(torch.get_num_threads(), len(shared), largest * self._weights)
 
+    def _end_to_end(self, rows: Sequence[dict[str, Indices]]) -> dict[str, Any]:
+        """Collate the texts as the model's own preprocessing does for flash attention (Transformer.preprocess)."""
+        first = self._model[0]
+        batch: dict[str, Any] = dict(first.data_collator([{"input_ids": row["input_ids"].tolist()} for row in rows]))
+        del batch["labels"]
+        batch["position_ids"] += getattr(first, "_flatten_position_offset", 0)
+        return batch
+
     def _forward(self, indices: Indices) -> Callable[[], Vectors]:
         if self._rows is None:
             task = {"task": self.wanted.task} if self.wanted.task is not None else {}
@@ -369,11 +381,17 @@ class SentenceTransformerEncoder:
             return self._pinned.begin_copy(tensor.float())
         import torch
 
-        batch = padded([self._rows[index] for index in indices], self._model.tokenizer)
-        self._is_padded = int(self._lengths[indices].sum()) < batch["input_ids"].size
+        rows = [self._rows[index] for index in indices]
+        if self._flat:
+            batch = self._end_to_end(rows)
+        else:
+            batch = padded(rows, self._model.tokenizer)
+            self._is_padded = int(self._lengths[indices].sum()) < batch["input_ids"].size
         features = {
-            key: self._pinned.to_device(key, torch.from_numpy(block), self._model.device)
-            for key, block in batch.items()
+            key: value
+            if isinstance(value, int)
+            else self._pinned.to_device(key, torch.as_tensor(value), self._model.device)
+            for key, value in batch.items()
         }
         with torch.inference_mode():
             vectors = self._model({**features, **self._extras})["sentence_embedding"]

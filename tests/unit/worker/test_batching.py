@@ -30,6 +30,20 @@ def test_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) 
     assert [batch.tolist() for batch in cut(lengths, limits)] == expected
 
 
+@pytest.mark.parametrize(
+    ("lengths", "limits", "expected"),
+    [
+        ([3, 9, 3, 5], Limits(8, 17), [[1, 3, 0], [2]]),
+        ([3, 9, 3, 5], Limits(2, 17), [[1, 3], [0, 2]]),
+        ([500, 2, 2], Limits(8, 502, padding=0), [[0, 1], [2]]),
+    ],
+)
+def test_flat_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) -> None:
+    """Without padding, the sum of the tokens is what is limited."""
+    assert [batch.tolist() for batch in cut(lengths, limits, flat=True)] == expected
+    assert sum(padded_tokens(lengths, np.array(batch), flat=True) for batch in expected) == sum(lengths)
+
+
 @given(
     st.lists(st.integers(0, 600), max_size=80),
     st.builds(
