@@ -11,20 +11,17 @@ import sys
 from typing import TextIO
 
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.units import printable, wrapped
+from chunkvisor.units import printable
 
 
-def say(text: object, *, err: bool = False, indent: int | None = None, red: bool = False) -> bool:
+def say(text: object, *, err: bool = False, red: bool = False) -> bool:
     """Print the text and the end of its line; return False if its reader is gone.
 
-    `indent`: on a terminal, lines that are wider than it are broken between words, and continue so far in. `red`: in
-    that color, on a terminal without NO_COLOR (https://no-color.org).
+    `red`: in that color, on a terminal without NO_COLOR (https://no-color.org).
     Raises Halt (74) if standard output cannot take it, such as on a full disk.
     """
     stream = sys.stderr if err else sys.stdout
     words = printable(str(text))
-    if indent is not None and (columns := columns_of(stream)):
-        words = wrapped(words, columns, indent)
     if red and is_terminal(stream) and not os.environ.get("NO_COLOR"):
         words = f"\x1b[31m{words}\x1b[0m"
     try:
@@ -40,11 +37,6 @@ def say(text: object, *, err: bool = False, indent: int | None = None, red: bool
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person may be at the other end."""
     return stream is not None and not stream.closed and stream.isatty()
-
-
-def columns_of(stream: TextIO | None) -> int:
-    """Return the width of the terminal that the stream is; 0 if it is not one."""
-    return os.get_terminal_size(stream.fileno()).columns if stream is not None and is_terminal(stream) else 0
 
 
 def unwritten(error: OSError) -> Halt:

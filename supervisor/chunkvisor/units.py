@@ -1,12 +1,8 @@
 """Sizes, times and lists in words, as a person reads them at a glance; JSON and journals have plain numbers."""
 
 import difflib
-import re
-import textwrap
 import time
 from collections.abc import Iterable, Sequence
-
-_COMMAND = re.compile(r"\bcd \S.* && .*|chunkvisor [a-z]+ [^\s,;`]+")
 
 
 def human_time(seconds: float) -> str:
@@ -56,18 +52,6 @@ def which_rows(rows: Sequence[int], most: int = 5) -> str:
 def counted(number: int, noun: str) -> str:
     """Say `1 fault`, `2 faults`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def wrapped(text: str, columns: int, indent: int) -> str:
-    """Return the text in lines of that width, broken between words; all but the first are indented.
-
-    Paths and commands (`chunkvisor retry WORKDIR`) stay whole, so that they can be copied.
-    """
-    filler = textwrap.TextWrapper(
-        max(columns, 2 * indent), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
-    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
-    return "\n".join("\n".join(filler.wrap(line)) for line in whole.split("\n")).replace("\0", " ")
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:

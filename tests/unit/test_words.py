@@ -12,7 +12,7 @@ from chunkvisor.heart.policy import GiveUp, How, Lesson, Quarantine, Retry, Spli
 from chunkvisor.heart.run import WaitTeller
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
-from chunkvisor.units import which_rows, wrapped
+from chunkvisor.units import which_rows
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.files import AttemptFiles
 
@@ -133,19 +133,6 @@ def test_the_first_line(device: str, words: str) -> None:
 def test_the_plan(planned: WorkPlanned, words: str) -> None:
     """Once all sources are read, it says how much is left to do, and how long that may take, if that is known."""
     assert planned.line == words
-
-
-def test_lines_fit_a_terminal() -> None:
-    """They are broken between words and indented; a path and a command stay whole."""
-    text = "  do:  first this, and then: chunkvisor retry /a/long/path/to/some/workdir, and so on"
-    assert wrapped(text, 30, 7).split("\n") == [
-        "  do:  first this, and then:",
-        "       chunkvisor retry /a/long/path/to/some/workdir,",
-        "       and so on",
-    ]
-    assert wrapped("short", 30, 7) == "short"
-    command = "cd /a/long/path && /venv/bin/chunkvisor run config.yaml --max-rows 10"
-    assert wrapped(f"the command: {command}", 30, 7).split("\n") == ["the command:", f"       {command}"]
 
 
 @dataclass

@@ -93,5 +93,5 @@ def _end(halt: Halt) -> None:
     """Say the final message of a command on stderr, and exit with its code."""
     for line in halt.lines():
         headline = line == halt.what
-        say(f"chunkvisor: {line}" if headline else f"  {line}", err=True, indent=7, red=headline)
+        say(f"chunkvisor: {line}" if headline else f"  {line}", err=True, red=headline)
     sys.exit(int(halt.code))

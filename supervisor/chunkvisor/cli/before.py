@@ -36,9 +36,9 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
 
     found = forecast(load(config, overrides), max_rows, _say)
     if as_json:
-        say(json.dumps(found, indent=2))
+        say(json.dumps(found))
     else:
-        say("\n".join(draw(found)), indent=8)
+        say("\n".join(draw(found)))
 
 
 @command("doctor", "embeddings.yaml")
@@ -54,9 +54,9 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
     findings = examine(gather(config, _say))
     if as_json:
-        say(json.dumps(to_json(findings), indent=2))
+        say(json.dumps(to_json(findings)))
     else:
-        say("\n".join(render(findings)), indent=13)
+        say("\n".join(render(findings)))
     if code := exit_code(findings):
         sys.exit(int(code))
 
@@ -92,7 +92,7 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
         if not failed:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        say(json.dumps(findings, indent=2))
+        say(json.dumps(findings))
     say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
     if failed:
         what = f"the run did not recover from: {', '.join(each['fault'] for each in failed)}"
@@ -123,7 +123,7 @@ def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | N
     from chunkvisor_worker.contract.files import write_atomic
 
     found = tuning.tune(load(config, overrides), price, _say)
-    say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
+    say(json.dumps(found) if as_json else "\n".join(tuning.draw(found)))
     if not any(each["recommended"] for each in found["candidates"]):
         what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
         raise Halt(ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config.")
@@ -156,7 +156,7 @@ def init(path: Path) -> None:
         what = f"{target} cannot be written: {error.strerror}"
         raise config_error(what, remedy="Name another file: chunkvisor init OTHER.yaml") from None
     quoted = shlex.quote(str(target))
-    say(f"{target} written. Change the lines marked with <--: source, column, model, device. Then:", indent=2)
+    say(f"{target} written. Change the lines marked with <--: source, column, model, device. Then:")
     say(f"  chunkvisor doctor {quoted}    can this machine do it?")
     say(f"  chunkvisor plan {quoted}      how much work is it?")
     say(f"  chunkvisor run {quoted}       do it; run it again to continue")
@@ -173,4 +173,4 @@ def explain(name: str | None) -> None:
     from chunkvisor.commands import explain as handbook
 
     words = sys.stdin.buffer.read().decode(errors="replace") if name == "-" else name
-    say(handbook.explain(words) if words is not None else "\n".join(handbook.index()), indent=4)
+    say(handbook.explain(words) if words is not None else "\n".join(handbook.index()))

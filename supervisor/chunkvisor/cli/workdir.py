@@ -44,7 +44,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
         if not as_json:
             say("\n".join(each.in_words()))
     if as_json:
-        say(json.dumps({"outputs": [each.told for each in found]}, indent=2))
+        say(json.dumps({"outputs": [each.told for each in found]}))
     differs = [row["differs"] for each in found for row in each.told["rows"]]
     if any(differs):
         raise Halt(
@@ -83,10 +83,10 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
             return
     found, lines = screen_of(workdir)
     if as_json:
-        say(json.dumps(found.to_json(), indent=2))
+        say(json.dumps(found.to_json()))
         return
-    say(lines[0], indent=4, red=found.state is State.HALTED)
-    say("\n".join(lines[1:]), indent=4)
+    say(lines[0], red=found.state is State.HALTED)
+    say("\n".join(lines[1:]))
     if found.state is not State.RUNNING and Layout(workdir).report.is_file():
         say(f"  how the run went: {Layout(workdir).report}")
 
@@ -139,7 +139,7 @@ def verify(workdir: Path, as_json: bool) -> None:
             "damaged": [{"path": str(each.path), "problem": each.problem} for each in damaged],
             "unfinished": {name: {key: getattr(each, key) for key in keys} for name, each in missing.items()},
         }
-        say(json.dumps(shown, indent=2))
+        say(json.dumps(shown))
     if damaged:
         if not as_json:
             say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
@@ -155,7 +155,7 @@ def verify(workdir: Path, as_json: bool) -> None:
         for name, output in outputs.items():
             if output.quarantined:
                 bad = counted(output.quarantined, "row")
-                say(f"{name}: {bad} without a vector, listed in {output.listed_in}", indent=2)
+                say(f"{name}: {bad} without a vector, listed in {output.listed_in}")
             if not output.complete:
                 say(f"{name} is not complete: {output.far}; run the same command again to continue")
 
@@ -170,7 +170,7 @@ def retry(workdir: Path) -> None:
     from chunkvisor.commands import housekeeping
 
     if count := housekeeping.retry(workdir):
-        say(f"{counted(count, 'text')} to try again: run the same command again; it encodes nothing else", indent=2)
+        say(f"{counted(count, 'text')} to try again: run the same command again; it encodes nothing else")
     else:
         say("nothing to try again: every row that is done has its vector")
 

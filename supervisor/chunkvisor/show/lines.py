@@ -19,10 +19,10 @@ from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event, Halted, Note, RunEnded, Weight, plain
 from chunkvisor.events.state import RunState
-from chunkvisor.printing import columns_of, is_terminal, say, write
+from chunkvisor.printing import is_terminal, say, write
 from chunkvisor.show.snapshot import look_at, snapshot_of
 from chunkvisor.store.layout import Layout
-from chunkvisor.units import human_moment, printable, wrapped
+from chunkvisor.units import human_moment, printable
 
 if TYPE_CHECKING:
     from chunkvisor.assemble.forms import Form
@@ -122,9 +122,7 @@ class Console(Observer):
             self._write(text)
 
     def _write(self, text: str) -> None:
-        moment = f"{human_moment(time.time())} "
-        text, columns = moment + self.in_words(text), columns_of(self._stream)  # of a terminal without a live view
-        _write_line(self._stream, wrapped(text, columns, len(moment)) if columns else text)
+        _write_line(self._stream, f"{human_moment(time.time())} {self.in_words(text)}")
 
 
 class JsonLines(Observer):

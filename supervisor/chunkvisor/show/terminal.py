@@ -25,7 +25,7 @@ from chunkvisor.show.lines import Observer, can_draw, heartbeat_s
 from chunkvisor.show.snapshot import Snapshot, look_at, percent, snapshot_of
 from chunkvisor.show.status import Follower, status_of
 from chunkvisor.store.layout import Layout, is_workdir, require_workdir
-from chunkvisor.units import counted, human_moment, wrapped
+from chunkvisor.units import counted, human_moment
 
 REFRESH_S = 0.5
 _STYLES = {Weight.NEWS: "", Weight.CARE: "yellow", Weight.LOSS: "red"}
@@ -126,8 +126,7 @@ class Live(Observer):
         for t, _, event in news:
             if line := event.line:
                 time_of_day = f"{human_moment(t).split()[1]} "
-                words = wrapped(time_of_day + line, self._console.width - 1, len(time_of_day))  # paths stay whole
-                text = Text.assemble((time_of_day, "dim"), (words[len(time_of_day) :], _STYLES[event.weight]))
+                text = Text.assemble((time_of_day, "dim"), (line, _STYLES[event.weight]))
                 self._console.print(text, soft_wrap=True)
 
 
