@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from chunkvisor_worker.batching import cut, padded_tokens
-from chunkvisor_worker.contract.messages import (
-    EncodeSpec,
-    LengthsTask,
-    Limits,
-    ModelSpec,
-)
+from chunkvisor_worker.contract.messages import EncodeSpec, LengthsTask, Limits, ModelSpec
 from chunkvisor_worker.lengths import Counter, measure
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
@@ -42,7 +37,7 @@ class Bytes:
     """Stands in for a tokenizer: a token for each byte."""
 
     max_length: int | None = 6
-    is_transformer = True
+    tokenizer = len
 
     def prompt(self, encode: EncodeSpec) -> str:
         """Whatever the spec says."""

@@ -30,16 +30,13 @@ def estimated_tokens(size_bytes: int) -> int:
 
 
 def cut(lengths: Sequence[int] | Indices, limits: Limits, *, flat: bool = False) -> list[Indices]:
-    """Batches of positions in `lengths`, longest texts first, equal lengths in their given order.
+    """Batches of positions in `lengths`, int64 of shape (n,): longest texts first, equal lengths in their given order.
 
-    The longest come first so that a batch too large for the device fails in the first seconds. A batch also ends where
-    the next text would bring its padding above `limits.padding`: at best the tokens that a device computes in the time
-    that one more batch costs it (the ski-rental rule).
+    So a batch too large for the device fails in the first seconds. A batch also ends if the next text would bring its
+    padding above `limits.padding`: at best the tokens that a device computes in the time that one more batch costs it
+    (the ski-rental rule). A text longer than `limits.tokens` is a batch alone.
     `flat` batches are not padded: `limits.tokens` bounds their sum.
-    A batch is int64 of shape (n,); a text longer than `limits.tokens` is one of its own. ValueError without rows.
     """
-    if limits.rows < 1:
-        raise ValueError(f"a batch holds at least 1 row, limits.rows is {limits.rows}")
     sizes = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")
     batches = []

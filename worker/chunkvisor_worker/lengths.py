@@ -39,13 +39,12 @@ class Counter:
         own, _ = split_kwargs(model.kwargs)
         self._prompts = read_json(folder / "config_sentence_transformers.json") | own
         kind, place = first_module(folder)
-        self.is_transformer = kind == "Transformer"
         others = sorted(place.glob("sentence_*_config.json"))
         settings = read_json(place / "sentence_bert_config.json") or (read_json(others[0]) if others else {})
         self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before
         self.max_length = model.max_length
         self.tokenizer: Any = None  # if the model has none
-        if not self.is_transformer:
+        if kind != "Transformer":
             return
         from transformers import AutoTokenizer, logging
 
@@ -67,12 +66,10 @@ class Counter:
             self.max_length = int(length) if length < NO_LIMIT else None
 
     def prompt(self, encode: EncodeSpec) -> str:
-        """The text put before every text, as the encoder has it."""
+        """The text put before every text, as the encoder has it. Raises ValueError for an unknown `prompt_name`."""
         # Every model has these two, empty if its files say nothing.
         prompts = {"query": "", "document": "", **(self._prompts.get("prompts") or {})}
-        if encode.prompt is None and encode.prompt_name is not None:
-            return str(prompts.get(encode.prompt_name) or "")
-        return str(chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or "")
+        return chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or ""
 
     def count(self, texts: list[str]) -> list[int]:
         """Tokens of each text, special ones included, nothing cut; estimated for a model without a tokenizer."""
@@ -103,7 +100,7 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
         batches += len(parts)
         found.append(lengths)
     np.save(out, np.concatenate(found).astype(np.int32) if found else np.zeros(0, np.int32), allow_pickle=False)
-    return LengthsReport(str(out), counter.max_length, not counter.is_transformer, tokens, padded, batches)
+    return LengthsReport(str(out), counter.max_length, counter.tokenizer is None, tokens, padded, batches)
 
 
 def _texts(task: LengthsTask, first: int, stop: int) -> list[str]:

@@ -41,7 +41,12 @@ def stage_table(
         try:
             halt = halt_of(json.loads(read_bounded(partial / "answer.json") or b""))
         except (ValueError, KeyError, TypeError):
-            raise _halt(status, log) from None
+            if status > ExitCode.BUG:  # it had a message, and no room for it
+                raise disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), partial) from None
+            ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else "has failed"
+            code = ExitCode.TRY_AGAIN if status == -signal.SIGKILL else ExitCode.BUG
+            remedy = "If memory was short, free some, or lower ingest.memory_limit. Else please report it with the log."
+            raise Halt(code, f"The process that reads the sources {ended}.", remedy=remedy, log=log) from None
         remove_folder(partial)
         raise halt
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
@@ -66,17 +71,6 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
         )
     texts = (output.source, output.column, output.template, output.sql, output.skip_blank, output.where, output.columns)
     return IngestRequest(*texts, max_rows, int(config.ingest.memory_limit))
-
-
-def _halt(status: int, log: Path) -> Halt:
-    """Return the Halt for a child that left no message."""
-    if status > ExitCode.BUG:  # it had one, and no room for it
-        return disk_halt(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), log.parent)
-    ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else "has failed"
-    code, remedy = ExitCode.BUG, "Please report it with the log."
-    if status == -signal.SIGKILL:
-        code, remedy = ExitCode.TRY_AGAIN, "Free memory, which was probably short, or lower ingest.memory_limit."
-    return Halt(code, f"The process that reads the sources {ended}.", remedy=remedy, log=log)
 
 
 def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: None) -> None:
