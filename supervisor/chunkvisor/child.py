@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_LOOK_S, _STACK_S = 0.02, 1.0
-"""Between looks; for the stack of a child that takes too long."""
-_PATIENCE_S = 10.0
-"""For the end of a killed child; one that sleeps in a driver is left behind."""
+_LOOK_S, _STACK_S = 0.02, 1.0  # between looks; for the stack of a child that takes too long
+_PATIENCE_S = 10.0  # for the end of a killed child; one that sleeps in a driver is left behind
 
 
 def run_child(

@@ -22,8 +22,7 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-KEPT = "; finished work is kept"
-"""At the end of a remedy; a run of which nothing is kept takes it away."""
+KEPT = "; finished work is kept"  # at the end of a remedy; a run of which nothing is kept takes it away
 _LABELS = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
 
 
@@ -70,8 +69,7 @@ class ChunkvisorError(Exception):
 # So that a traceback names it as a person would import it.
 ChunkvisorError.__module__ = "chunkvisor"
 
-Halt = ChunkvisorError
-"""What the program itself calls it: the end of a run in good order."""
+Halt = ChunkvisorError  # what the program itself calls it: the end of a run in good order
 
 
 def lines_of_end(details: Mapping[str, Any]) -> list[str]:

@@ -40,15 +40,11 @@ class Donor:
     """One place that may have some of the texts."""
 
     place: Place
-    index: Path
-    """Of the texts of its source."""
+    index: Path  # of the texts of its source
     facts: Facts
-    blocks: Callable[[], Blocks]
-    """Read its vectors and check them; raises BadVectorsError, FileNotFoundError."""
-    numbers: Callable[[Rows], Rows]
-    """Its numbers for rows of that source; -1 = it has no vector for them."""
-    tokens: Callable[[Rows], Rows]
-    """Tokens before the cut for numbers of it: 0 = whole, -1 = not counted."""
+    blocks: Callable[[], Blocks]  # read its vectors and check them; raises BadVectorsError, FileNotFoundError
+    numbers: Callable[[Rows], Rows]  # its numbers for rows of that source; -1 = it has no vector for them
+    tokens: Callable[[Rows], Rows]  # tokens before the cut for numbers of it: 0 = whole, -1 = not counted
 
 
 def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:

@@ -30,10 +30,8 @@ class DrillFault:
     """One fault, and what the run must make of it."""
 
     name: str
-    what: str
-    """How it is provoked, in a few words."""
-    seen_as: str
-    """The outcome of the struck attempt; for a killed run, the state that `status` must show."""
+    what: str  # how it is provoked, in a few words
+    seen_as: str  # the outcome of the struck attempt; for a killed run, the state that `status` must show
     real_on: tuple[str, ...] = ("cpu", "cuda")
     """Kinds of device on which it really happens; on others the worker raises the same exception."""
     exit_code: ExitCode = ExitCode.COMPLETE
@@ -81,8 +79,7 @@ NAMES = tuple(fault.name for fault in FAULTS if fault.name != PARENT_KILLED)
 class Provoked:
     """A fault, and how often it has struck."""
 
-    name: str
-    """As the drill calls it."""
+    name: str  # as the drill calls it
     chunk: int
     output: str | None
     struck: int = 0

@@ -13,8 +13,7 @@ from chunkvisor.store.records import DamagedError
 from chunkvisor.units import which_rows
 from chunkvisor_worker.contract.messages import Limits, Spec
 
-_LOOKED_AT = 4096
-"""Texts among which one is looked for that is taken over."""
+_LOOKED_AT = 4096  # texts among which one is looked for that is taken over
 
 
 @dataclass(slots=True)

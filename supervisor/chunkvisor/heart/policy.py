@@ -291,8 +291,7 @@ def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
 
 # --- what is remembered
 
-Where = int | str | tuple[int, int] | None
-"""A device, a machine, a chunk of an output, or (None) the run."""
+Where = int | str | tuple[int, int] | None  # a device, a machine, a chunk of an output, or (None) the run
 
 _WAITS = (Outcome.GPU_BUSY, Outcome.GPU_OOM, Outcome.HUB, Outcome.DISK_FULL)
 

@@ -24,8 +24,7 @@ from chunkvisor_worker.contract.files import remove_folder, write_blocks
 from chunkvisor_worker.contract.messages import Facts, Spec
 
 _ROWS_AT_ONCE = 1 << 18
-_MAX_LINES = 100
-"""For that many quarantined rows, the line of the source is looked up, which reads the source up to it."""
+_MAX_LINES = 100  # for that many quarantined rows, the line of the source is looked up, which reads the source up to it
 
 
 def finish(

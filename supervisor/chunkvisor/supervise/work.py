@@ -75,8 +75,7 @@ from chunkvisor.words import gave_up, with_bad_rows
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Spec
 
-_TARGET_S = 40.0
-"""A chunk takes a worker about this long: a fault costs little, and a worker's start little of it."""
+_TARGET_S = 40.0  # a chunk takes a worker about this long: a fault costs little, and a worker's start little of it
 
 
 def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
