@@ -224,7 +224,7 @@ def test_starter(folder: Path) -> None:
         ("encode:\n  batch_size: 0", "6: encode.batch_size: 0 should be greater than or equal to 1, or 'auto'"),
         ("batch_size: 2", "5: batch_size: unknown key; did you mean encode.batch_size?"),
         ("chunk: {size: 1e99}", "5: chunk.size: 1e+99 should be a smaller number, or 'auto'"),
-        ("device: cpu\ndevice: cuda", " not valid YAML: the key device stands in line 5, column 1 and again in line 6"),
+        ("device: cpu\ndevice: cuda", " not valid YAML: the key device stands at config.yaml:5 and again in line 6"),
         ("encode: {prompt: no}", "5: encode.prompt: false should be text; text needs quotes here"),
         (
             "encode:\n  prompt: a\n  prompt_name: b",
@@ -245,12 +245,12 @@ def test_problem_with_line(folder: Path, added: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("org/model", "m, backend: openvino", "model.backend: this key is gone: torch computes"),
-        ("org/model", "m, dtype: int8", 'model.dtype: "int8" is gone: write float32 or bfloat16'),
-        ("a.csv", "{database: a.db}", "outputs.a.source: this is gone: write a parquet file of it"),
-        ("name: org/model", "name: m}\nupload: {a: b", "upload: this key is gone: copy the finished files"),
-        ("name: org/model", "name: m}\ningest: {head: auto", "ingest.head: this key is gone: a run reads"),
-        ("name: org/model", "name: m}\nencode: {long: windows", "encode.long: this key is gone: cut long texts"),
+        ("org/model", "m, backend: openvino", "model.backend: backend is gone: torch computes"),
+        ("org/model", "m, dtype: int8", "model.dtype: int8 is gone: write float32 or bfloat16"),
+        ("a.csv", "{database: a.db}", "outputs.a.source: database is gone: write a parquet file of it"),
+        ("name: org/model", "name: m}\nupload: {a: b", "upload: upload is gone: copy the finished files"),
+        ("name: org/model", "name: m}\ningest: {head: auto", "ingest.head: head is gone: a run reads"),
+        ("name: org/model", "name: m}\nencode: {long: windows", "encode.long: long is gone: cut long texts"),
     ],
 )
 def test_what_is_gone(folder: Path, old: str, new: str, problem: str) -> None:

@@ -105,12 +105,7 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
 @config_argument
 @set_option
 @click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
-@click.option(
-    "--price",
-    type=click.FloatRange(0),
-    metavar="PER_HOUR",
-    help="What an hour of this machine costs; the table then shows the cost of the whole job.",
-)
+@click.option("--price", type=click.FloatRange(0), metavar="PER_HOUR", help="Add costs, at this price of the machine.")
 @json_option
 def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | None, as_json: bool) -> None:
     """Try settings on texts of CONFIG, and recommend the fastest.

@@ -49,9 +49,7 @@ def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
 
 @command("encode", "articles.csv --column title --model sentence-transformers/all-MiniLM-L6-v2 -o titles.npy")
 @click.argument("source", type=click.Path())
-@click.option(
-    "--model", required=True, metavar="NAME", help="Hub id or local folder of the model; the first run downloads it."
-)
+@click.option("--model", required=True, metavar="NAME", help="Hub id of the model (downloaded once), or local folder.")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy.")
 @click.option("--column", metavar="NAME", help="Column whose text is encoded; not needed for .txt.")
 @click.option("--template", metavar="TEXT", help='Text with columns in braces, such as "{title}: {body}".')
@@ -68,12 +66,8 @@ def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
 @click.option("--prompt-name", metavar="NAME", help="One of the model's own prompts.")
 @click.option("--encoder", metavar="MODULE:FACTORY", help="A plug-in encoder instead of sentence-transformers.")
 @set_option
-@click.option(
-    "--workdir",
-    type=click.Path(path_type=Path),
-    help="Folder for work in progress; OUT.npy.chunkvisor by default, removed at the end.",
-)
-@click.option("--keep", is_flag=True, help="Keep that folder at the end.")
+@click.option("--workdir", type=click.Path(path_type=Path), help="For work in progress; default: OUT.npy.chunkvisor.")
+@click.option("--keep", is_flag=True, help="Keep the workdir at the end, which is removed by default.")
 @click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
 @stop_after
 @quiet
@@ -118,9 +112,7 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
 @command("run", "embeddings.yaml --set device=cuda:1")
 @config_argument
 @set_option
-@click.option(
-    "--max-rows", type=ROW_COUNT, metavar="N", help="Try the first N rows of every output, in WORKDIR-first-N."
-)
+@click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Try N rows of every output, in WORKDIR-first-N.")
 @click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that have no vector yet.")
 @click.option("--from-scratch", is_flag=True, help="Start over; complete new results replace the earlier ones.")
 @click.option("--yes", is_flag=True, help="With --from-scratch: do not ask first.")

@@ -13,9 +13,7 @@ from chunkvisor.units import counted
 
 @command("audit", "embeddings.yaml --rows 500")
 @config_argument
-@click.option(
-    "--rows", type=ROW_COUNT, metavar="N", default=200, show_default=True, help="How many rows of each output."
-)
+@click.option("--rows", type=ROW_COUNT, metavar="N", default=200, show_default=True, help="Rows of each output.")
 @click.option("--device", metavar="DEVICE", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--write-expect",
@@ -141,8 +139,7 @@ def verify(workdir: Path, as_json: bool) -> None:
         }
         say(json.dumps(shown))
     if damaged:
-        if not as_json:
-            say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
+        say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
         remedy = "Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
         remedy += "`chunkvisor clean` removes chunk files of finished outputs, which are not needed."
         what = f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing"

@@ -108,14 +108,13 @@ def _note(node: yaml.Node, key: Key, places: dict[Key, str]) -> None:
             places[*key, position] = f"{places[()]}:{item.start_mark.line + 1}"
             _note(item, (*key, position), places)
     else:
-        first = dict[str, yaml.Mark]()
         for name, value in node.value:
             if name.tag == f"{_TAG}merge" or not isinstance(name, yaml.ScalarNode):
                 continue
             name.tag = f"{_TAG}str"
-            if before := first.get(name.value):
-                raise yaml.MarkedYAMLError(f"the key {name.value} stands", before, "and again", name.start_mark)
-            first[name.value] = name.start_mark
+            if before := places.get((*key, name.value)):
+                again = f"the key {name.value} stands at {before} and again"
+                raise yaml.MarkedYAMLError(problem=again, problem_mark=name.start_mark)
             places[*key, name.value] = f"{places[()]}:{name.start_mark.line + 1}"
             _note(value, (*key, name.value), places)
 
@@ -132,19 +131,17 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
         root = _Loader(text).get_single_node()
         assert root is not None
         found = {name.value: node for name, node in root.value}.get(section)
+        keys = {name.value: node for name, node in found.value} if isinstance(found, yaml.MappingNode) else {}
         if found is None:
             text += f"\n{section}:\n  {key}: {value}\n"
-            continue
-        start, end, added = found.start_mark.index, found.start_mark.index, f"{key}: {value}"
-        if isinstance(found, yaml.ScalarNode):  # null: all of its keys are commented out
-            added, end = f"\n  {added}", found.end_mark.index
-        elif at := {name.value: node for name, node in found.value}.get(key):
-            start, end, added = at.start_mark.index, at.end_mark.index, str(value)
-        elif found.flow_style:
-            start, end, added = start + 1, end + 1, added + ", " * bool(found.value)
-        else:
-            added += f"\n{' ' * found.start_mark.column}"
-        text = text[:start] + added + text[end:]
+        elif old := keys.get(key):
+            text = f"{text[: old.start_mark.index]}{value}{text[old.end_mark.index :]}"
+        elif keys:
+            start = found.start_mark.index + bool(found.flow_style)
+            joint = ", " if found.flow_style else "\n" + " " * found.start_mark.column
+            text = f"{text[:start]}{key}: {value}{joint}{text[start:]}"
+        else:  # null, as all of its keys are commented out, or {}
+            text = f"{text[: found.start_mark.index]}\n  {key}: {value}{text[found.end_mark.index :]}"
     edited, _ = parse(text, "the edited config")
     return text if edited == wanted else None
 
@@ -265,24 +262,22 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
         if kind not in ("extra_forbidden", "missing"):
             key = key[: _depth(values, key)]
         names = tuple(map(str, key))
-        in_output = names[2:] if names[:1] == ("outputs",) else ()
+        own = names[2:] if names[:1] == ("outputs",) and len(names) > 2 else names
+        gone = own if kind == "extra_forbidden" else (*own, "database" if isinstance(value, dict) else str(value))
         shown = "this"
         if not (is_name or _SECRET_KEYS.intersection(names[:1]) or isinstance(value, dict | list)):
             shown = _shortened(json.dumps(value, ensure_ascii=False, default=repr))
         sentences = found.setdefault(key, [])
-        if kind == "extra_forbidden" and (instead := GONE.get(in_output or names)):
-            sentences.append(f"this key is gone: {instead}")
+        if instead := GONE.get(gone):
+            sentences.append(f"{gone[-1]} is gone: {instead}")
         elif kind == "extra_forbidden":
-            asked = ".".join(("outputs", "*", *in_output) if in_output else names)
-            hint = did_you_mean(asked.lower(), list(_all_keys(Config)), "valid are")
-            sentences.append(f"unknown key; {hint}")
+            asked = ".".join(("outputs", "*", *own) if own != names else names)
+            sentences.append(f"unknown key; {did_you_mean(asked.lower(), list(_all_keys(Config)), 'valid are')}")
         elif kind == "missing":
             sentences.append("this key is required")
         elif kind == "value_error":
             said = str(item["ctx"]["error"])
             sentences.append(f"{shown} {said}" if said.startswith(("should", "has")) else said)
-        elif instead := GONE.get((*(in_output or names), "database" if isinstance(value, dict) else str(value))):
-            sentences.append(f"{shown} is gone: {instead}")
         else:
             what = _WORDS.get(kind) or item["msg"].removeprefix("Input should be ")
             what += "; text needs quotes here" * (kind == "string_type" and isinstance(value, bool | int | float))
@@ -299,8 +294,8 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
 def _depth(values: Any, key: Key) -> int:
     """Count the parts of a key that lead through the values: pydantic adds a mark for each kind that it has tried."""
     for depth, part in enumerate(key):
-        is_in_list = isinstance(values, list) and isinstance(part, int)
-        if not is_in_list and not (isinstance(values, dict) and part in values):
+        is_there = part in values if isinstance(values, dict) else isinstance(values, list) and isinstance(part, int)
+        if not is_there:
             return depth
         values = values[part]
     return len(key)
