@@ -22,7 +22,7 @@ from chunkvisor_worker.contract.wire import read_message
 
 # nvidia-smi's exit codes for a GPU that has fallen off the bus, and for a field that it does not know (its manual,
 # RETURN VALUE).
-SMI_LOST, _SMI_BAD_ARGUMENT = 15, 2
+SMI_LOST, SMI_BAD_ARGUMENT = 15, 2
 _SMI_TIMEOUT_S = 20.0
 SMI_FORMAT = "--format=csv,noheader,nounits"
 # The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
@@ -90,14 +90,6 @@ def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
         return SmiAnswer(None, "")
 
 
-def query_gpus(fields: str, newer: str = "", uuid: str = "") -> SmiAnswer:
-    """Ask for fields of every GPU, or of one, a line of CSV each; without `newer` if the driver does not know that."""
-    which = ("-i", uuid) if uuid else ()
-    answer = ask_smi((f"--query-gpu={fields}{newer and f',{newer}'}", SMI_FORMAT, *which))
-    # A driver refuses the whole question for one field that came after it.
-    return query_gpus(fields, uuid=uuid) if newer and answer.returncode == _SMI_BAD_ARGUMENT else answer
-
-
 def lines_of(text: str) -> Iterator[list[str]]:
     """Yield the values of each line of CSV; warnings may stand between those lines."""
     for line in text.splitlines():
@@ -143,7 +135,8 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
     """
     if "cpu" in wanted:
         return (CPU,)
-    answer, shown = query_gpus("index,uuid,name,memory.total", "compute_cap"), environment.get(_VISIBLE)
+    answer = ask_smi(("--query-gpu=index,uuid,name,memory.total,compute_cap", SMI_FORMAT))
+    shown = environment.get(_VISIBLE)
     listed, smi = parse_devices(answer.text) if answer.returncode == 0 else [], ""
     if listed:
         visible = select_visible(listed, shown)
@@ -170,12 +163,12 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
 
 
 def parse_devices(text: str) -> list[Device]:
-    """Parse index, uuid, name, memory.total (MiB) and, if it is there, compute_cap; other lines are left out."""
+    """Parse index, uuid, name, memory.total (MiB) and compute_cap; other lines are left out."""
     devices = []
     for fields in lines_of(text):
-        if len(fields) in (4, 5) and fields[1].startswith(("GPU-", "MIG-")):
-            parts = fields[4].split(".") if len(fields) == 5 else []
-            capability = tuple(map(int, parts)) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None
+        if len(fields) == 5 and fields[1].startswith(("GPU-", "MIG-")):
+            parts = fields[4].split(".")
+            capability = tuple(map(int, parts)) if all(map(str.isdecimal, parts)) else None
             devices.append(Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, capability))
     return devices
 

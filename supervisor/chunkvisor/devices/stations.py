@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from chunkvisor.devices.gpu import SMI_FORMAT, SMI_LOST, Device, ask_smi, bytes_of, lines_of, query_gpus
+from chunkvisor.devices.gpu import SMI_BAD_ARGUMENT, SMI_FORMAT, SMI_LOST, Device, ask_smi, bytes_of, lines_of
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import (
     STARTING,
@@ -75,7 +75,9 @@ class Reading:
 
 def read_gpu(uuid: str) -> Reading:
     """Have nvidia-smi read the GPU."""
-    gpu = query_gpus("memory.used", "gpu_recovery_action", uuid)  # the latter since driver 570
+    gpu = ask_smi(("--query-gpu=memory.used,gpu_recovery_action", SMI_FORMAT, "-i", uuid))
+    if gpu.returncode == SMI_BAD_ARGUMENT:  # a driver before 570 refuses the whole question for one field
+        gpu = ask_smi(("--query-gpu=memory.used", SMI_FORMAT, "-i", uuid))
     apps = ask_smi(("--query-compute-apps=pid,process_name,used_memory", SMI_FORMAT, "-i", uuid))
     if gpu.returncode != 0:
         return Reading(gpu.returncode)

@@ -23,7 +23,7 @@ from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
 from chunkvisor.engine.process import end_orphans, thread_count, trim_log
-from chunkvisor.engine.ray.wire import NO_WORKER, VERSION, NodeOrder, NodeReport, Terms
+from chunkvisor.engine.ray.wire import VERSION, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent
 from chunkvisor_worker.contract.exits import WorkerExit
@@ -162,7 +162,7 @@ class Agent:
 
     # --- its workers
 
-    def _report(self, worker: int = NO_WORKER, **what: Any) -> None:
+    def _report(self, worker: int = -1, **what: Any) -> None:
         self._reports.append(NodeReport(self._node, worker, **what))
 
     def _aside(self, halt: Halt) -> NodeReport:

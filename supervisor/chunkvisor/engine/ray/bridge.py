@@ -47,8 +47,6 @@ class Bridge:
         self._agents: dict[str, Any] = {}
         self._folders: dict[int, Path] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Few files travel at a time, over the whole cluster.
-        self._traveling = asyncio.Semaphore(4)
 
     async def run(self) -> None:
         """Serve until the parent has ended, or the cluster cannot be reached."""
@@ -158,13 +156,12 @@ class Bridge:
         partial = (files.partial,) if ended.returncode else ()
         paths = (files.log, files.beat, files.fault, files.batches, *partial, files.cut, files.vectors, files.result)
         try:
-            async with self._traveling:
-                contents = await agent.collect.remote(ended.worker, [path.name for path in paths])
-                # The parent may have written into the log why it ends the worker.
-                with open(files.log, "ab") as log:
-                    log.write(contents.pop(files.log.name, b""))
-                for name, content in contents.items():
-                    write_atomic(files.folder / name, content, durable=False)
+            contents = await agent.collect.remote(ended.worker, [path.name for path in paths])
+            # The parent may have written into the log why it ends the worker.
+            with open(files.log, "ab") as log:
+                log.write(contents.pop(files.log.name, b""))
+            for name, content in contents.items():
+                write_atomic(files.folder / name, content, durable=False)
         except OSError:
             # The disk here cannot take it; the parent knows what that means.
             ended = replace(ended, returncode=int(WorkerExit.DISK_FULL))

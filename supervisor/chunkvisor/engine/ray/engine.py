@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,15 +19,7 @@ from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn, trim_log
-from chunkvisor.engine.ray.wire import (
-    BRIDGE,
-    RAY_ENVIRONMENT,
-    VERSION,
-    Cluster,
-    NodeOrder,
-    NodeReport,
-    Terms,
-)
+from chunkvisor.engine.ray.wire import VERSION, Cluster, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting, event_of
 from chunkvisor.judge import NODE_LOST
@@ -134,8 +127,10 @@ class RayEngine:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
         environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
-        environment |= {**RAY_ENVIRONMENT, RUN_ID: self._terms.run_id}  # so that a later run can end it
-        self._bridge = spawn(BRIDGE, theirs, self._log, environment)
+        # No figures about a cluster go to Ray's makers; a later run can end what bears the run's number.
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: self._terms.run_id}
+        command = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
+        self._bridge = spawn(command, theirs, self._log, environment)
         self._send(self._terms)
 
     def attend(self) -> None:

@@ -9,12 +9,8 @@ from chunkvisor.devices.stations import Site
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.messages import Beat, Limits, TemplateSpec
 
-NO_WORKER = -1
 # On which two machines must agree.
 VERSION = f"chunkvisor {__version__} under Python {sys.version_info.major}.{sys.version_info.minor}"
-BRIDGE = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
-# No figures about a cluster go to Ray's makers.
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class NodeOrder:
     """To a node or to one of its workers. It says one thing."""
 
     node: str  # by Ray's number
-    worker: int = NO_WORKER  # by the parent's number
+    worker: int = -1  # by the parent's number
     folder: str = ""  # start the worker; what it needs lies in this folder on the parent's machine
     device: int = 0  # its position among the node's devices
     fresh: bool = False
@@ -61,7 +57,7 @@ class NodeReport:
     """From the bridge, a node, or one of its workers. It says one thing."""
 
     node: str = ""
-    worker: int = NO_WORKER
+    worker: int = -1
     up: Site | None = None  # the node can work, on these devices
     devices: tuple[Device, ...] = ()
     gone: str | None = None  # the node is lost with all its workers, and why
