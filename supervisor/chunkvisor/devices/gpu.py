@@ -130,8 +130,8 @@ def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
 def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
     """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
 
-    If nvidia-smi lists no GPU, GPUs are taken by their device files, or as CUDA_VISIBLE_DEVICES names them: the first
-    worker finds out whether CUDA works. Raises Halt (69) without such a GPU. It never falls back to the CPU.
+    If nvidia-smi lists no GPU, they are taken as CUDA_VISIBLE_DEVICES names them, or by their device files: the first
+    worker finds out whether CUDA works. Raises Halt (69) if there is no such GPU.
     """
     if "cpu" in wanted:
         return (CPU,)

@@ -1,8 +1,7 @@
 """What the files of a model folder say without loading it, and whether that is the model that the config describes.
 
-No machine-learning library is imported. A finite vector of the wrong model is the worst result, because no check of
-vectors sees it: what the files show is refused here, before a worker is started, for doctor, plan and run alike; what
-only loading shows is in `chunkvisor_worker.model`. What the files do not say is None, not a guess.
+A finite vector of the wrong model is the worst result, because no check of vectors sees it: what the files show is
+refused here, before a worker is started; what only loading shows is in `chunkvisor_worker.model`.
 """
 
 import contextlib

@@ -128,11 +128,9 @@ def resolve_hub(
 ) -> ModelSource:
     """Resolve a hub id to a commit and download it, or take the commit that this workdir has already fixed.
 
-    With `anew` the hub is asked in any case, and the answer replaces what was fixed.
-
-    `pause(seconds, waited_s, why)` is called between tries while the hub cannot be reached, `on_wait` about ten times a
-    second meanwhile; what they raise ends the download. Raises Halt: 75 if the hub stays out of reach, 78 if the
-    model is not to be had; OSError.
+    With `anew` the hub is asked in any case, and the answer replaces what was fixed. `pause(seconds, waited_s, why)` is
+    called between tries, `on_wait` about ten times a second; what they raise ends the download. Raises Halt: 75 if the
+    hub stays out of reach, 78 if the model is not to be had; OSError.
     """
     pinned = None if anew else pinned_source(cache, model)
     if pinned is not None and Path(str(pinned.path)).is_dir():

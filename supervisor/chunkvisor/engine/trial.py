@@ -27,9 +27,8 @@ from chunkvisor_worker.contract.wire import read_beat, to_json
 
 _MOST_BYTES = 16 << 20
 
-# How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights. float32 leaves
-# room for TF32, which has three digits; half precision rounds in each layer of a model. docs/how-to/diagnose.md
-# has what was measured.
+# How far a vector may lie from the one in float32, relative to its length, by the dtype of the weights (as measured in
+# docs/how-to/diagnose.md). float32 leaves room for TF32; half precision rounds in each layer of a model.
 _ALLOWED = {"float32": 0.01, "float16": 0.03}
 # In bfloat16, of weights that are quantized, and of those whose dtype is not known (plug-ins).
 _ALLOWED_ELSE = 0.15
