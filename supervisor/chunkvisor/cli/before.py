@@ -36,7 +36,7 @@ def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json
 
     found = forecast(load(config, overrides), max_rows, _say)
     if as_json:
-        say(json.dumps(found))
+        say(json.dumps(found, indent=2))
     else:
         say("\n".join(draw(found)))
 
@@ -54,7 +54,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
     findings = examine(gather(config, _say))
     if as_json:
-        say(json.dumps(to_json(findings)))
+        say(json.dumps(to_json(findings), indent=2))
     else:
         say("\n".join(render(findings)))
     if code := exit_code(findings):
@@ -92,7 +92,7 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
         if not failed:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        say(json.dumps(findings))
+        say(json.dumps(findings, indent=2))
     say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
     if failed:
         what = f"the run did not recover from: {', '.join(each['fault'] for each in failed)}"
@@ -118,7 +118,7 @@ def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | N
     from chunkvisor_worker.contract.files import write_atomic
 
     found = tuning.tune(load(config, overrides), price, _say)
-    say(json.dumps(found) if as_json else "\n".join(tuning.draw(found)))
+    say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
     if not any(each["recommended"] for each in found["candidates"]):
         what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
         raise Halt(ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config.")

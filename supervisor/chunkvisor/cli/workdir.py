@@ -42,7 +42,7 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
         if not as_json:
             say("\n".join(each.in_words()))
     if as_json:
-        say(json.dumps({"outputs": [each.told for each in found]}))
+        say(json.dumps({"outputs": [each.told for each in found]}, indent=2))
     differs = [row["differs"] for each in found for row in each.told["rows"]]
     if any(differs):
         raise Halt(
@@ -81,7 +81,7 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
             return
     found, lines = screen_of(workdir)
     if as_json:
-        say(json.dumps(found.to_json()))
+        say(json.dumps(found.to_json(), indent=2))
         return
     say(lines[0], red=found.state is State.HALTED)
     say("\n".join(lines[1:]))
@@ -137,7 +137,7 @@ def verify(workdir: Path, as_json: bool) -> None:
             "damaged": [{"path": str(each.path), "problem": each.problem} for each in damaged],
             "unfinished": {name: {key: getattr(each, key) for key in keys} for name, each in missing.items()},
         }
-        say(json.dumps(shown))
+        say(json.dumps(shown, indent=2))
     if damaged:
         say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
         remedy = "Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "

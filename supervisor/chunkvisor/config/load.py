@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from chunkvisor.config.choices import AS_PARQUET, is_secret
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import Halt, config_error
-from chunkvisor.units import did_you_mean
+from chunkvisor.units import did_you_mean, printable
 
 Key = tuple[str | int, ...]
 """Where a value stands: keys of mappings and positions in lists, from the top."""
@@ -302,4 +302,5 @@ def _depth(values: Any, key: Key) -> int:
 
 
 def _shortened(text: str) -> str:
+    text = printable(text)
     return text if len(text) <= 80 else f"{text[:50]}…{text[-20:]}"

@@ -73,6 +73,10 @@ class Story:
         """(when, how many) distinct texts were encoded."""
         self.ended: dict[str, list[float]] = {}
         """When attempts ended, by what became of them."""
+        self.busy: dict[str, list[tuple[float, float]]] = {}
+        """By name of the device: (when a worker ended, for how many seconds it had computed)."""
+        self.limits: list[tuple[float, float]] = []
+        """(from when on, tokens in a batch, or texts if tokens are not counted)."""
         self.failures: dict[tuple[str, str], tuple[int, float, of.FailureEvent]] = {}
         """By outcome and rule: (how many, time of the last, the last)."""
         self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
@@ -85,9 +89,9 @@ class Story:
             state.apply(event, at_s)
             if (new := state.total("texts_here") - texts) > 0:
                 self.texts.append((self.running_s, new))
-            self._take(event, at_s)
+            self._apply(event, at_s, state)
 
-    def _take(self, event: Event, at_s: float) -> None:
+    def _apply(self, event: Event, at_s: float, state: RunState) -> None:
         if event.line:
             self.lines.append((at_s, event.line))
         match event:
@@ -95,6 +99,11 @@ class Story:
                 self.lines.append((at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}"))
             case of.Quarantined() if len(self.quarantined) < _MOST_ROWS:
                 self.quarantined[event.output, event.row] = event
+            case of.Go():
+                self.limits.append((self.running_s, event.tokens or event.rows))
+            case of.WorkerEnded():
+                name = state.devices.get(str(event.device), f"device {event.device}")
+                self.busy.setdefault(name, []).append((self.running_s, event.busy_s))
             case of.AttemptInterrupted():
                 self.ended.setdefault("interrupted", []).append(self.running_s)
             case of.FailureEvent():
@@ -110,7 +119,7 @@ Line = tuple[str, Iterable[tuple[int, float]]]
 
 
 def charts_of(story: Story) -> Iterator[Markup]:
-    """Draw the charts over the running time; one about which nothing is known is left out."""
+    """Draw the four charts over the running time; one about which nothing is known is left out."""
     running_s = story.running_s
     if not running_s:
         return
@@ -129,6 +138,19 @@ def charts_of(story: Story) -> Iterator[Markup]:
         counts = {words: Counter(map(step, times)) for words, times in sorted(story.ended.items())}
         sums = [(words, enumerate(accumulate(float(count[each]) for each in steps))) for words, count in counts.items()]
         yield _chart("Attempts", running_s, sums, "{:,.0f}".format)
+    if story.busy:
+        shares = []
+        for name, ends in sorted(story.busy.items()):
+            busy_s = dict.fromkeys(steps, 0.0)
+            for now_s, computed_s in ends:
+                busy_s[step(now_s)] += computed_s
+            sums_s = enumerate(accumulate(busy_s.values()), 1)
+            shares.append((name, [(at - 1, min(1.0, sum_s * _STEPS / running_s / at)) for at, sum_s in sums_s]))
+        yield _chart("Computing, share of the time so far", running_s, shares, "{:.0%}".format)
+    if len({limit for _, limit in story.limits}) > 1:
+        words = "tokens in a batch, at most (texts if the encoder does not count tokens)"
+        limits = [(step(now_s), limit) for now_s, limit in story.limits]
+        yield _chart("Batch limit", running_s, [(words, limits)], "{:,.0f}".format)
 
 
 def _chart(title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]) -> Markup:
