@@ -25,6 +25,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -242,17 +243,21 @@ class ModelConfig(Section):
         """Say whether it is a folder on this machine; a relative name is a hub id."""
         return not self.is_plugin and self.name.startswith("/") and os.path.isdir(self.name)  # noqa: PTH112 - as below
 
+    @field_validator("name")
+    @classmethod
+    def _local_folder(cls, name: str, info: ValidationInfo) -> str:
+        if info.data.get("encoder") != SENTENCE_TRANSFORMERS:
+            return name
+        folder = _joined(name, info)
+        return folder if os.path.exists(folder) else name  # noqa: PTH110 - Path.exists raises for long names
+
     @model_validator(mode="after")
-    def _of_its_kind(self, info: ValidationInfo) -> Self:
+    def _of_its_kind(self) -> Self:
         if self.is_plugin and self.pooling is not None:
             raise ValueError("pooling is for a model of sentence-transformers; a plug-in encoder pools alone")
-        if self.is_plugin:
-            return self
-        if _OF_MODEL.intersection(self.kwargs):
+        if not self.is_plugin and _OF_MODEL.intersection(self.kwargs):
             raise ValueError(f"kwargs {_NONE_OF.format(', '.join(sorted(_OF_MODEL)))}")
-        folder = _joined(self.name, info)
-        is_there = os.path.exists(folder)  # noqa: PTH110 - Path.exists raises for long names
-        return self.model_copy(update={"name": folder}) if is_there else self
+        return self
 
 
 class EncodeConfig(Section):
