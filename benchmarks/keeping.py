@@ -19,9 +19,9 @@ from corpus import ensure_model, read_texts
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.job import VectorFile
 from chunkvisor_worker.liveness import BeatWriter
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
-from chunkvisor_worker.vectorfile import VectorFile
 
 LIMITS = Limits(rows=1_000_000, tokens=2048, padding=64)
 """As on a CPU with `batch_tokens: auto`."""

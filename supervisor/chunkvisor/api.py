@@ -6,7 +6,9 @@ thread will do.
 
 import contextlib
 import functools
+import hashlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from chunkvisor.commands.onefile import OUTPUT
 from chunkvisor.config.load import LoadedConfig, from_values, in_sections, load
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig, seconds_of
 from chunkvisor.engine.modelfolder import read_model_folder
@@ -29,7 +32,7 @@ from chunkvisor.events.event import Event
 from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
-from chunkvisor.sources.given import WRITTEN, place_of, write_texts
+from chunkvisor.store.disk import refusal
 from chunkvisor.supervise.session import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
@@ -45,7 +48,7 @@ StrPath: TypeAlias = str | os.PathLike[str]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OUTPUT = "embeddings"
+_WRITTEN = f"texts-{'[0-9a-f]' * 16}.jsonl"  # names of the files, as a pattern
 _NOT_KEPT = "The work was done in a temporary folder, which is removed; give a workdir to keep it."
 
 
@@ -114,13 +117,13 @@ def in_python(words: str) -> str:
     return words
 
 
-_LINE = re.compile(rf"(?:/[^:\n]*)?/{WRITTEN}:(\d+)")
+_LINE = re.compile(rf"(?:/[^:\n]*)?/{_WRITTEN}:(\d+)")
 """Where a text stands in the file that `encode` has written of those that it was given."""
 
 
 def _placed(words: str) -> str:
     """Return news or an error with `texts[7]`, the text's place in the call, instead of its line in the file."""
-    return _LINE.sub(lambda found: place_of(int(found[1]) - 1), words)
+    return _LINE.sub(lambda found: _place_of(int(found[1]) - 1), words)
 
 
 class QuarantineWarning(UserWarning):
@@ -198,16 +201,16 @@ def encode(
     values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
     overrides, stop_after_s, folder = _overrides(set), _in_seconds(stop_after), Path.cwd()
     with _workdir(workdir) as work:
-        keeps, earlier = workdir is not None, list(work.glob(WRITTEN))
+        keeps, earlier = workdir is not None, list(work.glob(_WRITTEN))
         output = {"source": str(work / "texts.jsonl"), "column": "text"}
-        values |= {"workdir": str(work), "outputs": {_OUTPUT: output}}
+        values |= {"workdir": str(work), "outputs": {OUTPUT: output}}
         try:
             # Before the texts are read: a typing error costs nothing then.
             config = from_values(values, folder, overrides)
-            if config.outputs[_OUTPUT].where is not None:
+            if config.outputs[OUTPUT].where is not None:
                 why = "texts are left out then, and encode returns a vector for each"
                 raise config_error(
-                    f"outputs.{_OUTPUT}.where is for chunkvisor.run alone",
+                    f"outputs.{OUTPUT}.where is for chunkvisor.run alone",
                     why=why,
                     remedy="Leave it out, or use a config.",
                 )
@@ -218,7 +221,7 @@ def encode(
             config = from_values(values, folder, overrides)
             loaded = LoadedConfig(config, folder / "(Python)", folder, overrides)
             request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps)
-            vectors = _run(request, on_event, progress, place_of).outputs[_OUTPUT].vectors()
+            vectors = _run(request, on_event, progress, _place_of).outputs[OUTPUT].vectors()
         except ChunkvisorError as error:
             error.what = _placed(error.what)
             raise
@@ -228,6 +231,58 @@ def encode(
         return vectors if keeps else np.array(vectors)
 
 
+def _place_of(index: int) -> str:
+    """Say where a text stands, as its owner would write it."""
+    return f"texts[{index}]"
+
+
+def write_texts(given: Any, folder: Path) -> Path | None:
+    """Write the texts under a name made of their digest: equal texts are the same untouched file.
+
+    None if there are no texts. Raises Halt: 78 for what is not a text, 74 for a full disk; OSError; what they raise.
+    """
+    # To iterate a table (of pandas and polars; of datasets and pyarrow) gives no texts.
+    is_table = isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names")
+    if is_table or isinstance(given, str | bytes | os.PathLike | set | frozenset) or not isinstance(given, Iterable):
+        remedy = "Give a list of strings, in an order: [text], sorted(texts) of a set, or table['name'] of a table."
+        raise config_error(f"texts is {type(given).__name__}, and not a list of texts", remedy=remedy)
+    digest, partial = hashlib.sha256(), Path()
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
+        partial = Path(name)
+        with open(handle, "wb") as file:
+            for index, text in enumerate(given):
+                line = _line(text, index)
+                digest.update(line)
+                file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+            if not file.tell():
+                return None
+        path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
+        if not path.exists():
+            partial.replace(path)
+    except OSError as error:
+        raise refusal(error, folder) or error from None
+    finally:
+        if partial.name:
+            partial.unlink(missing_ok=True)
+    return path
+
+
+def _line(text: Any, index: int) -> bytes:
+    text = text.as_py() if hasattr(text, "as_py") else text  # pyarrow's
+    if text is not None and not isinstance(text, str):
+        what = f"{_place_of(index)} is not a string: {type(text).__name__} {text!r:.60}"
+        remedy = "Convert it, or give None for an empty text (in pandas: texts.fillna(''); of rows, one of their keys)."
+        raise config_error(what, remedy=remedy)
+    try:
+        return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        what = f"{_place_of(index)} has a lone surrogate, {error.object[error.start]!r}"
+        raise config_error(what, remedy="Correct it: it is half of a character, such as an emoji cut in two.") from None
+
+
 def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -235,7 +290,7 @@ def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
 def _dimension(config: Config) -> int:
     """Find the width of a vector as the model's folder describes it, or 0, without starting a worker."""
     whole = read_model_folder(Path(config.model.name)).dimension if config.model.is_folder else None
-    return min(whole or 0, config.effective_encode(_OUTPUT).truncate_dim or whole or 0)
+    return min(whole or 0, config.effective_encode(OUTPUT).truncate_dim or whole or 0)
 
 
 class _Listener(Observer):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import good
 
-from chunkvisor_worker.vectorfile import VectorFile
+from chunkvisor_worker.job import VectorFile
 
 DEADLINE_S = 60
 

@@ -11,8 +11,8 @@ from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Salvage, look
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Spec
+from chunkvisor_worker.job import VectorFile
 from chunkvisor_worker.plugin import BadOutputError
-from chunkvisor_worker.vectorfile import VectorFile
 
 Opened = Callable[..., VectorFile]
 

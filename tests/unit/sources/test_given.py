@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkvisor.api import write_texts
 from chunkvisor.errors import Halt
-from chunkvisor.sources.given import write_texts
 
 pandas: Any = pytest.importorskip("pandas")
 pyarrow: Any = pytest.importorskip("pyarrow")
