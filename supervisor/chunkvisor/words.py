@@ -149,13 +149,7 @@ def advice_on_row(outcome: str, rule: str) -> str:
 
 
 def end_in_words(
-    why: str,
-    code: ExitCode,
-    verdict: Verdict,
-    work: tuple[str, int, int],
-    device: str = "",
-    *,
-    dropped: bool = False,
+    why: str, code: ExitCode, verdict: Verdict, work: tuple[str, int, int], device: str = "", *, dropped: bool = False
 ) -> Halt:
     """Put the end of a run, or of a device that it does without (`dropped`), into words.
 

@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
-from chunkvisor.assemble.manifest import (
-    damaged_sides,
-    follow_final,
-    is_manifest,
-    read_finished,
-    read_moved,
-)
+from chunkvisor.assemble.manifest import damaged_sides, follow_final, is_manifest, read_finished, read_moved
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.sources.table import StagedTable, TableFiles

@@ -198,11 +198,7 @@ class Section(BaseModel):
     """Refuses unknown keys and changes; takes null for an empty section."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        protected_namespaces=(),
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
+        extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
     @model_validator(mode="before")

@@ -176,12 +176,7 @@ class Loop:
     """Runs the pending chunks of all outputs on all devices; it is the scheduler's hands."""
 
     def __init__(
-        self,
-        outputs: Sequence[OutputRun],
-        config: Config,
-        lessons: LessonFile,
-        engine: Engine,
-        run: Run,
+        self, outputs: Sequence[OutputRun], config: Config, lessons: LessonFile, engine: Engine, run: Run
     ) -> None:
         """The caller closes the engine."""
         self._outputs, self._engine, self._workers, self._recovery = outputs, engine, config.workers, config.recovery

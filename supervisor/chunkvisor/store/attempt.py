@@ -45,11 +45,7 @@ def write_attempt(files: AttemptFiles, draft: Spec, texts: Iterable[str]) -> Spe
 
 
 def gather(
-    files: AttemptFiles,
-    spec: Spec,
-    known: Facts | None,
-    is_blank: Callable[[int], bool],
-    end: Evidence,
+    files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool], end: Evidence
 ) -> Evidence:
     """Add what the folder tells to what is known of an attempt's end. Raises nothing: unreadable is evidence, too.
 

@@ -76,12 +76,7 @@ class Identity:
 
 
 def identity_of(
-    config: Config,
-    output_name: str,
-    revision: str,
-    table_digest: str,
-    rows: int,
-    arithmetic: Mapping[str, str],
+    config: Config, output_name: str, revision: str, table_digest: str, rows: int, arithmetic: Mapping[str, str]
 ) -> Identity:
     """Make the identity of one output.
 

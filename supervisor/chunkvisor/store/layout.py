@@ -22,14 +22,7 @@ import psutil
 from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
 from chunkvisor.store.disk import not_ours, user_name
 from chunkvisor.units import human_moment
-from chunkvisor_worker.contract.files import (
-    AttemptFiles,
-    FileIn,
-    make_folders,
-    read_bounded,
-    sync_folder,
-    write_atomic,
-)
+from chunkvisor_worker.contract.files import AttemptFiles, FileIn, make_folders, read_bounded, sync_folder, write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"

@@ -16,14 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, pick_rows, read_shape
-from chunkvisor.store.identity import (
-    BadText,
-    FactsRecord,
-    Fixed,
-    Plan,
-    read_fixed,
-    write_facts,
-)
+from chunkvisor.store.identity import BadText, FactsRecord, Fixed, Plan, read_fixed, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout
 from chunkvisor.store.records import (
     DamagedError,

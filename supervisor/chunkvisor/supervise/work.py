@@ -44,13 +44,7 @@ from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.heart.run import Run, stopped
-from chunkvisor.reuse import (
-    Donor,
-    of_chunks,
-    of_final,
-    of_other_workdirs,
-    plan_reuse,
-)
+from chunkvisor.reuse import Donor, of_chunks, of_final, of_other_workdirs, plan_reuse
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable, rows_of
