@@ -5,13 +5,18 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import chunkvisor
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelsource import ModelSource, resolve_local
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.journal import read_events
+from chunkvisor.show.status import read_status
+from chunkvisor.store.layout import Layout
 from harness import ENCODERS, STAND_IN, Workplace, expected, finish, kill, wait_for
 
 POOLING = "1_Pooling/config.json"
@@ -126,6 +131,28 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     ended = job.run()
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(job.vectors(), expected(TEXTS))
+
+
+def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(job: Workplace, folder: Path) -> None:
+    """The model loads before its digest is known; a file that changes meanwhile has it loaded once more.
+
+    `status --json` has the seconds of each.
+    """
+
+    def change(name: str, details: dict[str, Any]) -> None:
+        if name == "doing" and "files of the model" in details["doing"]:
+            change_pooling(folder)
+
+    chunkvisor.run(job.config_path, set="workers.start=warm", on_event=change)
+    assert len(job.named("template_started")) == 2
+    chunkvisor.run(job.config_path, set=["workers.start=warm", "workdir=again"])
+    told = read_events(Layout(job.folder / "again").events)
+    order = [entry.event.name for entry in told]
+    assert order.index("template_started") < order.index("doing")
+    np.testing.assert_array_equal(job.vectors(), np.load(job.folder / "again" / "out.npy"))
+    status = read_status(job.folder / "again")
+    assert "reading the files of the model" in status.start_s
+    assert {"import", "model_load"} <= set(status.phases_s)
 
 
 def test_a_killed_run_leaves_nothing_of_a_changed_model(job: Workplace, folder: Path) -> None:

@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import (
     MESSAGE_LIMIT_BYTES,
     EncodeSpec,
+    Phase,
     TemplateNews,
     TemplateOrder,
     TemplateSpec,
@@ -179,13 +179,13 @@ class ShownGpu(importlib.abc.MetaPathFinder):
                 setattr(cuda, name, answer)
 
 
-def _load(files: AttemptFiles) -> tuple[Encoder | None, str]:
+def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, str]:
     """Return (the loaded encoder, "") or (None, why no worker can be forked from this process)."""
     spec = read_message(TemplateSpec, files.spec)
     if spec is None:
         return None, f"{files.spec} is missing or is not a spec"
-    progress = BeatWriter(files.beat)
     try:
+        progress.phase(Phase.IMPORT)
         encoder = make_encoder(spec.model, EncodeSpec(), spec.device, spec.import_path)
         # On the CPU a fresh worker is shown no GPU either.
         with contextlib.nullcontext() if spec.device == "cpu" else ShownGpu():
@@ -210,17 +210,19 @@ def main() -> None:
     orders = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    started_s = time.monotonic()
-    encoder, unfit = _load(AttemptFiles(Path(sys.argv[1])))
+    files = AttemptFiles(Path(sys.argv[1]))
+    progress = BeatWriter(files.beat)
+    encoder, unfit = _load(files, progress)
     if encoder is None:
         orders.send(to_json(TemplateNews(unfit=unfit[: MESSAGE_LIMIT_BYTES // 16])))
         os._exit(WorkerExit.FAULT)
+    progress.phase(Phase.READY)
     # What is here now stays: the collector must not write to its pages, which all workers share.
     gc.collect()
     gc.freeze()
     template = Template(orders, encoder)
     with contextlib.suppress(ConnectionError):  # the parent is gone
-        orders.send(to_json(TemplateNews(loaded_s=round(time.monotonic() - started_s, 3))))
+        orders.send(to_json(TemplateNews(phase_s=progress.phase_s)))
         template.serve()
     leave(WorkerExit.DONE)
 

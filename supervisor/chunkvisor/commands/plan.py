@@ -34,7 +34,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import committed_chunks, ledger_of
 from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.session import require_extras
-from chunkvisor.supervise.work import propose, rate_before, staged_before
+from chunkvisor.supervise.work import pace_before, propose, staged_before
 from chunkvisor.units import counted, human_bytes, human_time
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -54,12 +54,13 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
 
     Raises Halt if a run would refuse the source or the model; OSError.
     """
-    config, rate, model, notes = loaded.config, rate_before(loaded.config), ModelFolder(), list[str]()
+    config, model, notes = loaded.config, ModelFolder(), list[str]()
+    rate, entry_s = pace_before(config)
     require_extras(config)
     if config.model.expect is not None:
         read_expected(config.model.expect)
     kind, devices = ("cuda", 1) if "cuda" in config.device else (config.device[0], len(config.device))
-    proposed = propose(rate, config.workers.per_device * devices, kind.partition(":")[0])
+    proposed = propose(rate, entry_s, config.workers.per_device * devices, kind.partition(":")[0])
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as folder:
         tables = {name: table_of(config, name, max_rows, Path(folder), say) for name in config.outputs}
         refuse_unequal(config.combine, {name: table.rows for name, table in tables.items()})

@@ -206,9 +206,10 @@ class LocalEngine:
         self._files = AttemptFiles(settings.template_folder)
         self._template: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None  # to the template; None before it begins, and after it has failed
-        self._loaded_s: float | None = None
+        self._loaded = False
         self.failure = ""  # why the template is dead, or was given up and killed; empty = it is neither
         self._began_s = 0.0
+        self.began_ns = 0  # by the clock of the files: the template has read no file before it
         self._base: dict[str, str] = {}  # the template's environment
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
         self._forked: tuple[int, ...] = ()  # its answer to an order: the worker's pid and pidfd; 0 if it could not fork
@@ -218,12 +219,12 @@ class LocalEngine:
     @property
     def loading(self) -> bool:
         """Whether the template gets ready: a fresh worker, which would load the weights as well, is no sooner done."""
-        return self._socket is not None and self._loaded_s is None
+        return self._socket is not None and not self._loaded
 
     @property
     def warm(self) -> bool:
         """Whether a worker can be forked now."""
-        return self._socket is not None and self._loaded_s is not None
+        return self._socket is not None and self._loaded
 
     def expect(self, pending: int, at_once: int = 0) -> None:
         """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
@@ -240,6 +241,7 @@ class LocalEngine:
             remove_folder(files.folder)
             files.folder.mkdir()
             write_message(files.spec, settings.template, durable=False)
+            self.began_ns = files.spec.stat().st_mtime_ns
             self._template = spawn(command, theirs, files.log, self._base)
         except OSError as error:
             theirs.close()
@@ -262,10 +264,10 @@ class LocalEngine:
                     self._template.wait(ANSWER_S)
                 code = self._template.returncode
                 self.fail(f"it ended with {describe_exit(code)}" if code is not None else "it has closed its socket")
-            elif news.loaded_s is not None:
-                self._loaded_s = news.loaded_s
+            elif news.phase_s is not None:
+                self._loaded = True
                 assert self._template is not None
-                self._emit(TemplateReady(self._template.pid, loaded_s=news.loaded_s))
+                self._emit(TemplateReady(self._template.pid, phase_s=news.phase_s))
             elif news.unfit is not None:
                 self.fail(news.unfit)
             elif news.ended is not None:

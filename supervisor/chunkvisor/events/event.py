@@ -450,7 +450,7 @@ class TemplateStarted(TemplateEvent):
 class TemplateReady(TemplateEvent):
     """Workers can be forked from it."""
 
-    loaded_s: float = 0.0
+    phase_s: dict[str, float] = field(default_factory=dict)
 
 
 class WarmGivenUp(TemplateEvent, weight=CARE):

@@ -1,6 +1,7 @@
 """What the events of a journal add up to: the one value that all views are made from, through `show.snapshot`."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -113,6 +114,8 @@ class RunState:
     searched: dict[tuple[str, int], int] = field(default_factory=dict)  # texts left, by chunk with one that fails
     chunks_here: int = 0  # committed by this run
     first_go_s: float | None = None
+    start_s: dict[str, float] = field(default_factory=dict)  # seconds before that, by what the run was at
+    phases_s: dict[str, float] = field(default_factory=dict)  # of the template and of workers that committed a chunk
     kept_s: float = 0.0  # when texts of this run were last committed or saved
     points: list[tuple[float, int, int]] = field(default_factory=list)
     """(when, texts, tokens) that it had committed, after its first `go` and after each of the last commits."""
@@ -132,8 +135,12 @@ class RunState:
             before = self.attempts_before + self.attempts
             outputs = {n: replace(each, texts_here=0, tokens_here=0, quarantined=0) for n, each in self.outputs.items()}
             self.__init__(before, self.wanted, self.device_times, self.texts_per_s, outputs)  # type: ignore[misc]  # anew
-            self.began_s, self.workdir, self.command = t, event.workdir, event.command
+            self.began_s, self.told_s, self.workdir, self.command = t, t, event.workdir, event.command
+        if self.first_go_s is None and self.ending is None:
+            _add(self.start_s, {self.doing: t - self.told_s})
         self.told_s = t
+        if isinstance(event, of.TemplateReady | of.ChunkCommitted):
+            _add(self.phases_s, event.phase_s)
         stage = event.stage.format_map(vars(event))
         # A worker that gets its device while the run stops does not make it compute again.
         if stage and not (isinstance(event, of.Go) and self.doing == STOPPING):
@@ -233,6 +240,10 @@ class RunState:
 
     def _add_point(self, t: float) -> None:
         self.points = [*self.points[1 - _WINDOW :], (t, self.total("texts_here"), self.total("tokens_here"))]
+
+
+def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
+    sums.update((name, round(sums.get(name, 0.0) + value, 3)) for name, value in more.items())
 
 
 def _labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:

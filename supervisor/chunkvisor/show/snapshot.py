@@ -18,7 +18,7 @@ from chunkvisor_worker.contract.wire import read_beat
 
 _SILENCE_S = 60.0
 """No batch of a sensible model takes as long."""
-_PHASES = {
+PHASES = {
     Phase.START: STARTING,
     Phase.IMPORT: "importing the encoder's packages",
     Phase.MODEL_LOAD: "loading the model",
@@ -135,7 +135,7 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     for key, worker in sorted(state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)):
         beat, silent_s = beats.get(key, (Beat(0, worker.pid, Phase.START), 0.0))
         label = state.devices.get(worker.device, f"device {worker.device}")
-        words = f"{label}: {key.output} chunk {key.chunk}, {_PHASES[beat.phase]}"
+        words = f"{label}: {key.output} chunk {key.chunk}, {PHASES[beat.phase]}"
         if worker.computing:  # the others are prepared ahead
             done = min(beat.rows_done, beat.rows_total)
             under_way[key.output] = under_way.get(key.output, 0) + done

@@ -16,11 +16,12 @@ from chunkvisor.assemble.manifest import read_done_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, Progress
-from chunkvisor.show.snapshot import Snapshot, figure, look_at, percent, rows_in_words
+from chunkvisor.show.snapshot import PHASES, Snapshot, figure, look_at, percent, rows_in_words
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor.words import BadReason, reasons_in_words, reasons_of
+from chunkvisor_worker.contract.messages import Phase
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
@@ -113,6 +114,10 @@ class Status:
     told_at: float | None = None
     """When it last reported an event."""
 
+    start_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the run before its first batch, by what it was at."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of the template and of the workers that have committed a chunk, in sum, by phase."""
     combined: dict[str, str] = field(default_factory=dict)
     """The finished files of `combine`, by name."""
 
@@ -206,6 +211,8 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         holder.host if holder else "",
         told.began_s or None,
         told.told_s or None,
+        {doing: round(seconds, 2) for doing, seconds in told.start_s.items()},
+        {phase: round(seconds, 2) for phase, seconds in told.phases_s.items()},
         {name: str(each.final) for name, each in combined.items() if each.final.exists() and each.manifest.exists()},
     )
 
@@ -235,6 +242,13 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
         for name, times in ((name, each) for name, each in status.devices.items() if each.busy_s):
             idle = f"idle {100 * times.idle_s / (times.busy_s + times.idle_s):.1f} % between chunks"
             lines.append(f"{name}: {figure(times.texts / times.busy_s)} texts/s while computing, {idle}")
+        if now.state.first_go_s is not None:
+            spent = [f"{doing} {human_time(took_s)}" for doing, took_s in status.start_s.items() if took_s >= 1]
+            lines.append("; ".join([f"before the first batch: {human_time(sum(status.start_s.values()))}", *spent]))
+        spent = [
+            f"{PHASES[Phase(name)]} {human_time(each_s)}" for name, each_s in status.phases_s.items() if each_s >= 1
+        ]
+        lines += [f"all workers together: {'; '.join(spent)}"] * bool(spent)
     if status.attempts:
         lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
     ending = now.state.ending.code if now.state.ending is not None else None

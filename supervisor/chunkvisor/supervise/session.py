@@ -101,13 +101,20 @@ class Means:
         Raises Halt, also if the files show that it is not the model that the config describes; OSError.
         """
         model, layout = self._config.model, self._run.layout
+        # A resume may need no worker at all: then loading a model would only cost memory.
+        is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
         if model.is_plugin:
             found = ModelSource(None, model.revision)
         elif model.is_folder:
             try:
                 check_model_files(self._config, model.name)
+                if is_new:  # they are loaded while their digest is taken, which takes seconds for each gigabyte
+                    self.load_ahead(ModelSource(model.name, None))
                 self._run.emit(Doing("reading the files of the model"))
                 found = resolve_local(model, layout.model, self.on_wait)
+                if self._ahead is not None and not found.settled_since(self._ahead.began_ns):
+                    self._ahead.close()  # it may have loaded what the digest is not of
+                    self._ahead = None
             except OSError as error:
                 raise config_error(
                     f"the model folder {model.name} cannot be read: {error}",
@@ -136,8 +143,7 @@ class Means:
             anew = self._request.from_scratch
             found = resolve_hub(model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew)
             check_model_files(self._config, found.path)
-        # A resume may need no worker at all: then loading a model would only cost memory.
-        if not all(layout.output(name).state.exists() for name in self._config.outputs):
+        if is_new:
             self.load_ahead(found)
         return found
 

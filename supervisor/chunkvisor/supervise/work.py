@@ -67,7 +67,7 @@ from chunkvisor.supervise.session import Means, Request
 from chunkvisor.units import counted, listed
 from chunkvisor.words import gave_up, with_bad_rows
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
-from chunkvisor_worker.contract.messages import Spec
+from chunkvisor_worker.contract.messages import Phase, Spec
 
 _TARGET_S = 40.0  # a chunk takes a worker about this long: a fault costs little, and a worker's start little of it
 
@@ -229,7 +229,7 @@ class Opening:
             size = self._config.effective_chunk_size(name)
             if size == "auto":
                 devices, per_device = self._means.devices, self._config.workers.per_device
-                size, why = propose(rate_before(self._config), len(devices) * per_device, devices[0].kind)
+                size, why = propose(*pace_before(self._config), len(devices) * per_device, devices[0].kind)
                 self._note(f"{name}: chunks of {size:,} texts, {why}")
             made = Prepared(layout, replace(now, chunk_size=size, generation=generation))
             if _begun(layout):
@@ -442,20 +442,27 @@ def staged_before(request: IngestRequest, layout: OutputLayout) -> bool:
     return fixed is not None and fixed.asked == _asked(request)
 
 
-def rate_before(config: Config) -> float | None:
-    """Return the texts a second that the last run here, or the last trial, has encoded over all devices."""
-    events = (entry.event for entry in read_with_trials(config.workdir, Layout(config.workdir).events))
-    rates = [event.texts_per_s for event in events if isinstance(event, ChunkCommitted) and event.texts_per_s]
-    return rates[-1] if rates else None
+def pace_before(config: Config) -> tuple[float | None, float]:
+    """Return the texts a second that the last run here, or trial, has encoded over all devices, and `entry_s`.
+
+    That is how long a worker has its device before it computes: for its CUDA context, and the copy of the weights.
+    """
+    rate, entry_s = None, 0.0
+    for event in (entry.event for entry in read_with_trials(config.workdir, Layout(config.workdir).events)):
+        if isinstance(event, ChunkCommitted) and event.texts_per_s:
+            rate = event.texts_per_s
+            entry_s = event.phase_s.get(Phase.CUDA_INIT, 0.0) + event.phase_s.get(Phase.WEIGHTS_COPY, 0.0)
+    return rate, entry_s
 
 
-def propose(texts_per_s: float | None, workers: int, device_kind: str) -> tuple[int, str]:
-    """Propose how many texts a chunk has, in words why; one significant digit, so that it takes 27 to 60 s."""
+def propose(texts_per_s: float | None, entry_s: float, workers: int, device_kind: str) -> tuple[int, str]:
+    """Propose how many texts a chunk has, in words why: one significant digit, so 27 to 60 s if the entry is short."""
     if texts_per_s is None:
         size = 3000 if device_kind == "cuda" else 500
         return size, f"usual for {device_kind}; no rate is known here yet"
     rate = texts_per_s / workers
-    size = min(50_000, max(100, int(float(f"{rate * _TARGET_S:.1g}"))))
+    target_s = max(_TARGET_S, 75 * entry_s)  # so that the entry takes under 2 %, even if rounded down
+    size = min(50_000, max(100, int(float(f"{rate * target_s:.1g}"))))
     return size, f"at {rate:,.3g} texts/s of a worker, {max(1, round(size / rate)):,} s a chunk"
 
 

@@ -241,7 +241,7 @@ class TemplateOrder:
 class TemplateNews:
     """From the template; one of them."""
 
-    loaded_s: float | None = None  # how long it took to load; it forks from now on
+    phase_s: dict[str, float] | None = None  # how long it took to load, by phase; it forks from now on
     unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
     forked: int | None = None  # the pid of the worker asked for, whose pidfd comes along; 0 if none could be forked
     ended: int | None = None  # the pid that a worker had, whose group is dead as well
