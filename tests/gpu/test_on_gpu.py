@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkvisor.devices.gpu import find_devices
 from harness import Ended, Workplace, expected, finish
 
 pytestmark = pytest.mark.timeout(1200)  # models are started again and again
@@ -65,7 +66,8 @@ class GpuPlace(Workplace):
         self.write_source(TEXTS)
         encoder = "sentence-transformers" if model else "on_gpu:make"
         name = {"model__name": str(model)} if model else {}
-        env = {"PYTHONPATH": str(Path(__file__).parent / "encoders"), **changes.pop("env", {})}
+        path = os.pathsep.join([str(Path(__file__).parent / "encoders"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {"PYTHONPATH": path, **changes.pop("env", {})}
         defaults = {"device": "cuda:0", "chunk__size": 96, "recovery__startup_timeout": 600}
         self.write_config(encoder, env=env, **name, **{**defaults, **changes})
 
@@ -111,9 +113,12 @@ def plain(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- faults
 
 
-def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "code"), [("assert_async", 710), ("illegal_address", 700), ("launch_failure", 719)]
+)
+def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, trouble: str, code: int) -> None:
     """A genuine CUDA fault breaks its process for every later call; the next process computes as if nothing was."""
-    place.configure(model__kwargs={"trouble": {"1": "assert_async"}}, chunk__size=64)
+    place.configure(model__kwargs={"trouble": {"1": trouble}}, chunk__size=64)
     assert place.complete() == [(1, "device_fault")]
     place.check_rows()
     noted = place.noted()
@@ -121,7 +126,7 @@ def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace) -> None:
     assert len({each["pid"] for each in noted.values()}) == len(noted)
     assert all(each["product"] == 64**3 for each in noted.values())
     assert not any(each["initialised_before"] or each["allocated_at_start"] for each in noted.values())
-    assert noted[1, 1]["code"] == 710
+    assert noted[1, 1]["code"] == code
     assert noted[1, 1]["afterwards"], "the context was not broken"
     assert "afterwards" not in noted[1, 2]
 
@@ -135,6 +140,36 @@ def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> 
     assert {outcome for _, outcome in place.complete()} == {"gpu_oom"}
     assert place.vectors().shape == (192, 384)
     assert place.lowered()
+
+
+def test_cublas_without_memory_counts_as_out_of_memory(place: GpuPlace) -> None:
+    """A GPU that is full when cuBLAS wants its workspace: CUBLAS_STATUS_ALLOC_FAILED, and a smaller batch."""
+    env = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}  # no workspace, which torch's allocator would be asked for
+    place.configure(model__kwargs={"trouble": {"1": "no_room_for_cublas"}}, env=env)
+    assert place.complete() == [(1, "gpu_oom")]
+    place.check_rows()
+    assert "CUBLAS_STATUS" in place.noted()[1, 1]["raised"]
+
+
+def test_as_many_starts_may_fail_as_there_are_attempts(place: GpuPlace) -> None:
+    """Two CUDA faults before the first batch, one after the other, do not end the run."""
+    place.configure(model__kwargs={"failed_starts": 2}, chunk__size=192, recovery__attempts=3)
+    assert place.complete() == [(0, "device_fault")] * 2
+    place.check_rows()
+
+
+def test_what_counts_is_that_cuda_works(place: GpuPlace) -> None:
+    """A run completes though nvidia-smi fails, as in containers whose NVML is broken."""
+    broken = place.folder / "bin" / "nvidia-smi"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\nexit 9\n")
+    broken.chmod(0o755)
+    place.configure()
+    path = f"{broken.parent}{os.pathsep}{os.environ['PATH']}"
+    ended = finish(place.start("run", str(place.config_path), env={"PATH": path}), LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    assert "nvidia-smi does not list the GPUs" in ended.stderr
+    place.check_rows()
 
 
 def test_a_kernel_that_never_ends_is_ended(place: GpuPlace) -> None:
@@ -175,6 +210,18 @@ def test_the_drill_recovers(place: GpuPlace, minilm_path: Path) -> None:
     findings = json.loads(ended.stdout) if ended.stdout else []
     assert len(findings) == len(names), ended.stderr
     assert [f"{each['fault']}: {each['problem']}" for each in findings if not each["recovered"]] == []
+
+
+def test_tune_tries_what_the_card_can(place: GpuPlace, minilm_path: Path) -> None:
+    """Dtypes, kinds of attention, budgets and a second worker; half precision as the capability of the card allows."""
+    place.configure(minilm_path)
+    ended = place.call("tune", str(place.config_path), "--json")
+    assert ended.returncode == 0, ended.stderr
+    tried = [each["settings"] for each in json.loads(ended.stdout)["candidates"]]
+    assert {"sdpa", "eager"} <= {each["attn_implementation"] for each in tried}
+    assert {1, 2} == {each["workers.per_device"] for each in tried}
+    has_bfloat16 = (find_devices(["cuda:0"])[0].capability or (0, 0)) >= (8, 0)
+    assert ("bfloat16" in {each["model.dtype"] for each in tried}) == has_bfloat16
 
 
 def test_the_doctor_finds_nothing_in_the_way(place: GpuPlace, minilm_path: Path) -> None:
