@@ -47,7 +47,7 @@ test: $(READY) ## run the tests of tests/unit, process and simulator; where nvid
 	elif $(HAS_GPU); then set -x; $(BIN)/pytest tests/gpu; \
 	else echo "tests/gpu is left out: nvidia-smi lists no GPU"; fi
 
-test-gpu: $(READY) ## run the tests on one GPU (ten minutes, 4 GB)
+test-gpu: $(READY) ## run the tests on one GPU (ten minutes, all of its memory)
 	$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
 soak: $(READY) ## ten minutes of tests with fresh seeds; SOAK_S=3600 for longer, SOAK_ARGS="--only kill" for some

@@ -148,7 +148,7 @@ def test_no_page_is_stale() -> None:
     assert sorted(name for text in texts.values() for name in pages.parts_in(text)) == sorted(pages.PARTS)
 
 
-MOST = {"lines of source": 21_240, "modules": 110, "lines of tests": 24_490, "words": 20_000}
+MOST = {"lines of source": 21_000, "modules": 110, "lines of tests": 24_700, "words": 20_000}
 """What there is at most; the goal is 21,000 lines of source in 150 modules, 25,000 of tests and 20,000 words.
 
 Lower these numbers when the house gets smaller. Whoever adds a feature names the lines that go.

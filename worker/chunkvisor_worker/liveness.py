@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from chunkvisor_worker.contract.exits import PARENT_PID, WorkerExit
 from chunkvisor_worker.contract.messages import LEAVE, Beat, Limits, Phase
-from chunkvisor_worker.contract.wire import from_json, write_message
+from chunkvisor_worker.contract.wire import from_json, to_json
 
 if TYPE_CHECKING:  # a probe imports no numpy, which may be what is broken
     from chunkvisor_worker.batching import Indices
 
 CALL = b"!"  # said on the lifeline: when the worker stands at the gate, and when it needs its device no longer
+_SIZE_BYTES = 1024  # of every beat, so that nothing is left of a longer one
 _INTERVAL_S = 0.25  # between two beats within a phase, at least; a new phase is written at once
 
 
@@ -85,7 +86,7 @@ class BeatWriter:
     """Where a job and its encoder say what they are doing; each call is a sign of life. Each raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._fd = path, -1
         self.begun: Callable[[Indices], None] | None = None  # called with the texts of each batch that begins
         self.gate: Gate | None = None
         self._written_s = 0.0
@@ -151,5 +152,9 @@ class BeatWriter:
 
     def _write(self, now: float) -> None:
         self._written_s = now
-        self.know(seq=self.beat.seq + 1)
-        write_message(self._path, self.beat, durable=False)
+        self.know(seq=self.beat.seq + 1, end=self.beat.seq + 1)
+        if self._fd < 0:
+            self._path.unlink(missing_ok=True)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        # In its place: a rename for each beat would take 0.2 to 0.6 ms, and has the disk write 4 KB.
+        os.pwrite(self._fd, to_json(self.beat).ljust(_SIZE_BYTES), 0)

@@ -84,7 +84,7 @@ class DeviceTimes:
     def add(self, ended: of.WorkerEnded) -> None:
         """Take in the end of a worker."""
         for name in ("texts", "tokens", "padded_tokens", "busy_s", "idle_s", "startup_s"):
-            setattr(self, name, round(getattr(self, name) + getattr(ended, name), 4))
+            setattr(self, name, getattr(self, name) + getattr(ended, name))
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class RunState:
         self.told_s = t
         if isinstance(event, of.TemplateReady | of.ChunkCommitted):
             _add(self.phases_s, event.phase_s)
-        stage = event.stage.format_map(vars(event))
+        stage = event.stage and event.stage.format_map(vars(event))
         # A worker that gets its device while the run stops does not make it compute again.
         if stage and not (isinstance(event, of.Go) and self.doing == STOPPING):
             self.doing = stage
@@ -243,7 +243,8 @@ class RunState:
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
-    sums.update((name, round(sums.get(name, 0.0) + value, 3)) for name, value in more.items())
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value
 
 
 def _labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:

@@ -103,6 +103,7 @@ class Beat:
     batch_tokens: int = 0  # padded tokens of the batch under way; 0 = unknown
     freed: bool = False  # the device is free for the next worker, though this one has not ended
     opening_s: float = 0.0  # from `go` to the first batch: CUDA context, copy of the weights; 0 = not there yet
+    end: int = 0  # as `seq`: of a beat that was read while it was overwritten they differ
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,20 +54,24 @@ def _fields_of(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple((item.name, hints[item.name]) for item in fields(kind))
 
 
+@functools.cache
+def _parts_of(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
 def _build(kind: Any, value: Any) -> Any:
     if type(value) is kind:  # most fields, of beats that are read four times a second
         return value
-    origin = typing.get_origin(kind)
+    origin, args = _parts_of(kind)
     if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        (kind,) = (option for option in typing.get_args(kind) if option is not type(None))
-        return _build(kind, value)
+        return None if value is None else _build(args[args[0] is type(None)], value)
     if origin is tuple and isinstance(value, list):
-        return tuple(_build(typing.get_args(kind)[0], item) for item in value)
+        return tuple(_build(args[0], item) for item in value)
     if origin is dict and isinstance(value, dict):
-        item_kind = typing.get_args(kind)[1]
-        return value if item_kind is Any else {key: _build(item_kind, item) for key, item in value.items()}
+        item_kind = args[1]
+        if item_kind is Any or all(type(item) is item_kind for item in value.values()):
+            return value
+        return {key: _build(item_kind, item) for key, item in value.items()}
     if is_dataclass(kind) and isinstance(value, dict):
         known = _fields_of(typing.cast("type", kind))
         # A journal has a million fields, nearly all of the type that they should have.
@@ -84,8 +88,9 @@ def _build(kind: Any, value: Any) -> Any:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The beat in the file, None if there is none to be had."""
-    return read_message(Beat, path)
+    """The beat in the file, None if there is none to be had, or if it is being written."""
+    beat = read_message(Beat, path)
+    return beat if beat is not None and beat.end == beat.seq else None
 
 
 @dataclass(frozen=True, slots=True)
