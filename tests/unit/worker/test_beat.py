@@ -9,7 +9,6 @@ from chunkvisor_worker.contract.messages import Phase
 from chunkvisor_worker.contract.wire import read_beat
 from chunkvisor_worker.liveness import BeatWriter
 
-
 TORN = b'{"seq":2,"pid":1,"phase":"forward","end":1}'
 
 
