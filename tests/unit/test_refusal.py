@@ -42,9 +42,11 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
     assert halt is not None
     assert halt.what == f"the disk of {elsewhere} is full or failing"
     assert halt.why.endswith(f" are free in {elsewhere}")
-    halt = refusal(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "no" / "lock")), tmp_path)
-    assert halt is not None
-    assert re.search(rf"{tmp_path} belongs to .*\(drwx", halt.why)
+    lock = tmp_path / "no" / "lock"
+    for named in (lock, str(lock)):  # as it was opened by
+        halt = refusal(PermissionError(errno.EACCES, "Permission denied", named), tmp_path)
+        assert halt is not None
+        assert re.search(rf"{tmp_path} belongs to .*\(drwx", halt.why)
     halt = refusal(FileNotFoundError(errno.ENOENT, "No such file or directory"), PLACE)
     assert halt is not None
     assert halt.what == "the current folder has been removed"

@@ -131,7 +131,7 @@ def disk_halt(error: OSError, place: Path) -> Halt:
 
 
 def _path_of(error: OSError) -> Path | None:
-    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
 
 
 def user_name(uid: int) -> str:
