@@ -13,12 +13,16 @@ COMMANDS = chunkvisor.cli.cli.list_commands(click.Context(chunkvisor.cli.cli))
 
 
 def test_help(workplace: Workplace) -> None:
-    """`-h` is help, whatever comes before it; each command has a whole sentence; `--version` is one line."""
+    """`-h` is help, whatever comes before it; commands are in groups, each with a sentence; `--version` is one line."""
     assert workplace.call("--version").stdout == f"chunkvisor, version {chunkvisor.__version__}\n"
     ended = finish(workplace.start("run", "-h"))
     assert (ended.returncode, ended.stdout[:31]) == (0, "Usage: chunkvisor run [OPTIONS]"), ended.stderr
-    listed = finish(workplace.start("-h")).stdout.split("\n\nCommands:\n")[1]
-    assert [line.split()[0] for line in listed.splitlines()] == COMMANDS
+    listed = finish(workplace.start("-h")).stdout.partition("\n\nDaily:\n")[2]
+    assert [title for title in ("Before a job:", "After it:") if f"\n\n{title}\n  " in listed] == [
+        "Before a job:",
+        "After it:",
+    ]
+    assert sorted(line.split()[0] for line in listed.splitlines() if line.startswith("  ")) == COMMANDS
     assert "..." not in listed
 
 

@@ -314,6 +314,8 @@ def test_plain_words(text: str, value: Any) -> None:
 def test_unreadable_path(folder: Path) -> None:
     """A mistyped file name gets the nearest one; a folder or an impossible name is refused like any other mistake."""
     (folder / "quick.yaml").touch()
+    with pytest.raises(Halt, match=r"this is a folder; name a config, of which it has: .*quick\.yaml"):
+        load(folder)
     with pytest.raises(Halt, match=r"quik\.yaml: there is no such file; did you mean quick\.yaml\?"):
         load(Path("quik.yaml"))
     for path in ("none/such.yaml", ".", "a\0b", "x" * 300):

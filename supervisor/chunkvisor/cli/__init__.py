@@ -25,14 +25,23 @@ _GONE = {
 """A command and an option of earlier versions, each with what to do instead."""
 
 
-class _InOrder(click.Group):
-    """Lists the commands in the order of a job."""
+_SECTIONS = {
+    "Daily": (before.init, run.run, workdir.status, run.encode),
+    "Before a job": (before.plan, before.doctor, before.tune, before.drill),
+    "After it": (workdir.verify, workdir.audit, workdir.retry, workdir.report, workdir.clean, before.explain),
+}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(self.commands)
+
+class _InSections(click.Group):
+    """Lists the commands by when they are of use."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        for title, commands in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(each.name), each.get_short_help_str(70)) for each in commands])
 
 
-@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_InSections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chunkvisor")
 def cli() -> None:
     """Embed the texts of large files, and survive CUDA faults, crashes and power cuts.
@@ -41,11 +50,9 @@ def cli() -> None:
     """
 
 
-for _command in (
-    *(before.init, before.plan, before.doctor, before.tune, before.drill, run.run, run.encode, workdir.status),
-    *(workdir.verify, workdir.audit, workdir.retry, workdir.report, workdir.clean, before.explain),
-):
-    cli.add_command(_command)
+for _commands in _SECTIONS.values():
+    for _command in _commands:
+        cli.add_command(_command)
 
 
 def main() -> None:

@@ -177,7 +177,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
         near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], 1)
         hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
         raise _wrong_config(f"{path}: there is no such file; {hint}") from None
-    except (OSError, ValueError) as error:  # a folder, a name that no file can have, bytes that are not UTF-8
+    except IsADirectoryError:
+        there = ", ".join(sorted(each.name for each in path.glob("*.y*ml"))) or "none"
+        raise _wrong_config(f"{path}: this is a folder; name a config, of which it has: {there}") from None
+    except (OSError, ValueError) as error:  # a name that no file can have, bytes that are not UTF-8
         raise _wrong_config(f"{path}: cannot be read as UTF-8 text: {error}") from None
     values, places = parse(text, str(path))
     if not isinstance(values, dict):

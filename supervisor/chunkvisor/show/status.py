@@ -187,7 +187,8 @@ def read_status(workdir: Path) -> Status:
 
 def status_of(run: Follower, now: Snapshot) -> Status:
     """Return the status of what was looked at just now."""
-    names = [path.name for path in sorted(run.layout.outputs.glob("*/"))]
+    there = sorted(path.name for path in run.layout.outputs.glob("*/"))
+    names = [name for name in dict.fromkeys((*run.state.wanted, *there)) if name in there]  # as the config has them
     outputs = {name: _output_status(run.layout.output(name), now.outputs.get(name, Progress())) for name in names}
     combined = {path.name: run.layout.combined(path.name) for path in sorted(run.layout.all_combined.glob("*/"))}
     told, ending, holder = run.state, run.state.ending, run.holder
