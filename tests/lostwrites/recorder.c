@@ -28,12 +28,11 @@ struct header {
     int64_t offset;
 };
 
-static const char *root_folder, *log_file, *apart;
+static const char *root_folder, *log_file;
 
 __attribute__((constructor)) static void begin(void) {
     root_folder = getenv("LOSTWRITES_ROOT");
     log_file = getenv("LOSTWRITES_LOG");
-    apart = getenv("LOSTWRITES_OTHER_DISK");
     if (log_file == NULL) root_folder = NULL;
 }
 
@@ -208,10 +207,6 @@ int fdatasync(int fd) { return synced(fd, SYS_fdatasync); }
 int renameat2(int from, const char *old, int to, const char *new, unsigned int flags) {
     char room[ROOM], other[ROOM];
     int here = watched_path(from, old, room), there = watched_path(to, new, other);
-    if (apart && here && there && under(apart, room) != under(apart, other)) {
-        errno = EXDEV;
-        return -1;
-    }
     int log = here || there ? lock() : -1;
     uint64_t inode = log >= 0 ? inode_at(room, 0) : 0;
     int result = (int)syscall(SYS_renameat2, from, old, to, new, flags);

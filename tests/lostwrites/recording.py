@@ -84,8 +84,7 @@ def build() -> Path:
 class Recorder:
     """Runs commands whose changes to `folder` are written down."""
 
-    def __init__(self, folder: Path, log: Path, other_disk: Path | None = None) -> None:
-        """Between `other_disk`, a folder in it, and the rest no rename is possible, as between two file systems."""
+    def __init__(self, folder: Path, log: Path) -> None:
         self._folder = folder.resolve()
         self._log = log
         preload = " ".join(filter(None, [str(build()), os.environ.get("LD_PRELOAD")]))
@@ -93,7 +92,6 @@ class Recorder:
             "LD_PRELOAD": preload,
             "LOSTWRITES_ROOT": str(self._folder),
             "LOSTWRITES_LOG": str(log),
-            "LOSTWRITES_OTHER_DISK": str(other_disk.resolve()) if other_disk else "",
         }
         self._ends: list[int] = []
 

@@ -58,8 +58,6 @@ class Scenario:
     """By dotted keys, as `harness.write_config` has them."""
     again: tuple[tuple[Try, ...], ...] = ((Try(),),)
     """By number of the command that was under way, what is typed; the last holds for those after it."""
-    other_disk: str = ""
-    """A folder of the disk that is a file system of its own."""
     keeps_a_final: bool = False
     """Whether, once there was a final file, there always is an old or a new one."""
 
@@ -108,8 +106,7 @@ class Scenario:
         for path, texts in ((source, self.texts), (_later(source), self.later)):
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         (folder / "disk").mkdir()
-        other = folder / "disk" / self.other_disk if self.other_disk else None
-        recorder, finals = Recorder(folder / "disk", folder / "log", other), []
+        recorder, finals = Recorder(folder / "disk", folder / "log"), []
         for command in self.commands:
             if command.mended:
                 (folder / "mended").touch()
@@ -209,5 +206,5 @@ SCENARIOS = {
     "clean": Scenario(
         FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), config={"chunk.keep": True}
     ),
-    "one file": Scenario(FEW[:4], (Command(ENCODE),), again=((Try(ENCODE),),), other_disk="out"),
+    "one file": Scenario(FEW[:4], (Command(ENCODE),), again=((Try(ENCODE),),)),
 }

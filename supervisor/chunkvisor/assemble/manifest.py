@@ -9,7 +9,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -131,11 +131,11 @@ def damaged_sides(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[tu
         yield path, None if _has(path, digest) else other
 
 
-def write_sides(layout: OutputLayout, manifest: dict[str, Any]) -> None:
+def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[Path] = ()) -> None:
     """Write what is missing or is not what the manifest says; what stands there is set aside. Raises OSError."""
     sources = {layout.rows_table: TableFiles(layout.table).rows, layout.truncated: layout.truncated_twin}
     for path, digest in _sides(layout, manifest).items():
-        if _has(path, digest):
+        if path in but or _has(path, digest):
             continue
         ranges = ranges_of(manifest)
         if path == layout.ranges and ranges is not None:
@@ -188,7 +188,9 @@ def _is_whole(layout: OutputLayout, manifest: dict[str, Any], place: Path) -> bo
 def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     manifest = announced.manifest
     place, written = place_of(layout, form_of(manifest)), partial_of(layout, form_of(manifest))
+    now, before = _sides(layout, manifest), _sides(layout, _manifest(layout) or {})  # of the final that is replaced
     if written.exists():
+        write_sides(layout, manifest, but=before)  # what the one before has not, such as ranges, is no harm to it
         if place.is_dir() and place.name in announced.ours:
             remove_final(place)  # no rename replaces a folder that is not empty
         if place.is_dir() or place.name not in announced.ours:
@@ -198,8 +200,7 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     for other in all_places(layout):
         if other != place and other.name in announced.ours:
             remove_final(other)
-    now = _sides(layout, manifest)
-    for path, digest in _sides(layout, _manifest(layout) or {}).items():  # of the final that is replaced
+    for path, digest in before.items():
         if now.get(path) != digest and _has(path, digest):
             path.unlink()
     write_sides(layout, manifest)
