@@ -5,6 +5,7 @@ out of the others; without a plan, that is all of them.
 """
 
 import errno
+import functools
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -284,6 +285,7 @@ class Ledger:
         """What the first worker found out about the model."""
         self.other_versions: list[dict[str, str]] = []
         """Of the libraries, that computed some of the texts after those of the facts."""
+        self._make_folder = functools.cache(make_folder)  # once for each, with its sync
         self._committed = bytearray(plan.count)
         self._parts: dict[int, Parts] = {}
         self.bad: dict[int, BadText] = {}
@@ -404,7 +406,7 @@ class Ledger:
         """
         self.fix_facts(facts)
         target = self.layout.chunk(chunk, chunk_key(self.fingerprint, *self.plan.bounds(chunk), file_digest))
-        make_folder(target.parent)
+        self._make_folder(target.parent)
         with open(vectors, "rb") as file:
             os.fsync(file.fileno())
         parts = self.parts(chunk)
