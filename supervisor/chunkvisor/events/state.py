@@ -139,8 +139,6 @@ class RunState:
         if self.first_go_s is None and self.ending is None:
             _add(self.start_s, {self.doing: t - self.told_s})
         self.told_s = t
-        if isinstance(event, of.TemplateReady | of.ChunkCommitted):
-            _add(self.phases_s, event.phase_s)
         stage = event.stage and event.stage.format_map(vars(event))
         # A worker that gets its device while the run stops does not make it compute again.
         if stage and not (isinstance(event, of.Go) and self.doing == STOPPING):
@@ -168,6 +166,8 @@ class RunState:
                 self.devices = {n: name for n, name in self.devices.items() if not name.startswith(f"{event.node} ")}
             case of.DeviceDropped():
                 self.dropped += 1
+            case of.TemplateReady():
+                _add(self.phases_s, event.phase_s)
             case of.Waiting():
                 self.waits_until_s, self.waits_for = t + event.delay_s, plain(event.reason)
             case of.Halted():
@@ -232,6 +232,7 @@ class RunState:
         output.texts_here += max(0, event.texts - saved)
         output.tokens_here += event.tokens
         self.chunks_here, self.kept_s = self.chunks_here + 1, t
+        _add(self.phases_s, event.phase_s)
         self.searched.pop((event.output, event.chunk), None)
         self.texts_per_s = event.texts_per_s
         self.attempts[str(Outcome.COMMITTED)] += event.attempt_ok  # no single attempt has made one of parts

@@ -74,11 +74,10 @@ def _build(kind: Any, value: Any) -> Any:
         return {key: _build(item_kind, item) for key, item in value.items()}
     if is_dataclass(kind) and isinstance(value, dict):
         known = _fields_of(typing.cast("type", kind))
-        # A journal has a million fields, nearly all of the type that they should have.
-        given = {name: value[name] for name, _ in known if name in value}
+        given = {}
         for name, hint in known:
-            if name in given and type(given[name]) is not hint:
-                given[name] = _build(hint, given[name])
+            if name in value:  # a journal has a million fields, nearly all of the type that they should have
+                given[name] = value[name] if type(value[name]) is hint else _build(hint, value[name])
         return kind(**given)  # type: ignore[operator]  # a class
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
