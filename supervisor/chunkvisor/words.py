@@ -239,8 +239,7 @@ class GivenUp:
     files: AttemptFiles
 
 
-_NUMBERS = re.compile(r"\d+")
-"""In which reasons may differ that are the same: of a line, of a text."""
+_NUMBERS = re.compile(r"\d+")  # in which reasons may differ that are the same: of a line, of a text
 _REASONS = 3
 
 

@@ -16,7 +16,9 @@ from damaged import (
     flip,
     flip_in_place,
     made_once,
+    truncate,
     unfinished,
+    unjudged,
 )
 from scripted_workplace import ScriptedWorkplace
 
@@ -66,6 +68,15 @@ def test_damaged_in_place(tmp_path: Path) -> None:
         assert ended.returncode == 75
     place.lift(LAST)
     assert_harmless(place, place.run_here(), "table")
+
+
+def test_damage_that_shows_when_nothing_is_left_to_do(tmp_path: Path) -> None:
+    """The last chunk is adopted, no worker was wanted; then another one is found damaged, and computed again."""
+    place = unjudged(tmp_path / "unjudged")
+    (chunk,) = place.hidden.glob("outputs/out/chunks/000/000002-*.npy")
+    truncate(chunk)
+    assert_harmless(place, place.run_here(), chunk)
+    assert place.named("attempt_started")[-1]["chunk"] == 2
 
 
 @made_once

@@ -16,8 +16,7 @@ from typing import NamedTuple
 from chunkvisor.events.event import Event, event_of
 from chunkvisor.events.state import RunState
 
-_LATEST_S = 1e11
-"""No time of ours: some thousand years from now."""
+_LATEST_S = 1e11  # no time of ours: some thousand years from now
 
 
 class Logged(NamedTuple):

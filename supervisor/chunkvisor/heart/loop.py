@@ -184,6 +184,7 @@ class Loop:
         self._stations = Stations(self._seen, run.emit)
         self._store = Keeper(outputs, run, config.recovery.wait_timeout)
         self._waits = WaitTeller(run.emit, config.recovery.wait_timeout)
+        self._opened = False  # the engine
         self._scheduler = Scheduler(outputs, config, lessons.get, self, time.monotonic)
         self._given_up: list[words.GivenUp] = []
         self._slots: dict[int, Slot] = {}  # running workers, by number
@@ -198,8 +199,6 @@ class Loop:
         """
         try:
             self._store.adopt()
-            if self._pending():
-                self._engine.open(self._stations, self._pending, self._workers.per_device + self._workers.standby)
             self._turn()
             while not self._scheduler.finished or self._store.joining:
                 self._sleep()
@@ -220,6 +219,9 @@ class Loop:
 
     def _turn(self) -> None:
         self._heed_signals()
+        if not self._opened and self._pending():  # at the beginning, or once a chunk is found damaged
+            self._opened = True
+            self._engine.open(self._stations, self._pending, self._workers.per_device + self._workers.standby)
         self._engine.attend()
         self._stations.attend(self._pids)
         news, self._news = self._news, []

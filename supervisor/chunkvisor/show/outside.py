@@ -150,8 +150,7 @@ KEPT = 50
 """Folders of invocations that stay; older ones are removed, except those that you have renamed."""
 MOST_BYTES = 48 << 20
 """A run makes no report of a longer journal: the command `report` takes the time."""
-_NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")
-"""A longer number is a date that the user has put in front."""
+_NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")  # a longer number is a date that the user has put in front
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
 
 

@@ -16,8 +16,7 @@ from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import read_beat
 
-_SILENCE_S = 60.0
-"""No batch of a sensible model takes as long."""
+_SILENCE_S = 60.0  # no batch of a sensible model takes as long
 PHASES = {
     Phase.START: STARTING,
     Phase.IMPORT: "importing the encoder's packages",

@@ -35,8 +35,7 @@ _STOPPED = {
     130: "it was interrupted (Ctrl-C, SIGINT)",
     143: "it was stopped by SIGTERM",
 }
-_NEWS = 5
-"""Lines of news that the first look shows."""
+_NEWS = 5  # lines of news that the first look shows
 
 
 class State(StrEnum):

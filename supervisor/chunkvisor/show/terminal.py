@@ -29,8 +29,7 @@ from chunkvisor.units import counted, human_moment
 
 REFRESH_S = 0.5
 _STYLES = {Weight.NEWS: "", Weight.CARE: "yellow", Weight.LOSS: "red"}
-_MARKS = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}
-"""They need no color."""
+_MARKS = {Weight.NEWS: "", Weight.CARE: "note: ", Weight.LOSS: "attention: "}  # they need no color
 
 
 def view(now: Snapshot) -> list[Text]:

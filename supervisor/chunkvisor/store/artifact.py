@@ -25,11 +25,9 @@ BLOCK_BYTES = 2 << 20
 FLOAT32 = "<f4"
 """The type of everything but some final files."""
 
-_GAP_BYTES = 16 << 10
-"""To read this much that is not wanted takes no longer than another call."""
+_GAP_BYTES = 16 << 10  # to read this much that is not wanted takes no longer than another call
 
-_SPAN_BYTES = 4 << 20
-"""Read by one call at most."""
+_SPAN_BYTES = 4 << 20  # read by one call at most
 
 Vectors = npt.NDArray[np.float32]
 

@@ -18,12 +18,9 @@ from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Resul
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
 LOG_TAIL_BYTES = 64 << 10
-_SEARCHED = 100
-"""Failed attempts that are searched for one, at most."""
-_MAX_LISTED = 1000
-"""With more bad rows than this, it is not single texts."""
-_PAIR_BYTES = 8
-"""Of `AttemptFiles.cut`: a position and a number of tokens."""
+_SEARCHED = 100  # failed attempts that are searched for one, at most
+_MAX_LISTED = 1000  # with more bad rows than this, it is not single texts
+_PAIR_BYTES = 8  # of `AttemptFiles.cut`: a position and a number of tokens
 
 
 def write_attempt(files: AttemptFiles, draft: Spec, texts: Iterable[str]) -> Spec:

@@ -35,8 +35,7 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-_LOOK_S = 0.5
-"""Whoever only looks whether a lock is held keeps it from being taken for less than this."""
+_LOOK_S = 0.5  # whoever only looks whether a lock is held keeps it from being taken for less than this
 
 
 class PathIn:

@@ -14,8 +14,7 @@ from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
-_LIMIT_BYTES = 256 << 20
-"""No record is larger: the largest is a manifest with a line for each quarantined row."""
+_LIMIT_BYTES = 256 << 20  # no record is larger: the largest is a manifest with a line for each quarantined row
 _Record = TypeVar("_Record")
 
 
