@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from chunkvisor.events.event import AttemptFailed, AttemptStarted, ChunkCommitted, Event, Go, Invoked, WorkerEnded
+from chunkvisor.events.event import (
+    AttemptFailed,
+    AttemptStarted,
+    ChunkCommitted,
+    Event,
+    Go,
+    Invoked,
+    RunEnded,
+    WorkerEnded,
+)
 from chunkvisor.events.journal import Journal, read_events
-from chunkvisor.show.status import Follower
+from chunkvisor.show.status import Follower, screen_of
 from chunkvisor.store.layout import Layout
 
 RUN: list[Event] = [
@@ -76,3 +85,12 @@ def test_news(layout: Layout) -> None:
     layout.events.write_bytes(note("d"))
     assert news() == ["d"]
     assert not follower.alive
+
+
+def test_phases_that_nobody_knows(layout: Layout) -> None:
+    """A damaged journal may have other phases, and times that are none: status says what it can."""
+    times = {"import": 2.0, "another": 3.0, "forward": float("nan"), "tokenize": 1e308}
+    write(layout, "one", [*RUN, ChunkCommitted("a", 1, 10, 10, 1, 2, True, 40.0, 99, times), RunEnded(0)])
+    layout.hidden.chmod(0o700)
+    _, lines = screen_of(layout.workdir)
+    assert "  all workers together: importing the encoder's packages 2 s; another 3 s" in lines

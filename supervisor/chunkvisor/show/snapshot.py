@@ -17,7 +17,7 @@ from chunkvisor_worker.contract.messages import Beat, Phase
 from chunkvisor_worker.contract.wire import read_beat
 
 _SILENCE_S = 60.0  # no batch of a sensible model takes as long
-PHASES = {
+PHASES: Mapping[str, str] = {
     Phase.START: STARTING,
     Phase.IMPORT: "importing the encoder's packages",
     Phase.MODEL_LOAD: "loading the model",

@@ -21,7 +21,6 @@ from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, 
 from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor.words import BadReason, reasons_in_words, reasons_of
-from chunkvisor_worker.contract.messages import Phase
 
 SCHEMA = 1
 """Of `status --json`. Keys may be added under the same number; one that goes, or gets another meaning, raises it."""
@@ -245,9 +244,8 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
         if now.state.first_go_s is not None:
             spent = [f"{doing} {human_time(took_s)}" for doing, took_s in status.start_s.items() if took_s >= 1]
             lines.append("; ".join([f"before the first batch: {human_time(sum(status.start_s.values()))}", *spent]))
-        spent = [
-            f"{PHASES[Phase(name)]} {human_time(each_s)}" for name, each_s in status.phases_s.items() if each_s >= 1
-        ]
+        took = {name: each_s for name, each_s in status.phases_s.items() if 1 <= each_s < 1e9}  # not NaN
+        spent = [f"{PHASES.get(name, name)} {human_time(each_s)}" for name, each_s in took.items()]
         lines += [f"all workers together: {'; '.join(spent)}"] * bool(spent)
     if status.attempts:
         lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
