@@ -246,7 +246,7 @@ def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_t
     return replace(
         base,
         outcome=Outcome.DISK_FULL if is_full else Outcome.CRASHED,
-        reason=f"ended with {describe_exit(code)} and left no record{', for want of space on the disk' * is_full}",
+        reason=f"ended with {describe_exit(code)} and left no record{': the disk is full or failing' * is_full}",
         exit_code=DISK if is_full else None,
         row_can_cause=code < 0 or at_texts,
     )

@@ -81,7 +81,7 @@ WITHOUT_A_RECORD: dict[str, Row] = {
     "exit 44": (Evidence(44), Outcome.CRASHED, "exit code 44"),
     "exit 127": (Evidence(127), Outcome.SETUP, "exit code 127"),
     "package missing": (Evidence(1, log_tail=NO_PACKAGE_LOG), Outcome.SETUP, "No module named chunkvisor_worker"),
-    "no room for the record": (Evidence(WorkerExit.DISK_FULL), Outcome.DISK_FULL, "for want of space on the disk"),
+    "no room for the record": (Evidence(WorkerExit.DISK_FULL), Outcome.DISK_FULL, "the disk is full or failing"),
     "without its parent": (Evidence(WorkerExit.ORPHANED), Outcome.INTERRUPTED, "exit code 25"),
 }
 

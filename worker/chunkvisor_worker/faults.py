@@ -53,12 +53,13 @@ def recorded(path: Path, phase: Phase) -> Iterator[None]:
 
 
 def write_fault(path: Path, fault: Fault) -> WorkerExit:
-    """Write the record, and return the code to end with: on a full disk it has to say that alone."""
+    """Write the record, and return the code to end with: on a full or failing disk it has to say that alone."""
     try:
         write_message(path, fault)
     except OSError as error:
         log_traceback()
-        return WorkerExit.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else WorkerExit.FAULT
+        is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
+        return WorkerExit.DISK_FULL if is_disk else WorkerExit.FAULT
     return WorkerExit.FAULT
 
 

@@ -104,14 +104,15 @@ def test_chain_follows_causes_and_contexts_that_are_shown() -> None:
     assert len(fault_of(long, Phase.FORWARD).chain) == CHAIN_LIMIT
 
 
-def test_record_that_does_not_fit_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the record has no room, the exit code tells that."""
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_record_that_the_disk_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """If the disk is full or fails, the exit code tells that: no text is to be blamed."""
 
     def end(code: int) -> None:
         raise SystemExit(code)
 
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
+        raise OSError(number, "full")
 
     monkeypatch.setattr("os._exit", end)
     for code in (WorkerExit.FAULT, WorkerExit.DISK_FULL):
