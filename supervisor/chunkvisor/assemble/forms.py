@@ -50,12 +50,17 @@ class Numbers(NamedTuple):
         """Size of a row."""
         return self.width * np.dtype(self.numpy).itemsize
 
+    @property
+    def is_float(self) -> bool:
+        """Say whether a row without a vector can be NaN; it is zero in the other types."""
+        return self.dtype.startswith("float")
+
     def of(self, block: Vectors, ranges: Vectors | None) -> Stored:
         """Make the rows of the block; those without a vector, all NaN, are zero in types without NaN.
 
         int8 needs the ranges, shape (2, dimension). Raises FloatingPointError for what float16 cannot hold.
         """
-        if self.dtype.startswith("float"):
+        if self.is_float:
             with np.errstate(over="raise"):
                 stored: Stored = block.astype(self.numpy, copy=False)
                 return stored
@@ -217,7 +222,7 @@ def _write_parquet(
 
     def append(block: Stored) -> None:
         nonlocal next_row
-        mask = np.isnan(block[:, 0]) if numbers.dtype.startswith("float") else np.zeros(len(block), dtype=bool)
+        mask = np.isnan(block[:, 0]) if numbers.is_float else np.zeros(len(block), dtype=bool)
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), numbers.width, mask=pa.array(mask))
         columns = [] if carried is None else carried.take(len(block))
         number = pa.array(np.arange(next_row, next_row + len(block)))
@@ -254,8 +259,7 @@ def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) 
         table = pq.ParquetFile(file)  # with that digest, it is as it was written
         for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
             column = batch.column(0)
-            empty = np.nan if numbers.dtype.startswith("float") else 0
-            block = np.full((len(column), numbers.width), empty, numbers.numpy)
+            block = np.full((len(column), numbers.width), np.nan if numbers.is_float else 0, numbers.numpy)
             # flatten() leaves out what is null.
             flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.width)
             block[column.is_valid().to_numpy(zero_copy_only=False)] = flat

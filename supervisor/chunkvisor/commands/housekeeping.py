@@ -95,7 +95,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         except (BadVectorsError, OSError) as error:
             problem = _unreadable(error)
         else:
-            if form.dtype.startswith("float"):
+            if numbers.is_float:
                 expected = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
                 problem = f"has NaN or infinity in {counted(missing, 'row')}" if missing != expected else None
         # What is rounded may be zero if the vector was not.
