@@ -84,7 +84,7 @@ class DeviceTimes:
     def add(self, ended: of.WorkerEnded) -> None:
         """Take in the end of a worker."""
         for name in ("texts", "tokens", "padded_tokens", "busy_s", "idle_s", "startup_s"):
-            setattr(self, name, getattr(self, name) + getattr(ended, name))
+            setattr(self, name, round(getattr(self, name) + getattr(ended, name), 4))
 
 
 @dataclass(slots=True)
