@@ -10,7 +10,7 @@ import os
 import tempfile
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,10 @@ class Opening:
         self._arithmetic = arithmetic_variables({} if means.on_ray else os.environ, self._config.env)
         self._all: list[Prepared] = []  # in the order in which they are encoded
 
+    @cached_property
+    def _pace(self) -> tuple[float | None, float]:
+        return pace_before(self._config)  # a journal is read once for all outputs
+
     def open(self) -> list[OutputRun]:
         """Open all outputs, and return those that are not complete, in the order in which they are encoded.
 
@@ -229,7 +233,7 @@ class Opening:
             size = self._config.effective_chunk_size(name)
             if size == "auto":
                 devices, per_device = self._means.devices, self._config.workers.per_device
-                size, why = propose(*pace_before(self._config), len(devices) * per_device, devices[0].kind)
+                size, why = propose(*self._pace, len(devices) * per_device, devices[0].kind)
                 self._note(f"{name}: chunks of {size:,} texts, {why}")
             made = Prepared(layout, replace(now, chunk_size=size, generation=generation))
             if _begun(layout):
