@@ -242,12 +242,12 @@ def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_t
         return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:
         return replace(base, outcome=Outcome.BAD_OUTPUT, reason="ended with exit code 0 but left no result")
-    is_full = code == WorkerExit.DISK_FULL
+    is_disk = code == WorkerExit.DISK_FULL
     return replace(
         base,
-        outcome=Outcome.DISK_FULL if is_full else Outcome.CRASHED,
-        reason=f"ended with {describe_exit(code)} and left no record{': the disk is full or failing' * is_full}",
-        exit_code=DISK if is_full else None,
+        outcome=Outcome.DISK_FULL if is_disk else Outcome.CRASHED,
+        reason=f"ended with {describe_exit(code)} and left no record{': the disk is full or failing' * is_disk}",
+        exit_code=DISK if is_disk else None,
         row_can_cause=code < 0 or at_texts,
     )
 

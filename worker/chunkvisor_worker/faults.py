@@ -1,7 +1,6 @@
 """Makes the record of a fault out of an exception: never raises, and lets no token get into the record."""
 
 import contextlib
-import errno
 import os
 import time
 import traceback
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor_worker import Busy
-from chunkvisor_worker.contract.exits import WorkerExit
+from chunkvisor_worker.contract.exits import DISK_ERRNOS, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
 from chunkvisor_worker.contract.wire import masked, write_message
 
@@ -58,8 +57,7 @@ def write_fault(path: Path, fault: Fault) -> WorkerExit:
         write_message(path, fault)
     except OSError as error:
         log_traceback()
-        is_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
-        return WorkerExit.DISK_FULL if is_disk else WorkerExit.FAULT
+        return WorkerExit.DISK_FULL if error.errno in DISK_ERRNOS else WorkerExit.FAULT
     return WorkerExit.FAULT
 
 

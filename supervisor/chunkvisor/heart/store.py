@@ -21,10 +21,10 @@ from chunkvisor.heart.run import Run
 from chunkvisor.heart.scheduler import Work
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.attempt import gather, look, take_cut
-from chunkvisor.store.disk import DISK_ERRNOS, check_disk, disk_halt, free_bytes, need_bytes, with_room
+from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
 from chunkvisor.words import damaged_again
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.exits import DISK_ERRNOS, Outcome
 from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
 from chunkvisor_worker.contract.messages import Facts, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from chunkvisor.config.choices import AS_PARQUET
 from chunkvisor.errors import ExitCode, Halt, config_error
-from chunkvisor.store.disk import DISK_ERRNOS
 from chunkvisor.store.records import state_of
+from chunkvisor_worker.contract.exits import DISK_ERRNOS
 
 # string.Formatter would split a column's name at ".", "[", "!" and ":".
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")

@@ -9,11 +9,8 @@ from pathlib import Path
 
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
 from chunkvisor.units import human_bytes
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.exits import DISK_ERRNOS, FULL_ERRNOS, Outcome
 
-_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-DISK_ERRNOS = _FULL_ERRNOS | {errno.EIO, errno.EROFS, errno.ESTALE}
-"""Errors of a disk that is full or failing."""
 LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Errors of too many open files or processes, or too little memory."""
 FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
@@ -124,7 +121,7 @@ def disk_halt(error: OSError, place: Path) -> Halt:
     what, remedy = f"the disk of {folder} is full or failing", "Free some space there, or choose another folder"
     if error.errno == errno.EROFS:
         what, remedy = f"the disk of {folder} is mounted read-only", "Mount it for writing, or choose another folder"
-    elif error.errno not in _FULL_ERRNOS:
+    elif error.errno not in FULL_ERRNOS:
         remedy = "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
     why, see = with_room(str(error), folder), str(Outcome.DISK_FULL)
     return Halt(ExitCode.DISK, what, why=why, remedy=f"{remedy}. {_AGAIN}", see=see)

@@ -1,5 +1,6 @@
 """The outcomes that an attempt can have, the exit codes of a worker, and the variables of its environment."""
 
+import errno
 from enum import IntEnum, StrEnum
 
 # Marks every process that a run starts, so that a later run can tell them from those of others.
@@ -8,6 +9,11 @@ RUN_ID = "CHUNKVISOR_RUN_ID"
 PARENT_PID = "CHUNKVISOR_PARENT_PID"
 # The folders of the faults that are to strike, as PATH has folders; set by `chunkvisor.testing`.
 TESTING_FAULTS = "CHUNKVISOR_TESTING_FAULTS"
+
+# Errors of a disk that is full, of one that fails, and of both.
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+FAILING_ERRNOS = (errno.EIO, errno.EROFS, errno.ESTALE)
+DISK_ERRNOS = (*FULL_ERRNOS, *FAILING_ERRNOS)
 
 
 class Outcome(StrEnum):
@@ -36,6 +42,6 @@ class WorkerExit(IntEnum):
     DONE = 0
     FAULT = 1  # its record says which
     USAGE = 2
-    DISK_FULL = 24  # there was no room for the record of a fault
+    DISK_FULL = 24  # the disk, full or failing, did not take the record of a fault
     ORPHANED = 25  # it was asked to leave, or its parent is gone
     TAINTED_TEMPLATE = 29

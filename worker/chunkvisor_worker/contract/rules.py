@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.exits import FAILING_ERRNOS, FULL_ERRNOS, Outcome
 from chunkvisor_worker.contract.messages import Phase
 
 # Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config, model or input.
@@ -339,7 +339,7 @@ RULES: tuple[Rule, ...] = (
         # numpy's tofile and np.save(path) raise OSError without an errno.
         Sign(
             _OS_ERROR,
-            (errno.ENOSPC, errno.EDQUOT),
+            FULL_ERRNOS,
             rf"{_NO_SPACE}|Not enough free space to write|\d{{1,20}} requested and \d{{1,20}} written",
         ),
         error(r"database or disk is full", "sqlite3.OperationalError"),
@@ -353,7 +353,7 @@ RULES: tuple[Rule, ...] = (
         "disk-failing",
         "The disk gives errors, was remounted read-only, or its server forgot the file (NFS).",
         "See the kernel's log (`dmesg`) and the mount; move the workdir to a sound disk.",
-        Sign(_OS_ERROR, (errno.EIO, errno.EROFS, errno.ESTALE)),
+        Sign(_OS_ERROR, FAILING_ERRNOS),
     ),
     host_oom(
         # Before memory: the Rust panic of a failed thread pool quotes EAGAIN's text as well.
