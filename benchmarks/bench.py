@@ -56,7 +56,9 @@ class Bench:
         self.commits = commits
         self.repeat = repeat
 
-    def commits_row(self, name: str, chunk: int, goal: str, *, distinct: bool = True, pool: int = 0) -> Row:
+    def commits_row(
+        self, name: str, chunk: int, goal: str, *, distinct: bool = True, pool: int = 0
+    ) -> Row:
         """Whole-process wall time of a run against a plain script on the same texts."""
         model = ensure_model()
         texts = read_texts(self.commits, 4000, distinct=distinct)
@@ -77,16 +79,21 @@ class Bench:
             *(["--pool", str(pool)] if pool else []),
         ]
         ours, theirs = self.alternate(lambda: self.run(config), lambda: self.call(plain))
-        difference = float(np.abs(np.load(self.folder / "work/out.npy") - np.load(self.folder / "plain.npy")).max())
+        difference = float(
+            np.abs(np.load(self.folder / "work/out.npy") - np.load(self.folder / "plain.npy")).max()
+        )
         told = computed(self.folder / "work")
-        sys.stderr.write(f"{name}: {len(texts)} texts, {told}, largest difference {difference:.1e}\n")
+        sys.stderr.write(
+            f"{name}: {len(texts)} texts, {told}, largest difference {difference:.1e}\n"
+        )
         return Row(name, f"{ours:.1f} s", f"{theirs:.1f} s", ours / theirs, goal)
 
     def warm_row(self) -> Row:
         """Wall time a chunk of a trivial encoder, workers forked from a template."""
         config = self.trivial(chunks=500, start="warm")
         wall = statistics.median(
-            self.run(config) - self.run(self.trivial(chunks=1, start="warm")) for _ in range(self.repeat)
+            self.run(config) - self.run(self.trivial(chunks=1, start="warm"))
+            for _ in range(self.repeat)
         )
         return Row(
             "trivial encoder, 500 chunks, warm, a chunk",
@@ -103,9 +110,15 @@ class Bench:
         def theirs() -> float:
             return sum(self.call(bare) for _ in range(50))
 
-        ours_s, theirs_s = self.alternate(lambda: self.run(self.trivial(chunks=50, start="fresh")), theirs)
+        ours_s, theirs_s = self.alternate(
+            lambda: self.run(self.trivial(chunks=50, start="fresh")), theirs
+        )
         return Row(
-            "trivial encoder, 50 chunks, fresh", f"{ours_s:.1f} s", f"{theirs_s:.1f} s", ours_s / theirs_s, "≤ 2"
+            "trivial encoder, 50 chunks, fresh",
+            f"{ours_s:.1f} s",
+            f"{theirs_s:.1f} s",
+            ours_s / theirs_s,
+            "≤ 2",
         )
 
     def assembly_row(self) -> Row:
@@ -118,7 +131,13 @@ class Bench:
             theirs.append(self.call(["sh", "-c", f"cp {final} copy.npy && sync copy.npy"]))
             (self.folder / "copy.npy").unlink()
         mine, other = statistics.median(ours), statistics.median(theirs)
-        return Row("assembling 2 GB against cp and sync", f"{mine:.1f} s", f"{other:.1f} s", mine / other, "≤ 1.5")
+        return Row(
+            "assembling 2 GB against cp and sync",
+            f"{mine:.1f} s",
+            f"{other:.1f} s",
+            mine / other,
+            "≤ 1.5",
+        )
 
     def devices_row(self) -> Row:
         """Eight simulated GPUs, each chunk waits 200 ms: how many of the eight are busy."""
@@ -161,9 +180,17 @@ class Bench:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         whole = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         own = float((self.folder / "own_cpu").read_text())
-        return Row("parent's CPU time of the whole run's", f"{own:.2f} s", f"{whole:.1f} s", own / whole, "≤ 0.02")
+        return Row(
+            "parent's CPU time of the whole run's",
+            f"{own:.2f} s",
+            f"{whole:.1f} s",
+            own / whole,
+            "≤ 0.02",
+        )
 
-    def trivial(self, *, chunks: int, start: str, wait_s: float = 0.0, device: str = "cpu") -> dict[str, Any]:
+    def trivial(
+        self, *, chunks: int, start: str, wait_s: float = 0.0, device: str = "cpu"
+    ) -> dict[str, Any]:
         """A config for a trivial encoder with ten texts a chunk."""
         source = self.folder / f"trivial_{chunks}.txt"
         source.write_text("".join(f"text {number}\n" for number in range(10 * chunks)))
@@ -172,14 +199,22 @@ class Bench:
             "device": device,
             "chunk": {"size": 10},
             "workers": {"start": start},
-            "env": {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))},
+            "env": {
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+                )
+            },
             "outputs": {"out": {"source": str(source), "column": "text"}},
         }
 
-    def run(self, config: dict[str, Any], env: dict[str, str] | None = None, *, wrap: bool = False) -> float:
+    def run(
+        self, config: dict[str, Any], env: dict[str, str] | None = None, *, wrap: bool = False
+    ) -> float:
         """Seconds of one `chunkvisor run` into an empty workdir."""
         shutil.rmtree(self.folder / "work", ignore_errors=True)
-        (self.folder / "config.yaml").write_text(yaml.safe_dump({"workdir": "work", "device": "cpu", **config}))
+        (self.folder / "config.yaml").write_text(
+            yaml.safe_dump({"workdir": "work", "device": "cpu", **config})
+        )
         program = "import sys; from chunkvisor.cli import main; main()"
         if wrap:
             program = (
@@ -194,10 +229,14 @@ class Bench:
         """Seconds of one command; it has to succeed."""
         return took(command, self.folder, env).seconds
 
-    def alternate(self, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
+    def alternate(
+        self, ours: Callable[[], float], theirs: Callable[[], float]
+    ) -> tuple[float, float]:
         """Medians of both, measured in turn."""
         pairs = [(ours(), theirs()) for _ in range(self.repeat)]
-        return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+        return statistics.median(pair[0] for pair in pairs), statistics.median(
+            pair[1] for pair in pairs
+        )
 
 
 def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
@@ -232,11 +271,22 @@ def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
     for chunk in range(ledger.plan.count):
         block[0, 0] = chunk + 1
         np.save(workdir / "vectors.npy", block)
-        ledger.commit(chunk, workdir / "vectors.npy", inspect(workdir / "vectors.npy").digest, Facts(dimension))
+        ledger.commit(
+            chunk,
+            workdir / "vectors.npy",
+            inspect(workdir / "vectors.npy").digest,
+            Facts(dimension),
+        )
     os.sync()
     start = time.perf_counter()
     final = assemble(ledger, Table(), lambda: None, Form())  # type: ignore[arg-type]  # stands in for one without duplicates
-    known = {"rows": rows, "dimension": dimension, "fingerprint": "f", "quarantined": [], "zero_rows": 0}
+    known = {
+        "rows": rows,
+        "dimension": dimension,
+        "fingerprint": "f",
+        "quarantined": [],
+        "zero_rows": 0,
+    }
     publish(layout, known | describe_files(layout, Form(), rows, final.digests, None))
     return time.perf_counter() - start, layout.final
 
@@ -245,16 +295,26 @@ def main() -> None:
     """Run the benchmarks that are named, or all, and print a table in Markdown."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings")
+    parser.add_argument(
+        "--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings"
+    )
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-bench-") as folder:
         bench = Bench(Path(folder), options.commits, options.repeat)
         known: dict[str, Callable[[], Row]] = {
-            "chunk-1000": lambda: bench.commits_row("4,000 texts, chunk 1000, against one encode", 1000, "≤ 0.85"),
-            "chunk-250": lambda: bench.commits_row("4,000 texts, chunk 250, against one encode", 250, "≤ 0.95"),
-            "duplicates": lambda: bench.commits_row("with the corpus's own duplicates", 1000, "report", distinct=False),
-            "pool": lambda: bench.commits_row("against a pool of 2 CPU workers", 1000, "≤ 0.85", pool=2),
+            "chunk-1000": lambda: bench.commits_row(
+                "4,000 texts, chunk 1000, against one encode", 1000, "≤ 0.85"
+            ),
+            "chunk-250": lambda: bench.commits_row(
+                "4,000 texts, chunk 250, against one encode", 250, "≤ 0.95"
+            ),
+            "duplicates": lambda: bench.commits_row(
+                "with the corpus's own duplicates", 1000, "report", distinct=False
+            ),
+            "pool": lambda: bench.commits_row(
+                "against a pool of 2 CPU workers", 1000, "≤ 0.85", pool=2
+            ),
             "warm": bench.warm_row,
             "fresh": bench.fresh_row,
             "assembly": bench.assembly_row,
@@ -263,13 +323,21 @@ def main() -> None:
         }
         unknown = set(options.names) - known.keys()
         if unknown:
-            raise SystemExit(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+            raise SystemExit(
+                f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+            )
         print(machine_line(), flush=True)
-        print("\n| bench | chunkvisor | against | ratio | goal |\n| --- | --- | --- | --- | --- |", flush=True)
+        print(
+            "\n| bench | chunkvisor | against | ratio | goal |\n| --- | --- | --- | --- | --- |",
+            flush=True,
+        )
         for name, measure in known.items():
             if not options.names or name in options.names:
                 row = measure()
-                print(f"| {row.name} | {row.ours} | {row.theirs} | {row.ratio:.2f} | {row.goal} |", flush=True)
+                print(
+                    f"| {row.name} | {row.ours} | {row.theirs} | {row.ratio:.2f} | {row.goal} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

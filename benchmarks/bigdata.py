@@ -19,14 +19,40 @@ from chunkvisor.store.ledger import ledger_of
 
 _BLOCK = 100_000
 _STORY = (AttemptStarted, Go, WorkerEnded, ChunkCommitted)
-_VERBS = ("fix", "add", "remove", "rename", "document", "test", "speed up", "revert", "extend", "clean up")
-_NOUNS = ("parser", "cache", "driver", "scheduler", "config loader", "login page", "index", "build", "report", "queue")
+_VERBS = (
+    "fix",
+    "add",
+    "remove",
+    "rename",
+    "document",
+    "test",
+    "speed up",
+    "revert",
+    "extend",
+    "clean up",
+)
+_NOUNS = (
+    "parser",
+    "cache",
+    "driver",
+    "scheduler",
+    "config loader",
+    "login page",
+    "index",
+    "build",
+    "report",
+    "queue",
+)
 
 
 def write_lines(path: Path, rows: int) -> None:
     """Lines of some 80 bytes, one in ten from a few thousand common ones, one in ten a repeat of any before."""
     chance = random.Random(0)  # noqa: S311 - texts, not secrets
-    phrases = [f"{verb} the {noun} of module {chance.randrange(1000)}" for verb in _VERBS for noun in _NOUNS] * 11
+    phrases = [
+        f"{verb} the {noun} of module {chance.randrange(1000)}"
+        for verb in _VERBS
+        for noun in _NOUNS
+    ] * 11
 
     def text_of(number: int) -> str:
         mixed = (number * 0x9E3779B97F4A7C15 >> 7) & 0xFFFFF
@@ -49,7 +75,10 @@ def write_short_lines(path: Path, rows: int, *, distinct: bool = True) -> None:
     if distinct:
         _write(path, (f"row {number:x}\n" for number in range(rows)))
     else:
-        _write(path, (f"row {number // 3 if number % 10 == 9 else number:x}\n" for number in range(rows)))
+        _write(
+            path,
+            (f"row {number // 3 if number % 10 == 9 else number:x}\n" for number in range(rows)),
+        )
 
 
 def write_parquet_files(folder: Path, files: int, rows: int) -> None:
@@ -77,9 +106,15 @@ def commit_chunks(workdir: Path, stop: int) -> None:
     ledger.load()
     assert ledger.facts is not None
     dimension, plan = ledger.facts.dimension, ledger.plan
-    entries = {type(entry.event): entry for entry in read_events(layout.events) if isinstance(entry.event, _STORY)}
+    entries = {
+        type(entry.event): entry
+        for entry in read_events(layout.events)
+        if isinstance(entry.event, _STORY)
+    }
     journal = Journal(layout.events, entries[Go].run)
-    vectors = np.random.default_rng(0).standard_normal((plan.chunk_size, dimension), dtype=np.float32)
+    vectors = np.random.default_rng(0).standard_normal(
+        (plan.chunk_size, dimension), dtype=np.float32
+    )
     for chunk in range(stop):
         if ledger.committed(chunk):
             continue
@@ -87,7 +122,8 @@ def commit_chunks(workdir: Path, stop: int) -> None:
         vectors[0, 0] = chunk + 1
         data = npy_header(rows, dimension) + vectors[:rows].tobytes()
         path = ledger.layout.chunk(
-            chunk, chunk_key(ledger.fingerprint, *plan.bounds(chunk), xxhash.xxh3_128_hexdigest(data))
+            chunk,
+            chunk_key(ledger.fingerprint, *plan.bounds(chunk), xxhash.xxh3_128_hexdigest(data)),
         )
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(data)

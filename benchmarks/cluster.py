@@ -29,16 +29,34 @@ TEXTS_A_CHUNK = 8
 def main() -> None:
     """Print the table; ends with 1 where a row is lost or wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--chunks", type=int, default=120, help="chunks of the first row (default: %(default)s)")
-    parser.add_argument("--wait", type=float, default=1.0, help="seconds of a chunk there (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=5, help="of nodes dying, one a minute (default: %(default)s)")
+    parser.add_argument(
+        "--chunks", type=int, default=120, help="chunks of the first row (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=1.0, help="seconds of a chunk there (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=5,
+        help="of nodes dying, one a minute (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     print("| bench | measured | goal |")
     print("| --- | --- | --- |")
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-bench-") as folder, local_cluster(NODES) as cluster:
-        print(throughput(cluster, Path(folder) / "throughput", arguments.chunks, arguments.wait), flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="chunkvisor-bench-") as folder,
+        local_cluster(NODES) as cluster,
+    ):
+        print(
+            throughput(cluster, Path(folder) / "throughput", arguments.chunks, arguments.wait),
+            flush=True,
+        )
     # The head is no node that dies here: a cluster without its head is none.
-    with tempfile.TemporaryDirectory(prefix="chunkvisor-bench-") as folder, local_cluster(NODES + 1, 0) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="chunkvisor-bench-") as folder,
+        local_cluster(NODES + 1, 0) as cluster,
+    ):
         line, wrong = deaths(cluster, Path(folder) / "deaths", arguments.minutes)
     print(line)
     sys.exit(bool(wrong))
@@ -125,7 +143,10 @@ def command(config: Path) -> list[str]:
 
 def journal(folder: Path, name: str) -> list[dict[str, Any]]:
     """The events of that name."""
-    events = map(json.loads, filter(None, (folder / "work" / ".chunkvisor" / "events.jsonl").read_text().splitlines()))
+    events = map(
+        json.loads,
+        filter(None, (folder / "work" / ".chunkvisor" / "events.jsonl").read_text().splitlines()),
+    )
     return [event for event in events if event["event"] == name]
 
 

@@ -18,7 +18,14 @@ def read_texts(path: Path | None, count: int, *, distinct: bool) -> list[str]:
     if path is None:
         path = ROOT / "quickstart" / "data" / "bench_docstrings.jsonl"
         if not path.exists():
-            command = [sys.executable, str(ROOT / "quickstart" / "harvest.py"), "--out", str(path), "--rows", "5000"]
+            command = [
+                sys.executable,
+                str(ROOT / "quickstart" / "harvest.py"),
+                "--out",
+                str(path),
+                "--rows",
+                "5000",
+            ]
             subprocess.run(command, check=True)
     opener = gzip.open if path.suffix == ".gz" else open
     texts: list[str] = []
@@ -26,7 +33,11 @@ def read_texts(path: Path | None, count: int, *, distinct: bool) -> list[str]:
     with opener(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
-            text = "\n\n".join(filter(None, (row.get("subject"), row.get("body")))) or row.get("doc") or ""
+            text = (
+                "\n\n".join(filter(None, (row.get("subject"), row.get("body"))))
+                or row.get("doc")
+                or ""
+            )
             if distinct and text in seen:
                 continue
             seen.add(text)
@@ -38,5 +49,9 @@ def read_texts(path: Path | None, count: int, *, distinct: bool) -> list[str]:
 
 def ensure_model() -> Path:
     """The MiniLM folder that the quickstart links and checks."""
-    subprocess.run([sys.executable, str(ROOT / "quickstart" / "model.py")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, str(ROOT / "quickstart" / "model.py")],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return MODEL

@@ -51,7 +51,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory(dir=wanted.folder) as folder:
                 call(folder, wanted.rows, "float32")
                 began_s = time.monotonic()
-                subprocess.run(["sh", "-c", "cp out.npy copy.npy && sync copy.npy"], cwd=folder, check=True)
+                subprocess.run(
+                    ["sh", "-c", "cp out.npy copy.npy && sync copy.npy"], cwd=folder, check=True
+                )
                 theirs.append(time.monotonic() - began_s)
                 Path(folder, "copy.npy").unlink()
                 seconds, memory = call(folder, wanted.rows, form).split()
@@ -59,7 +61,8 @@ def main() -> None:
                 memory_mb = max(memory_mb, float(memory))
         mine, other = statistics.median(ours), statistics.median(theirs)
         print(
-            f"{form}: {mine:.2f} s, cp {other:.2f} s: {other / mine:.2f} of cp; at most {memory_mb:.0f} MB", flush=True
+            f"{form}: {mine:.2f} s, cp {other:.2f} s: {other / mine:.2f} of cp; at most {memory_mb:.0f} MB",
+            flush=True,
         )
 
 
@@ -79,7 +82,13 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
         described = describe_files(
             layout, Form(), rows, write_final(layout, partial, rows, numbers, Form(), found), None
         )
-        known = {"rows": rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": [], "zero_rows": 0}
+        known = {
+            "rows": rows,
+            "dimension": DIMENSION,
+            "fingerprint": "f",
+            "quarantined": [],
+            "zero_rows": 0,
+        }
         publish(layout, known | described)
         return
     began_s = time.monotonic()

@@ -115,13 +115,23 @@ class Shape:
     small: dict[str, Any]
 
 
-_TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+_TINY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
 SHAPES = {
     # Qwen2-1.5B, BERT-base and ModernBERT-base, as their config.json on the hub has them.
     "decoder": Shape(
         "Qwen2Config",
         "lasttoken",
-        {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
+        {
+            "hidden_size": 1536,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "intermediate_size": 8960,
+        },
         _TINY,
     ),
     "bert": Shape("BertConfig", "mean", {}, _TINY),
@@ -155,13 +165,17 @@ class Bench:
             return [f"{self.commits[row % len(self.commits)]} {row}" for row in range(count)]
         stream = " ".join(self.commits).split()
         starts = ((row * 330) % max(1, len(stream) - 330) for row in range(count))
-        return [" ".join(stream[start : start + 330]) + f" {row}" for row, start in enumerate(starts)]
+        return [
+            " ".join(stream[start : start + 330]) + f" {row}" for row, start in enumerate(starts)
+        ]
 
     def measure(self, case: Case) -> Row:
         """Run both sides. Raises FailedError if one of them cannot do it here."""
         seconds = 1.0 if self.small else case.run_s
         model = self.model(case.model)
-        plain = self.plain(case, model, self.texts(case.texts, 2000 if self.small else 20_000), min(seconds, 60))
+        plain = self.plain(
+            case, model, self.texts(case.texts, 2000 if self.small else 20_000), min(seconds, 60)
+        )
         best = max(plain["rates"].values())
         rows = max(SAMPLE, min(int(best * seconds), 2000 if self.small else 400_000))
         row = Row(case.name, asdict(case), plain["device"], plain["versions"], rows)
@@ -169,7 +183,10 @@ class Bench:
         row.plain_s = plain["start_s"] + rows / plain["rate"]
         self.run(case, model, self.texts(case.texts, rows), row)
         row.whole_ratio, row.rate_ratio = row.ours_s / row.plain_s, plain["rate"] / row.ours_rate
-        ours, theirs = np.load(self.folder / "work/out.npy", mmap_mode="r"), np.load(self.folder / "plain.npy")
+        ours, theirs = (
+            np.load(self.folder / "work/out.npy", mmap_mode="r"),
+            np.load(self.folder / "plain.npy"),
+        )
         a, b = (each[: len(theirs)].astype(np.float64) for each in (ours, theirs))
         norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         row.least_cosine = float(((a * b).sum(axis=1) / norms).min())
@@ -179,7 +196,12 @@ class Bench:
         """Measure plain `encode` in one process: its start, its rate by batch size, and its rate over many texts."""
         (self.folder / "texts.json").write_text(json.dumps(texts))
         asked = {"dtype": case.dtype, "attn_implementation": case.attention}
-        command = [sys.executable, str(HERE / "gpuplain.py"), str(model), str(self.folder / "texts.json")]
+        command = [
+            sys.executable,
+            str(HERE / "gpuplain.py"),
+            str(model),
+            str(self.folder / "texts.json"),
+        ]
         command += ["--device", self.device, "--seconds", str(seconds), "--sample", str(SAMPLE)]
         took([*command, "--kwargs", json.dumps(asked)], self.folder)
         found: dict[str, Any] = json.loads((self.folder / "plain.json").read_text())
@@ -187,10 +209,16 @@ class Bench:
 
     def run(self, case: Case, model: Path, texts: list[str], row: Row) -> None:
         """Run chunkvisor from the start, and read its events."""
-        (self.folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (self.folder / "texts.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
         config = {
             "workdir": "work",
-            "model": {"name": str(model), "dtype": case.dtype, "kwargs": {"attn_implementation": case.attention}},
+            "model": {
+                "name": str(model),
+                "dtype": case.dtype,
+                "kwargs": {"attn_implementation": case.attention},
+            },
             "device": self.device,
             "chunk": {"size": case.chunk},
             "workers": {"start": case.start},
@@ -215,7 +243,8 @@ class Bench:
         row.idle_by_clocks = max(0.0, between_s) / (last - first)
         phases = [event["phase_s"] for event in events if event["event"] == "chunk_committed"]
         row.context_s, row.copy_s, row.compute_s = (
-            sum(each.get(name, 0.0) for each in phases) for name in ("cuda_init", "weights_copy", "forward")
+            sum(each.get(name, 0.0) for each in phases)
+            for name in ("cuda_init", "weights_copy", "forward")
         )
         tokens = sum(event["tokens"] for event in ended)
         row.padding = 1 - tokens / max(1, sum(event["padded_tokens"] for event in ended))
@@ -230,14 +259,23 @@ class Bench:
         if name not in self.parameters:
             from transformers import AutoModel
 
-            found = AutoModel.from_pretrained(str(model if (model / "config.json").exists() else model / "base"))
+            found = AutoModel.from_pretrained(
+                str(model if (model / "config.json").exists() else model / "base")
+            )
             self.parameters[name] = int(found.num_parameters(exclude_embeddings=True))
         return self.parameters[name]
 
     def peak(self, dtype: str) -> float:
         """Measure the device's FLOP/s in large matrix products, in a process that then gives the memory back."""
         if dtype not in self.peaks:
-            command = [sys.executable, str(HERE / "gpuplain.py"), "--peak", dtype, "--device", self.device]
+            command = [
+                sys.executable,
+                str(HERE / "gpuplain.py"),
+                "--peak",
+                dtype,
+                "--device",
+                self.device,
+            ]
             took(command, self.folder)
             self.peaks[dtype] = float((self.folder / "peak.txt").read_text())
         return self.peaks[dtype]
@@ -261,7 +299,9 @@ def make_model(folder: Path, shape: Shape, *, small: bool) -> None:
     config = getattr(transformers, shape.config)(vocab_size=len(tokenizer), **said)
     transformers.AutoModel.from_config(config).to(torch.bfloat16).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    transformer = Transformer(str(folder / "base"), max_seq_length=512, model_kwargs={"dtype": "bfloat16"})
+    transformer = Transformer(
+        str(folder / "base"), max_seq_length=512, model_kwargs={"dtype": "bfloat16"}
+    )
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode=shape.pooling)
     SentenceTransformer(modules=[transformer, pooling], device="cpu").save(str(folder))
 
@@ -271,12 +311,20 @@ def sampled() -> Iterator[list[tuple[float, bool]]]:
     """Ask nvidia-smi twice a second whether a kernel has run lately: (moment, busy) pairs; none without nvidia-smi."""
     samples: list[tuple[float, bool]] = []
     over = threading.Event()
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
+    command = [
+        "nvidia-smi",
+        "--query-gpu=utilization.gpu",
+        "--format=csv,noheader,nounits",
+        "-i",
+        "0",
+    ]
 
     def look() -> None:
         while not over.wait(0.5):
             try:
-                said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+                said = subprocess.run(
+                    command, capture_output=True, text=True, check=True, timeout=5
+                ).stdout.strip()
                 samples.append((time.time(), int(said) > 0))
             except (OSError, ValueError, subprocess.SubprocessError):
                 return
@@ -294,9 +342,17 @@ def compile_libraries() -> None:
     """Write the bytecode of what every process imports: on a fresh machine it would be compiled again and again."""
     from importlib.util import find_spec
 
-    found = [spec.submodule_search_locations for name in ("torch", "transformers") if (spec := find_spec(name))]
+    found = [
+        spec.submodule_search_locations
+        for name in ("torch", "transformers")
+        if (spec := find_spec(name))
+    ]
     folders = {str(Path(place).parent) for places in found if places for place in places}
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", *folders], check=False, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "compileall", "-q", "-j", "0", *folders],
+        check=False,
+        capture_output=True,
+    )
 
 
 def main() -> None:
@@ -305,15 +361,21 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until-s", type=float, default=540)
-    parser.add_argument("--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings")
+    parser.add_argument(
+        "--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings"
+    )
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--small", action="store_true", help="models of two small layers, to try the script")
+    parser.add_argument(
+        "--small", action="store_true", help="models of two small layers, to try the script"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     say: Callable[..., None] = lambda *words: print(*words, flush=True)  # noqa: E731 - a name for one call
     unknown = set(options.cases) - {case.name for case in CASES}
     if unknown:
-        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in CASES)}")
+        raise SystemExit(
+            f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in CASES)}"
+        )
     if not options.small:
         compile_libraries()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-gpu-") as name:
@@ -323,7 +385,9 @@ def main() -> None:
             if options.cases and case.name not in options.cases:
                 continue
             if not options.small and case.needs_s > left_s:
-                say(f"{case.name}: not measured; it needs about {case.needs_s:.0f} s, {max(0, left_s):.0f} s are left")
+                say(
+                    f"{case.name}: not measured; it needs about {case.needs_s:.0f} s, {max(0, left_s):.0f} s are left"
+                )
                 continue
             try:
                 row = bench.measure(case)

@@ -25,7 +25,9 @@ def rates(options: argparse.Namespace) -> dict[str, Any]:
 
     texts: list[str] = json.loads(options.texts.read_text())
     kwargs = json.loads(options.kwargs)
-    model = sentence_transformers.SentenceTransformer(str(options.model), device=options.device, model_kwargs=kwargs)
+    model = sentence_transformers.SentenceTransformer(
+        str(options.model), device=options.device, model_kwargs=kwargs
+    )
     model.encode(texts[:8], show_progress_bar=False)  # the context, and what libraries do once
     start_s = time.time() - psutil.Process(os.getpid()).create_time()
 

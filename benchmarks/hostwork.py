@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / each) for each in ("tests", "tests/nullgpu", "supervisor", "worker", "benchmarks")]
+sys.path[:0] = [
+    str(ROOT / each) for each in ("tests", "tests/nullgpu", "supervisor", "worker", "benchmarks")
+]
 WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 
 
@@ -50,7 +52,9 @@ def ours(texts: list[str], model: Path, tokens: int) -> dict[str, float]:
             batches += 1
 
         progress.begun = begun
-        encoder = SentenceTransformerEncoder(ModelSpec("m", str(model), dtype="float16"), EncodeSpec(), "cuda")
+        encoder = SentenceTransformerEncoder(
+            ModelSpec("m", str(model), dtype="float16"), EncodeSpec(), "cuda"
+        )
         encoder.load(progress)
         limits = resolve_limits(EncodeConfig(batch_tokens=tokens or "auto"), "cuda", plugin=False)
         encoder.tokenize(texts[:64], progress)
@@ -69,7 +73,11 @@ def child(options: argparse.Namespace) -> None:
 
     texts = read_texts(options.commits, options.texts, distinct=True)
     side, _, number = options.side.partition(":")
-    found = plain(texts, ensure_model(), int(number)) if side == "plain" else ours(texts, ensure_model(), int(number))
+    found = (
+        plain(texts, ensure_model(), int(number))
+        if side == "plain"
+        else ours(texts, ensure_model(), int(number))
+    )
     print(json.dumps({**found, "texts": len(texts)}))
 
 
@@ -92,7 +100,10 @@ def main() -> None:
         _, before = traced(built, side, 64, options.commits)  # loading, and the first batch
         batches, each = found["batches"], 1000 / found["texts"]
         per_batch = {name: (count - before[name]) / (batches - 1) for name, count in calls.items()}
-        launches, copies = (sum(per_batch[name] for name in per_batch if part in name) for part in ("aunch", "emcpy"))
+        launches, copies = (
+            sum(per_batch[name] for name in per_batch if part in name)
+            for part in ("aunch", "emcpy")
+        )
         waits = sum(per_batch.get(name, 0) for name in WAITS)
         seconds, tokens_s = found["cpu_s"] * each, found.get("tokenize_s", 0.0) * each
         work = f"{launches:.0f} launches, {copies:.1f} copies, {waits:.1f} waits"
@@ -100,7 +111,9 @@ def main() -> None:
         print(f"{side:10} {told}, {batches} batches, each with {work}", flush=True)
 
 
-def traced(built: Any, side: str, texts: int, commits: Path | None) -> tuple[dict[str, Any], Counter[str]]:
+def traced(
+    built: Any, side: str, texts: int, commits: Path | None
+) -> tuple[dict[str, Any], Counter[str]]:
     """Run one side twice, each time in a process of its own: for its figures, and with a trace, for its calls."""
     from nullgpu import GIB, NullGpu
 
@@ -109,7 +122,9 @@ def traced(built: Any, side: str, texts: int, commits: Path | None) -> tuple[dic
     for trace in (0, 1):
         with tempfile.TemporaryDirectory() as folder:
             gpu = NullGpu(Path(folder) / "gpu", built, [80 * GIB])
-            gpu.set(trace=trace, bool=0)  # transformers asks whether a batch has no padding: most have some
+            gpu.set(
+                trace=trace, bool=0
+            )  # transformers asks whether a batch has no padding: most have some
             command = [sys.executable, __file__, "--side", side, "--texts", str(texts)]
             command += ["--commits", str(commits)] if commits else []
             env = os.environ | gpu.environment()

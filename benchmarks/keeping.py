@@ -52,7 +52,9 @@ class AtTheEnd:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--commits", type=Path)
     parser.add_argument("--texts", type=int, default=250)
     parser.add_argument("--rounds", type=int, default=12)
@@ -80,11 +82,18 @@ def main() -> None:
         print(
             f"{kind:<15} median {medians[kind]:.3f} s of processor time, least {min(found):.3f}, most {max(found):.3f}"
         )
-    pairs = [one / other - 1 for one, other in zip(took["batch by batch"], took["at the end"], strict=True)]
-    print(f"difference of the medians {100 * (medians['batch by batch'] / medians['at the end'] - 1):+.2f} %")
+    pairs = [
+        one / other - 1
+        for one, other in zip(took["batch by batch"], took["at the end"], strict=True)
+    ]
+    print(
+        f"difference of the medians {100 * (medians['batch by batch'] / medians['at the end'] - 1):+.2f} %"
+    )
     print(f"median of the differences, pair by pair {100 * statistics.median(pairs):+.2f} %")
     share = statistics.median(own) / medians["batch by batch"]
-    print(f"inside the file's own calls {1000 * statistics.median(own):.1f} ms, {100 * share:.2f} % of the whole")
+    print(
+        f"inside the file's own calls {1000 * statistics.median(own):.1f} ms, {100 * share:.2f} % of the whole"
+    )
 
 
 def _file(
@@ -109,7 +118,9 @@ def _timed(call: Callable[..., object], spent: list[float]) -> Callable[..., obj
     return timed
 
 
-def _encode(encoder: SentenceTransformerEncoder, file: "VectorFile | AtTheEnd", progress: BeatWriter) -> float:
+def _encode(
+    encoder: SentenceTransformerEncoder, file: "VectorFile | AtTheEnd", progress: BeatWriter
+) -> float:
     began_s = time.process_time()
     progress.begun = file.begin
     for indices, block in encoder.encode(LIMITS, progress):

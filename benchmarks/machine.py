@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    *("torch", "sentence-transformers", "transformers", "tokenizers", "openvino", "fastembed", "onnxruntime"),
+    *(
+        "torch",
+        "sentence-transformers",
+        "transformers",
+        "tokenizers",
+        "openvino",
+        "fastembed",
+        "onnxruntime",
+    ),
     "optimum-intel",
 )
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16")
@@ -50,5 +58,7 @@ def machine_line() -> str:
 
 def versions_of(python: str) -> str:
     """Of the packages that matter in that environment."""
-    said = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [python, "-c", VERSIONS], capture_output=True, text=True, check=True
+    ).stdout
     return ", ".join(said.splitlines())

@@ -51,7 +51,10 @@ class Measured:
 
 
 def measure(
-    arguments: list[str], folder: Path, *, on_look: Callable[[subprocess.Popen[bytes], Measured], None] | None = None
+    arguments: list[str],
+    folder: Path,
+    *,
+    on_look: Callable[[subprocess.Popen[bytes], Measured], None] | None = None,
 ) -> Measured:
     """Run `chunkvisor` with the arguments; `on_look` may signal it. What it says goes to `last.log` in the folder."""
     found = Measured()
@@ -76,18 +79,26 @@ def succeed(arguments: list[str], folder: Path) -> Measured:
     """As `measure`, of a command that has to end with 0."""
     found = measure(arguments, folder)
     if found.code:
-        raise SystemExit(f"chunkvisor {' '.join(arguments)} ended with {found.code}:\n{_end(folder / 'last.log')}")
+        raise SystemExit(
+            f"chunkvisor {' '.join(arguments)} ended with {found.code}:\n{_end(folder / 'last.log')}"
+        )
     return found
 
 
-def took(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Measured:
+def took(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> Measured:
     """Wall and processor time of any command, which nobody looks at meanwhile. Raises FailedError where it fails."""
     start_s, before_s = time.perf_counter(), _children_s()
     env = {**os.environ, **(environment or {})}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    found = Measured(time.perf_counter() - start_s, used_s=_children_s() - before_s, code=done.returncode)
+    found = Measured(
+        time.perf_counter() - start_s, used_s=_children_s() - before_s, code=done.returncode
+    )
     if done.returncode:
-        raise FailedError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        raise FailedError(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}"
+        )
     return found
 
 

@@ -9,7 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 """What FastEmbed reads beside the network."""
 
 
@@ -19,7 +24,9 @@ def onnx(model: Path, out: Path) -> None:
     from transformers import AutoModel
 
     # sdpa would leave the mask out, as the example's has no gaps that it must see.
-    network: Any = AutoModel.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    network: Any = AutoModel.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
     class Hidden(torch.nn.Module):  # type: ignore[misc]  # torch is Any where it is not installed
         """The network with its inputs by position."""
@@ -30,11 +37,16 @@ def onnx(model: Path, out: Path) -> None:
 
         def forward(self, ids: Any, mask: Any, types: Any) -> Any:
             """Shape (texts, tokens, dimension)."""
-            return self.network(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+            return self.network(
+                input_ids=ids, attention_mask=mask, token_type_ids=types
+            ).last_hidden_state
 
     ids = torch.ones(2, 7, dtype=torch.int64)
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
-    axes = {0: torch.export.Dim("texts", min=1, max=4096), 1: torch.export.Dim("tokens", min=2, max=512)}
+    axes = {
+        0: torch.export.Dim("texts", min=1, max=4096),
+        1: torch.export.Dim("tokens", min=2, max=512),
+    }
     out.mkdir()
     torch.onnx.export(
         Hidden(),
@@ -49,7 +61,9 @@ def onnx(model: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         shutil.copyfile(model / name, out / name)
     tokenizer = json.loads((out / "tokenizer_config.json").read_text())
-    tokenizer["model_max_length"] = json.loads((model / "sentence_bert_config.json").read_text())["max_seq_length"]
+    tokenizer["model_max_length"] = json.loads((model / "sentence_bert_config.json").read_text())[
+        "max_seq_length"
+    ]
     (out / "tokenizer_config.json").write_text(json.dumps(tokenizer))
 
 
@@ -57,7 +71,9 @@ def openvino(model: Path, out: Path) -> None:
     """What `SentenceTransformer(..., backend="openvino")` loads without converting it again; optimum does it."""
     from sentence_transformers import SentenceTransformer
 
-    converted = SentenceTransformer(str(model), device="cpu", backend="openvino", model_kwargs={"export": True})
+    converted = SentenceTransformer(
+        str(model), device="cpu", backend="openvino", model_kwargs={"export": True}
+    )
     converted.save_pretrained(str(out))
 
 

@@ -23,7 +23,9 @@ def fastembed(model: Path, texts: list[str], batch_size: int, workers: int) -> V
     """FastEmbed's own MiniLM, with its files from the folder."""
     from fastembed import TextEmbedding
 
-    embedding = TextEmbedding("sentence-transformers/all-MiniLM-L6-v2", specific_model_path=str(model))
+    embedding = TextEmbedding(
+        "sentence-transformers/all-MiniLM-L6-v2", specific_model_path=str(model)
+    )
     return np.stack(list(embedding.embed(texts, batch_size=batch_size, parallel=workers or None)))
 
 
@@ -38,9 +40,14 @@ def torch_loop(model: Path, texts: list[str]) -> Vectors:
     vectors = np.zeros((len(texts), network.config.hidden_size), dtype=np.float32)
     with torch.inference_mode():
         for first in range(0, len(texts), CHUNK_TEXTS):
-            rows = tokenizer(texts[first : first + CHUNK_TEXTS], truncation=True, max_length=limit)["input_ids"]
+            rows = tokenizer(texts[first : first + CHUNK_TEXTS], truncation=True, max_length=limit)[
+                "input_ids"
+            ]
             for indices, ids, mask in _batches(rows, tokenizer.pad_token_id):
-                inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+                inputs = {
+                    "input_ids": torch.from_numpy(ids),
+                    "attention_mask": torch.from_numpy(mask),
+                }
                 hidden = network(**inputs).last_hidden_state
                 shown = inputs["attention_mask"][:, :, None]
                 means = (hidden * shown).sum(1) / shown.sum(1)

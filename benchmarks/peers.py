@@ -59,7 +59,9 @@ class Peer:
 
     def leave_out(self, why: str) -> None:
         """By the last line of what it said."""
-        self.note = f"refused: {REFUSED}" if REFUSED in why else f"left out: {why.strip().splitlines()[-1]}"
+        self.note = (
+            f"refused: {REFUSED}" if REFUSED in why else f"left out: {why.strip().splitlines()[-1]}"
+        )
         self.wall_s.clear()
 
 
@@ -78,11 +80,23 @@ class Contest:
         pools = tuple((*size, "--pool", "2") for size in BATCH_SIZES[1:])
         torch_bfloat16 = self.run("chunkvisor, bfloat16", "bfloat16")
         if not has_bfloat16():
-            torch_bfloat16.leave_out(REFUSED)  # torch computes it all the same, in six times the time of float32
+            torch_bfloat16.leave_out(
+                REFUSED
+            )  # torch computes it all the same, in six times the time of float32
         self.peers = [
             Peer(PLAIN, [ours, plain, model, texts_file, "plain.npy"], "plain.npy"),
-            Peer(f"{PLAIN}, best batch", [ours, plain, model, texts_file, "best.npy"], "best.npy", BATCH_SIZES),
-            Peer("sentence-transformers, pool of 2", [ours, plain, model, texts_file, "pool.npy"], "pool.npy", pools),
+            Peer(
+                f"{PLAIN}, best batch",
+                [ours, plain, model, texts_file, "best.npy"],
+                "best.npy",
+                BATCH_SIZES,
+            ),
+            Peer(
+                "sentence-transformers, pool of 2",
+                [ours, plain, model, texts_file, "pool.npy"],
+                "pool.npy",
+                pools,
+            ),
             Peer(
                 "sentence-transformers, openvino",
                 [theirs, plain, "openvino", texts_file, "ov.npy", *openvino_args],
@@ -95,7 +109,11 @@ class Contest:
                 "fe.npy",
                 (*BATCH_SIZES[:3], *pools[:2]),
             ),
-            Peer("bare loop, torch", [ours, loops, "torch", model, texts_file, "bare.npy"], "bare.npy"),
+            Peer(
+                "bare loop, torch",
+                [ours, loops, "torch", model, texts_file, "bare.npy"],
+                "bare.npy",
+            ),
             self.run("chunkvisor", "auto"),
             torch_bfloat16,
         ]
@@ -103,7 +121,9 @@ class Contest:
     def write(self, name: str, texts: list[str]) -> None:
         """The texts as each side reads them."""
         (self.folder / f"{name}.json").write_text(json.dumps(texts))
-        (self.folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (self.folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
 
     def run(self, name: str, dtype: str) -> Peer:
         """`chunkvisor run` with a config of its own."""
@@ -125,7 +145,9 @@ class Contest:
             for setting in peer.settings if len(peer.settings) > 1 else ():
                 sampled = ["sample.json" if word == "texts.json" else word for word in peer.command]
                 times[setting] = took([*sampled, *setting], self.folder, OFFLINE).seconds
-                say(f"{peer.name}: {' '.join(setting)}: {times[setting]:.1f} s for {len(self.texts[::8])} texts")
+                say(
+                    f"{peer.name}: {' '.join(setting)}: {times[setting]:.1f} s for {len(self.texts[::8])} texts"
+                )
             peer.chosen = min(times, key=lambda each: times[each]) if times else ()
         except FailedError as error:
             peer.leave_out(str(error))
@@ -138,7 +160,9 @@ class Contest:
                 raise FailedError(f"{form}: there is no {self.python}; `make bench-peers` makes it")
             if not (self.folder / form).exists():
                 script = [str(self.python), str(HERE / "peerforms.py"), form, str(self.model), form]
-                say(f"{peer.name}: model made in {took(script, self.folder, OFFLINE).seconds:.1f} s, not counted")
+                say(
+                    f"{peer.name}: model made in {took(script, self.folder, OFFLINE).seconds:.1f} s, not counted"
+                )
 
     def measure(self, peer: Peer) -> None:
         """One run of it."""
@@ -150,7 +174,9 @@ class Contest:
         mine, plain = np.load(self.folder / peer.out), np.load(self.folder / self.peers[0].out)
         peer.largest_difference = max(peer.largest_difference, float(np.abs(mine - plain).max()))
         lengths = np.linalg.norm(mine, axis=1) * np.linalg.norm(plain, axis=1)
-        peer.least_cosine = min(peer.least_cosine, float((np.einsum("ij,ij->i", mine, plain) / lengths).min()))
+        peer.least_cosine = min(
+            peer.least_cosine, float((np.einsum("ij,ij->i", mine, plain) / lengths).min())
+        )
         say(f"{peer.name}: {found.seconds:.1f} s, {found.used_s:.1f} CPU s")
         if peer.workdir:
             peer.computed = computed(self.folder / peer.workdir)
@@ -160,7 +186,9 @@ class Contest:
 def table(peers: list[Peer], texts: int) -> list[str]:
     """Lines of a table in Markdown."""
     plain_s = statistics.median(peers[0].wall_s)
-    lines = ["| peer | setting | wall, s | of plain | CPU, s | texts/s | largest difference | least cosine |"]
+    lines = [
+        "| peer | setting | wall, s | of plain | CPU, s | texts/s | largest difference | least cosine |"
+    ]
     lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for peer in peers:
         setting = " ".join(peer.chosen).replace("--", "")
@@ -182,18 +210,35 @@ def say(words: str) -> None:
 
 def main() -> None:
     """Prepare, measure in rounds, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings"
+    )
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=[], help="peers with one of these words in their name, and plain")
-    parser.add_argument("--peers", type=Path, default=PEERS, help="their interpreter (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=Path("build/peers.json"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[],
+        help="peers with one of these words in their name, and plain",
+    )
+    parser.add_argument(
+        "--peers", type=Path, default=PEERS, help="their interpreter (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/peers.json"), help="(default: %(default)s)"
+    )
     options = parser.parse_args()
     texts = read_texts(options.commits, options.rows, distinct=True)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-peers-") as name:
         contest = Contest(Path(name), texts, options.peers.absolute())
-        wanted = [each for each in contest.peers if not options.only or any(word in each.name for word in options.only)]
+        wanted = [
+            each
+            for each in contest.peers
+            if not options.only or any(word in each.name for word in options.only)
+        ]
         peers = [contest.peers[0], *(each for each in wanted if each is not contest.peers[0])]
         for peer in peers:
             contest.prepare(peer)
@@ -207,9 +252,16 @@ def main() -> None:
                     if peer is peers[0]:
                         raise
                     peer.leave_out(str(error))
-    facts = {**machine(options.peers.absolute()), "command": " ".join(sys.argv), "texts": len(texts)}
+    facts = {
+        **machine(options.peers.absolute()),
+        "command": " ".join(sys.argv),
+        "texts": len(texts),
+    }
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{key: value for key, value in asdict(peer).items() if key not in ("command", "out")} for peer in peers]
+    rows = [
+        {key: value for key, value in asdict(peer).items() if key not in ("command", "out")}
+        for peer in peers
+    ]
     options.json.write_text(json.dumps({**facts, "peers": rows}, indent=1))
     print("\n".join(table(peers, len(texts))))
     print("\n" + "\n".join(f"{key}: {value}" for key, value in facts.items()))

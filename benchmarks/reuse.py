@@ -35,29 +35,46 @@ class Reuse:
 
     def six(self) -> Iterator[Row]:
         """Six outputs of 20,000 rows, half of whose texts all have in common, and one that is cut from them."""
-        names = [f"{split}_{column}" for split in ("train", "val", "test") for column in ("case", "commit")]
-        texts = {name: [f"row {row}" + f" of {name}" * (row % 2) for row in range(20_000)] for name in names}
+        names = [
+            f"{split}_{column}"
+            for split in ("train", "val", "test")
+            for column in ("case", "commit")
+        ]
+        texts = {
+            name: [f"row {row}" + f" of {name}" * (row % 2) for row in range(20_000)]
+            for name in names
+        }
         for name, each in texts.items():
             self._write(name, each)
         texts["train_short"] = texts["train_case"]
         outputs = {name: self._output(name) for name in names}
-        outputs["train_short"] = self._output("train_case", encode={"truncate_dim": 128, "normalize": True})
+        outputs["train_short"] = self._output(
+            "train_case", encode={"truncate_dim": 128, "normalize": True}
+        )
         self._config(TRIVIAL, outputs, size=5000)
         seconds = self._run()
         encoded = sum(self._encoded(name) for name in texts)
         distinct = len(set().union(*texts.values()))
         what = "six outputs that share half of their texts, and one that is cut from them"
-        yield f"{what}: texts encoded, of distinct texts", f"{encoded:,} of {distinct:,}, {seconds:.1f} s", ""
+        yield (
+            f"{what}: texts encoded, of distinct texts",
+            f"{encoded:,} of {distinct:,}, {seconds:.1f} s",
+            "",
+        )
         yield "the same: ratio", f"{encoded / distinct:.2f}", "1.00"
 
     def trivial(self) -> Iterator[Row]:
         """1 % new rows in 200,000, with an encoder that costs nothing."""
-        yield from self._new_rows("200,000 rows, trivial encoder", [f"text {row}" for row in range(200_000)], TRIVIAL)
+        yield from self._new_rows(
+            "200,000 rows, trivial encoder", [f"text {row}" for row in range(200_000)], TRIVIAL
+        )
 
     def minilm(self) -> Iterator[Row]:
         """1 % new rows in 4,000 commit messages."""
         texts = read_texts(self._commits, 4000, distinct=True)
-        yield from self._new_rows(f"{len(texts):,} texts, MiniLM", texts, {"name": str(ensure_model())})
+        yield from self._new_rows(
+            f"{len(texts):,} texts, MiniLM", texts, {"name": str(ensure_model())}
+        )
 
     def quickstart(self) -> Iterator[Row]:
         """The quickstart's docstrings, ten of which change."""
@@ -77,7 +94,11 @@ class Reuse:
         seconds = self._run("--update")
         opened = [each for each in self._events() if each["event"] == "output_opened"][-1]
         figure = f"{self._encoded('docstrings')} texts in {opened['chunks']} chunk; {seconds:.1f} s of {whole_s:.1f} s"
-        yield f"quickstart, {len(lines):,} docstrings, ten of them changed: encoded", figure, "ten, in one chunk"
+        yield (
+            f"quickstart, {len(lines):,} docstrings, ten of them changed: encoded",
+            figure,
+            "ten, in one chunk",
+        )
 
     def _new_rows(self, what: str, texts: Sequence[str], model: dict[str, Any]) -> Iterator[Row]:
         """Against the whole run, beside what every run takes, and beside what an update takes that has nothing new.
@@ -100,10 +121,22 @@ class Reuse:
         seconds = self._run("--update")
         encoded, start = self._encoded("whole"), min(start_s)
         share, rest = ((seconds - each) / (whole_s - start) for each in (start, none_s))
-        yield f"{what}, 1 % of them new: texts encoded", f"{encoded:,}", f"{len(range(0, len(texts), 100)):,}"
+        yield (
+            f"{what}, 1 % of them new: texts encoded",
+            f"{encoded:,}",
+            f"{len(range(0, len(texts), 100)):,}",
+        )
         figure = f"{whole_s:.1f} s, {seconds:.1f} s, {none_s:.1f} s, {start:.1f} s"
-        yield "the same: whole run, `run --update`, the same with nothing new, a run of one text", figure, ""
-        yield "the same: of the whole run, beside an update with nothing new", f"{rest:.3f}", "≤ 0.05"
+        yield (
+            "the same: whole run, `run --update`, the same with nothing new, a run of one text",
+            figure,
+            "",
+        )
+        yield (
+            "the same: of the whole run, beside an update with nothing new",
+            f"{rest:.3f}",
+            "≤ 0.05",
+        )
         yield "the same: of the whole run, beside a run of one text", f"{share:.3f}", ""
 
     def _write(self, name: str, texts: Sequence[str]) -> None:
@@ -113,10 +146,20 @@ class Reuse:
     def _output(self, name: str, **keys: Any) -> dict[str, Any]:
         return {"source": str(self.folder / f"{name}.jsonl"), "column": "text", **keys}
 
-    def _config(self, model: dict[str, Any], outputs: dict[str, Any], *, size: int, workdir: str = "work") -> None:
+    def _config(
+        self, model: dict[str, Any], outputs: dict[str, Any], *, size: int, workdir: str = "work"
+    ) -> None:
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-        config = {"workdir": workdir, "device": "cpu", "model": model, "chunk": {"size": size}, "outputs": outputs}
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config | {"env": {"PYTHONPATH": path}}))
+        config = {
+            "workdir": workdir,
+            "device": "cpu",
+            "model": model,
+            "chunk": {"size": size},
+            "outputs": outputs,
+        }
+        (self.folder / "config.yaml").write_text(
+            yaml.safe_dump(config | {"env": {"PYTHONPATH": path}})
+        )
 
     def _run(self, *words: str) -> float:
         return succeed(["run", "config.yaml", *words], self.folder).seconds
@@ -129,7 +172,9 @@ class Reuse:
     def _events(self) -> list[dict[str, Any]]:
         return [
             json.loads(line)
-            for line in (self.folder / "work" / ".chunkvisor" / "events.jsonl").read_text().splitlines()
+            for line in (self.folder / "work" / ".chunkvisor" / "events.jsonl")
+            .read_text()
+            .splitlines()
         ]
 
 
@@ -143,11 +188,17 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(known))
-    parser.add_argument("--folder", type=Path, help="scratch space is made in here; else where TMPDIR says")
-    parser.add_argument("--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings")
+    parser.add_argument(
+        "--folder", type=Path, help="scratch space is made in here; else where TMPDIR says"
+    )
+    parser.add_argument(
+        "--commits", type=Path, help="JSON lines (.gz) with subject and body; else docstrings"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - known.keys():
-        raise SystemExit(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        raise SystemExit(
+            f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+        )
     print(machine_line(), flush=True)
     print("\n| bench | figure | goal |\n| --- | --- | --- |", flush=True)
     for name in options.names:

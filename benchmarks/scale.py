@@ -73,17 +73,25 @@ class Scale(Scratch):
         self.config(source, chunk=1_000_000, batch=10_000)
         succeed(["run", "config.yaml"], self.folder)
         changed, new = self.folder / "changed.txt", 0
-        with open(source, encoding="utf-8") as before, open(changed, "w", encoding="utf-8") as after:
+        with (
+            open(source, encoding="utf-8") as before,
+            open(changed, "w", encoding="utf-8") as after,
+        ):
             for number, line in enumerate(before):
                 new += not number % 1000
                 after.write(line if number % 1000 else f"new {number} {line}")
         changed.replace(source)
         found = succeed(["run", "config.yaml", "--update"], self.folder)
-        staging_s, what = self.between("staging", "output_opened"), f"{rows:,} lines, {new:,} of them new"
+        staging_s, what = (
+            self.between("staging", "output_opened"),
+            f"{rows:,} lines, {new:,} of them new",
+        )
         events = [json.loads(line) for line in self.since(0)[0]]
         taken = next(each for each in reversed(events) if each["event"] == "work_planned")
         assert taken["texts_left"] <= new, taken
-        yield Row(f"{what}: staging, `run --update` in all", f"{staging_s:.1f} s, {found.seconds:.1f} s")
+        yield Row(
+            f"{what}: staging, `run --update` in all", f"{staging_s:.1f} s, {found.seconds:.1f} s"
+        )
         yield Row("the same: ratio", f"{found.seconds / staging_s:.2f}", "≤ 1.2")
         yield Row(
             "the same: texts encoded, of distinct texts",
@@ -118,12 +126,18 @@ class Scale(Scratch):
         yield Row(f"{count:,} chunks: files and folders of all that is committed", f"{inodes:,}")
         yield from self.looks(count)
         first_s, found = self.until("attempt_started")
-        yield Row(f"{count:,} committed chunks: resume until the first worker starts", f"{first_s:.1f} s", "≤ 10 s")
+        yield Row(
+            f"{count:,} committed chunks: resume until the first worker starts",
+            f"{first_s:.1f} s",
+            "≤ 10 s",
+        )
         before_bytes, end = self.journal_bytes(), self.commits()
         told = (self.journal_bytes() - before_bytes) / len(end.times_s)
         yield Row(f"{count:,} chunks: journal, a chunk", f"{told:,.0f} bytes")
         yield from _paces(
-            f"{count:,} chunks", (begin, _WARM_UP, _WARM_UP + part - 1), (end, _WARM_UP, len(end.times_s) - 1)
+            f"{count:,} chunks",
+            (begin, _WARM_UP, _WARM_UP + part - 1),
+            (end, _WARM_UP, len(end.times_s) - 1),
         )
         peak_bytes = max(found.peak_bytes, begin.measured.peak_bytes, end.measured.peak_bytes)
         yield Row("the same: parent's peak", _megabytes(peak_bytes), "≤ 150 MB")
@@ -137,7 +151,9 @@ class Scale(Scratch):
         found, part = self.commits(), min(_WINDOW, count // 3)
         last = len(found.times_s) - 1
         yield from _paces(
-            f"{count:,} chunks in one run", (found, _WARM_UP, _WARM_UP + part), (found, last - part, last)
+            f"{count:,} chunks in one run",
+            (found, _WARM_UP, _WARM_UP + part),
+            (found, last - part, last),
         )
         yield Row("the same: parent's peak", _megabytes(found.measured.peak_bytes), "≤ 150 MB")
 
@@ -145,7 +161,9 @@ class Scale(Scratch):
         """What the parent takes for chunks of a usual size: it reads all vectors and hashes them."""
         rows, dimension = 1000, 1536
         source = self.folder / "rows.txt"
-        write_short_lines(source, rows * (count + 10))  # the last are not run, so that nothing is joined
+        write_short_lines(
+            source, rows * (count + 10)
+        )  # the last are not run, so that nothing is joined
         self.config(source, chunk=rows, dimension=dimension)
         found = self.commits(count)
         first, last = min(20, count // 4), len(found.times_s) - 1
@@ -163,7 +181,9 @@ class Scale(Scratch):
         source = self.folder / "rows.txt"
         with open(source, "w", encoding="utf-8") as file:
             for number in range(distinct):
-                file.write(f"row {number}\nrow {number // 2}\n" if number % 20 == 19 else f"row {number}\n")
+                file.write(
+                    f"row {number}\nrow {number // 2}\n" if number % 20 == 19 else f"row {number}\n"
+                )
         rows = distinct + distinct // 20
         self.config(source, chunk=chunk, dimension=dimension)
         self.commits(1)
@@ -176,7 +196,11 @@ class Scale(Scratch):
         (self.folder / "copy.npy").unlink()
         what = f"assembling {size_gb:.1f} GB, {rows * dimension:,} numbers"
         yield Row(what, f"{ours_s:.0f} s, {size_gb * 1000 / ours_s:.0f} MB/s")
-        yield Row("the same: of the speed of `cp` and `sync`", f"{theirs_s / ours_s:.2f} ({theirs_s:.0f} s)", "≥ 0.6")
+        yield Row(
+            "the same: of the speed of `cp` and `sync`",
+            f"{theirs_s / ours_s:.2f} ({theirs_s:.0f} s)",
+            "≥ 0.6",
+        )
         yield Row("the same: parent's peak", _megabytes(found.peak_bytes), "≤ 300 MB")
         found = succeed(["verify", "work"], self.folder)
         yield Row("the same: `verify`", f"{found.seconds:.0f} s, {_megabytes(found.peak_bytes)}")
@@ -191,7 +215,9 @@ class Scale(Scratch):
         ):
             found = [succeed(arguments, self.folder) for _ in range(3)]
             seconds = statistics.median(each.seconds for each in found)
-            used_s, peak_bytes = (max(getattr(each, name) for each in found) for name in ("used_s", "peak_bytes"))
+            used_s, peak_bytes = (
+                max(getattr(each, name) for each in found) for name in ("used_s", "peak_bytes")
+            )
             words = f"{seconds:.2f} s, {used_s:.2f} s of processor time, {_megabytes(peak_bytes)}"
             yield Row(f"{count:,} chunks: {name}", words, goal)
 
@@ -205,14 +231,23 @@ class Scale(Scratch):
 
 def _memory(what: str, found: Measured) -> Iterator[Row]:
     if _INGEST in found.children:
-        yield Row(f"{what}: peak of the ingest child", _megabytes(found.children[_INGEST]), "≤ 1,500 MB")
+        yield Row(
+            f"{what}: peak of the ingest child", _megabytes(found.children[_INGEST]), "≤ 1,500 MB"
+        )
     yield Row(f"{what}: peak of the parent", _megabytes(found.peak_bytes), "≤ 150 MB")
 
 
-def _paces(what: str, begin: tuple[Commits, int, int], end: tuple[Commits, int, int]) -> Iterator[Row]:
+def _paces(
+    what: str, begin: tuple[Commits, int, int], end: tuple[Commits, int, int]
+) -> Iterator[Row]:
     """Each as (commits, first, last)."""
-    wall, cpu = ([getattr(commits, name)(*bounds) for commits, *bounds in (begin, end)] for name in _KINDS)
-    for name, (start_ms, stop_ms), goal in (("wall", wall, "≤ 1.1"), ("parent's processor time", cpu, "")):
+    wall, cpu = (
+        [getattr(commits, name)(*bounds) for commits, *bounds in (begin, end)] for name in _KINDS
+    )
+    for name, (start_ms, stop_ms), goal in (
+        ("wall", wall, "≤ 1.1"),
+        ("parent's processor time", cpu, ""),
+    ):
         words = f"{start_ms:.1f} ms, {stop_ms:.1f} ms, {stop_ms / start_ms:.2f}"
         yield Row(f"{what}: {name} of a chunk at the start, at the end, ratio", words, goal)
 
@@ -231,7 +266,9 @@ def main() -> None:
     """Run the benches that are named, or those of the goals, and print a table in Markdown."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", metavar="NAME[=SIZE]")
-    parser.add_argument("--folder", type=Path, help="scratch space is made in here; else where TMPDIR says")
+    parser.add_argument(
+        "--folder", type=Path, help="scratch space is made in here; else where TMPDIR says"
+    )
     options = parser.parse_args()
     known: dict[str, tuple[int, Callable[[Scale, int], Iterator[Row]]]] = {
         "lines": (14_700_000, Scale.lines),
@@ -243,9 +280,13 @@ def main() -> None:
         "parquet": (5_000, Scale.parquet),
         "whole": (50_000, Scale.whole),
     }
-    wanted = dict(name.partition("=")[::2] for name in options.names) or dict.fromkeys(list(known)[:3], "")
+    wanted = dict(name.partition("=")[::2] for name in options.names) or dict.fromkeys(
+        list(known)[:3], ""
+    )
     if unknown := wanted.keys() - known.keys():
-        raise SystemExit(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        raise SystemExit(
+            f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+        )
     print(machine_line(), flush=True)
     print("\n| bench | command | figure | goal |\n| --- | --- | --- | --- |", flush=True)
     for name, size in wanted.items():

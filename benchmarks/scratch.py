@@ -34,7 +34,9 @@ class Commits:
 
     def cpu_ms(self, first: int, last: int) -> float:
         """The parent's, of a chunk, between the looks that are nearest to two commits."""
-        (low, before_s), (high, after_s) = (min(self.cpu, key=lambda look: abs(look[0] - at)) for at in (first, last))
+        (low, before_s), (high, after_s) = (
+            min(self.cpu, key=lambda look: abs(look[0] - at)) for at in (first, last)
+        )
         return 1000 * (after_s - before_s) / max(1, high - low)
 
 
@@ -51,11 +53,19 @@ class Scratch:
         config: dict[str, Any] = {
             "workdir": "work",
             "device": "cpu",
-            "model": {"name": "trivial", "encoder": "trivial:make", "kwargs": {"dimension": dimension}},
+            "model": {
+                "name": "trivial",
+                "encoder": "trivial:make",
+                "kwargs": {"dimension": dimension},
+            },
             "encode": {"batch_size": batch},
             "chunk": {"size": chunk},
             "workers": {"start": "warm"},
-            "env": {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))},
+            "env": {
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+                )
+            },
             "outputs": {"out": {"source": str(source), "column": "text"}},
         }
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -68,7 +78,9 @@ class Scratch:
         def on_look(process: subprocess.Popen[bytes], now: Measured) -> None:
             nonlocal seen
             lines, seen = self.since(seen)
-            found.times_s += [json.loads(line)["t"] for line in lines if b'"chunk_committed"' in line]
+            found.times_s += [
+                json.loads(line)["t"] for line in lines if b'"chunk_committed"' in line
+            ]
             found.cpu.append((len(found.times_s), now.cpu_s))
             if stop is not None and len(found.times_s) >= stop and not found.stopped:
                 found.stopped = True
@@ -87,7 +99,9 @@ class Scratch:
         def on_look(process: subprocess.Popen[bytes], _: Measured) -> None:
             nonlocal seen
             lines, seen = self.since(seen)
-            found_at.extend(json.loads(line)["t"] for line in lines if f'"event": "{event}"'.encode() in line)
+            found_at.extend(
+                json.loads(line)["t"] for line in lines if f'"event": "{event}"'.encode() in line
+            )
             if found_at:
                 process.send_signal(signal.SIGINT)
 
@@ -110,5 +124,9 @@ class Scratch:
     def between(self, first: str, last: str) -> float:
         """Seconds from one event of the journal to another, of the newest of each."""
         lines, _ = self.since(0)
-        times = {json.loads(line)["event"]: json.loads(line)["t"] for line in lines[-1000:] if line.strip()}
+        times = {
+            json.loads(line)["event"]: json.loads(line)["t"]
+            for line in lines[-1000:]
+            if line.strip()
+        }
         return float(times[last] - times[first])

@@ -28,14 +28,20 @@ Row = dict[str, str]
 def main() -> None:
     """Harvest, thin out to --rows, and write --out in one rename."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=OUT, help="JSON lines file to write (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=ROWS, help="rows at most (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="JSON lines file to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=ROWS, help="rows at most (default: %(default)s)"
+    )
     arguments = parser.parse_args()
 
     rows = harvest(Path(sysconfig.get_paths()["stdlib"]))
     chosen = spread(rows, arguments.rows)
     write(arguments.out, chosen)
-    print(f"harvested {len(chosen)} of {len(rows)} standard library docstrings into {os.path.relpath(arguments.out)}")
+    print(
+        f"harvested {len(chosen)} of {len(rows)} standard library docstrings into {os.path.relpath(arguments.out)}"
+    )
 
 
 def harvest(library: Path) -> list[Row]:
@@ -47,7 +53,10 @@ def harvest(library: Path) -> list[Row]:
             continue
         try:
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # the library keeps a few broken files on purpose, for its own tests
+        except (
+            SyntaxError,
+            ValueError,
+        ):  # the library keeps a few broken files on purpose, for its own tests
             continue
         for row in docstrings(name, "module", tree):
             rows.setdefault(row["name"], row)
@@ -76,11 +85,15 @@ def docstrings(
         if member.name.startswith("_"):
             continue
         is_class = isinstance(member, ast.ClassDef)
-        member_kind = "class" if is_class else "method" if isinstance(node, ast.ClassDef) else "function"
+        member_kind = (
+            "class" if is_class else "method" if isinstance(node, ast.ClassDef) else "function"
+        )
         yield from docstrings(f"{name}.{member.name}", member_kind, member)
 
 
-def definitions(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def definitions(
+    body: list[ast.stmt],
+) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     """Classes and functions defined in `body`, also under an `if` or a `try` (platform and accelerator variants)."""
     for statement in body:
         match statement:

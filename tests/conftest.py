@@ -74,10 +74,14 @@ def _has_children() -> bool:
         return False
     while True:
         try:
-            listed = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+            listed = [
+                path.read_text().split() for path in Path("/proc/self/task").glob("*/children")
+            ]
         except (FileNotFoundError, ProcessLookupError):
             continue  # a thread has ended meanwhile, and another one has its children now
-        return not listed or {int(pid) for pids in listed for pid in pids} != {zygote.pid for zygote in zygotes()}
+        return not listed or {int(pid) for pids in listed for pid in pids} != {
+            zygote.pid for zygote in zygotes()
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +127,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("soak")  # more examples, and new ones each time
     if SOAK_SEED or "soak" in config.option.markexpr:
         return
-    left = [item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("soak"))]
+    left = [
+        item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("soak"))
+    ]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
@@ -182,5 +188,7 @@ def minilm_path() -> Path:
     folder = Path(spec.origin).parent / "model"
     with (folder / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    assert digest == MINILM_SHA256, f"{folder / 'model.safetensors'} is not the model the tests know"
+    assert digest == MINILM_SHA256, (
+        f"{folder / 'model.safetensors'} is not the model the tests know"
+    )
     return folder

@@ -7,12 +7,17 @@ from typing import NamedTuple
 
 from harness import ROOT
 
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/diary/*.md")})
+PAGES = sorted(
+    {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/diary/*.md")}
+)
 """All of them; CHANGELOG.md and the diaries tell of their day."""
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "diary"]
 """Those that tell how it is now."""
 
-_BLOCK = re.compile(r"^(?:<!-- Not run: (?P<why>[^\n]+)\. -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"^(?:<!-- Not run: (?P<why>[^\n]+)\. -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
 
 
 class Block(NamedTuple):
@@ -44,7 +49,8 @@ def text_of(page: Path) -> str:
 def blocks(page: Path, *languages: str) -> list[Block]:
     """The blocks of a page, of these languages if any are given."""
     found = [
-        Block(page, match["language"], match["text"], match["why"] or "") for match in _BLOCK.finditer(text_of(page))
+        Block(page, match["language"], match["text"], match["why"] or "")
+        for match in _BLOCK.finditer(text_of(page))
     ]
     return [block for block in found if not languages or block.language in languages]
 

@@ -52,7 +52,11 @@ _READ_BY_IMPORTS = ("HF_", "TRANSFORMERS_")
 """The same, of variables that the libraries of models read while they are imported."""
 _MODEL_SHADOWS = ("torch", "torch.py", "transformers", "sentence_transformers")
 """What would be another library of models on PYTHONPATH."""
-_FOR_IMPORTS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_FOR_IMPORTS = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
 """Those of them that every worker has (engine/environment.py)."""
 _ON_CPU = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
 """The same, of a worker on the CPU."""
@@ -62,12 +66,16 @@ _HAVE_MODELS = ("gpu", "model")
 """Kinds of zygotes that have imported them."""
 _NULL_GPU = "libnullgpu.so"
 """What is preloaded where there is one."""
-_LIMITS = [getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CORE", "FSIZE", "NOFILE", "NPROC")]
+_LIMITS = [
+    getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CORE", "FSIZE", "NOFILE", "NPROC")
+]
 
 
 def wanted() -> bool:
     """Whether anything is to be forked."""
-    never = os.environ.get("CHUNKVISOR_SOAK_SEED") or os.environ.get("CHUNKVISOR_TEST_FORKS") == "no"
+    never = (
+        os.environ.get("CHUNKVISOR_SOAK_SEED") or os.environ.get("CHUNKVISOR_TEST_FORKS") == "no"
+    )
     never = never or os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
     return not never and "coverage" not in sys.modules and zygote.can_fork()
 
@@ -82,7 +90,9 @@ def fork_children_of_this_process() -> None:
     child.subprocess = process.subprocess = FORKING  # type: ignore[assignment,attr-defined]  # it has what is used
 
 
-def kind_for(environment: Mapping[str, str], module: str = COMMAND, attempt: Path | None = None) -> str:
+def kind_for(
+    environment: Mapping[str, str], module: str = COMMAND, attempt: Path | None = None
+) -> str:
     """Of the zygote for commands with this environment, or for the attempt in that folder; "" = a new interpreter."""
     if environment.get("LD_PRELOAD", "").endswith(_NULL_GPU):
         return "gpu"
@@ -90,7 +100,11 @@ def kind_for(environment: Mapping[str, str], module: str = COMMAND, attempt: Pat
         return "command"
     # The parent of workers is the thread that has the zygote: a worker dies with the thread that started it.
     encoder = encoder_of(attempt) if threading.current_thread() is threading.main_thread() else ""
-    if encoder == "sentence-transformers" and Forked.forks_models and not environment.get("CUDA_VISIBLE_DEVICES"):
+    if (
+        encoder == "sentence-transformers"
+        and Forked.forks_models
+        and not environment.get("CUDA_VISIBLE_DEVICES")
+    ):
         path = environment.get("PYTHONPATH", "").split(os.pathsep)
         return "" if any(_has_shadows(folder, "model") for folder in path if folder) else "model"
     if encoder in ("", "sentence-transformers") or module != _WORKER:
@@ -108,7 +122,9 @@ def encoder_of(attempt: Path) -> str:
 class Zygote:
     """The process that forks, and the socket that it takes orders from."""
 
-    def __init__(self, kind: str, loader: Mapping[str, str] | None = None, *, of_this_process: bool = False) -> None:
+    def __init__(
+        self, kind: str, loader: Mapping[str, str] | None = None, *, of_this_process: bool = False
+    ) -> None:
         """A new interpreter, with variables for the loader; or a fork of this process, which has no threads yet."""
         self.kind = kind
         self._ours, theirs = socket.socketpair()
@@ -123,16 +139,34 @@ class Zygote:
             self.pid = self._fork(theirs) if of_this_process else self._start(theirs)
 
     def _start(self, theirs: socket.socket) -> int:
-        unbuffered = ["-u"] if self.kind in ("worker", "model") else []  # as PYTHONUNBUFFERED has it
-        program = [sys.executable, *unbuffered, "-P", zygote.__file__, self.kind, str(theirs.fileno())]
-        path = os.pathsep.join(filter(None, [self._base.get("PYTHONPATH"), str(Path(__file__).parent)]))
+        unbuffered = (
+            ["-u"] if self.kind in ("worker", "model") else []
+        )  # as PYTHONUNBUFFERED has it
+        program = [
+            sys.executable,
+            *unbuffered,
+            "-P",
+            zygote.__file__,
+            self.kind,
+            str(theirs.fileno()),
+        ]
+        path = os.pathsep.join(
+            filter(None, [self._base.get("PYTHONPATH"), str(Path(__file__).parent)])
+        )
         environment = {**self._base, "PYTHONPATH": path, ROOM: ROOM_FILLED}
         environment |= _FOR_IMPORTS if self.kind in _HAVE_MODELS else {}
-        environment["OPENBLAS_NUM_THREADS"] = "1"  # a child has none of its threads, and would wait for them at its end
+        environment["OPENBLAS_NUM_THREADS"] = (
+            "1"  # a child has none of its threads, and would wait for them at its end
+        )
         fds = [theirs.fileno()]
         nothing = subprocess.DEVNULL
         process = subprocess.Popen(
-            program, env=environment, pass_fds=fds, stdin=nothing, stdout=nothing, start_new_session=True
+            program,
+            env=environment,
+            pass_fds=fds,
+            stdin=nothing,
+            stdout=nothing,
+            start_new_session=True,
         )
         process.returncode = 0  # it is waited for by its pid
         return process.pid
@@ -148,10 +182,17 @@ class Zygote:
     def takes(self, environment: Mapping[str, str]) -> bool:
         """Whether its child would be what a new interpreter with this environment is."""
         names = {*self._base, *environment}
-        if any(self._read_before(self._base, name) != self._read_before(environment, name) for name in names):
+        if any(
+            self._read_before(self._base, name) != self._read_before(environment, name)
+            for name in names
+        ):
             return False
         known = self._base.get("PYTHONPATH", "").split(os.pathsep)
-        added = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", *known)]
+        added = [
+            each
+            for each in environment.get("PYTHONPATH", "").split(os.pathsep)
+            if each not in ("", *known)
+        ]
         if any(_has_shadows(folder, self.kind) for folder in added):
             return False
         return len(as_shown(dict(environment))) < len(ROOM_FILLED) and _limits() == self._limits
@@ -159,11 +200,21 @@ class Zygote:
     def _read_before(self, environment: Mapping[str, str], name: str) -> str | None:
         """The value of what is read before a program begins, or by what has been imported; None of all else."""
         read = _READ_BEFORE + (_READ_BY_IMPORTS if self.kind in _HAVE_MODELS else ())
-        value = environment.get(name) if name.startswith(read) and name not in (*_FIXED, *_READ_LATER) else None
+        value = (
+            environment.get(name)
+            if name.startswith(read) and name not in (*_FIXED, *_READ_LATER)
+            else None
+        )
         # Without a locale, Python takes this one (PEP 538).
         return None if value == "C.UTF-8" else value
 
-    def fork(self, module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]) -> int:
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        fds: Sequence[int],
+        environment: Mapping[str, str],
+    ) -> int:
         """The pid of a new child of this process, which is that module; `fds` become 0, 1 and 2."""
         order = {
             "module": module,
@@ -189,7 +240,10 @@ class Zygote:
 
 def _has_shadows(folder: str, kind: str) -> bool:
     """Whether a folder on PYTHONPATH has another library in the place of one that a zygote has imported."""
-    return any(Path(folder, name).exists() for name in (*_SHADOWS, *(_MODEL_SHADOWS if kind == "model" else ())))
+    return any(
+        Path(folder, name).exists()
+        for name in (*_SHADOWS, *(_MODEL_SHADOWS if kind == "model" else ()))
+    )
 
 
 def _limits() -> list[tuple[int, int]]:
@@ -226,7 +280,9 @@ class Forked(subprocess.Popen[Any]):
         """That of this kind; it is made for the first command or worker, whose environment has what to preload."""
         with cls._making:
             if kind not in cls.zygotes:
-                preloaded = {name: value for name, value in environment.items() if name.startswith("LD_")}
+                preloaded = {
+                    name: value for name, value in environment.items() if name.startswith("LD_")
+                }
                 cls.zygotes[kind] = Zygote(kind, preloaded if kind == "gpu" else None)
             return cls.zygotes[kind]
 

@@ -45,7 +45,8 @@ ON_RAY = os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
 _RUN_CHILD = child.run_child
 
 local_engine_only = pytest.mark.skipif(
-    ON_RAY, reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself"
+    ON_RAY,
+    reason="runs inside the test's process, or hundreds of times, or looks at what a node keeps to itself",
 )
 """For tests that `make test-ray` leaves out."""
 
@@ -81,7 +82,11 @@ class Workplace:
             "device": "cpu",
             "chunk": {"size": 10},
             "workers": {"start": "fresh", "standby": 0},
-            "env": {"PYTHONPATH": os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])},
+            "env": {
+                "PYTHONPATH": os.pathsep.join(
+                    [str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]
+                )
+            },
             "outputs": {"out": {"source": "rows.jsonl", "column": "text"}},
         }
         if address := os.environ.get(CLUSTER):
@@ -103,7 +108,9 @@ class Workplace:
         if self._goes_to_ray(*arguments):
             # The environment of this machine does not travel to the nodes.
             travels = {MARK: os.environ.get(MARK, ""), **(env or {})}
-            arguments += tuple(word for each in travels.items() for word in ("--set", "env.{}={!r}".format(*each)))
+            arguments += tuple(
+                word for each in travels.items() for word in ("--set", "env.{}={!r}".format(*each))
+            )
         return Forked(
             self.command(*arguments),
             stdout=subprocess.PIPE,
@@ -150,7 +157,10 @@ class Workplace:
         return Ended(code, stdout.getvalue(), stderr.getvalue())
 
     def _goes_to_ray(self, *arguments: str) -> bool:
-        return arguments[:2] == ("run", str(self.config_path)) and "kind: ray" in self.config_path.read_text()
+        return (
+            arguments[:2] == ("run", str(self.config_path))
+            and "kind: ray" in self.config_path.read_text()
+        )
 
     @property
     def hidden(self) -> Path:
@@ -181,7 +191,11 @@ class Workplace:
 
 
 def _child_here(
-    command: Sequence[str], log: Path, on_wait: Callable[[], None] = lambda: None, *others: Any, **more: Any
+    command: Sequence[str],
+    log: Path,
+    on_wait: Callable[[], None] = lambda: None,
+    *others: Any,
+    **more: Any,
 ) -> int:
     """A reader of sources, by the main thread: streams and umask are those of the whole process.
 
@@ -193,7 +207,11 @@ def _child_here(
     *_, module, folder, _parent = command
     before = os.umask(0o077)  # which the child sets for itself
     try:
-        with open(log, "a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        with (
+            open(log, "a") as file,
+            contextlib.redirect_stdout(file),
+            contextlib.redirect_stderr(file),
+        ):
             return int(importlib.import_module(module).main([folder]))
     finally:
         os.umask(before)
@@ -216,7 +234,10 @@ def events_in(journal: Path) -> list[dict[str, Any]]:
 
 def vector_of(text: str) -> np.ndarray:
     """What tests/encoders make of a text: eight numbers from its sha256, none of them zero."""
-    return np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8].astype(np.float32) + 1
+    return (
+        np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8].astype(np.float32)
+        + 1
+    )
 
 
 def expected(texts: Sequence[str | None]) -> np.ndarray:
@@ -262,7 +283,17 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
-    command = [sys.executable, "-P", "-m", KILL_AT, mode, when, str(template), str(scratch), *targets]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        KILL_AT,
+        mode,
+        when,
+        str(template),
+        str(scratch),
+        *targets,
+    ]
     env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests")]))
     env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path}
@@ -274,7 +305,11 @@ def sweep(
 
 def bearing(mark: str) -> list[psutil.Process]:
     """Processes that live and were started under the mark, this one aside."""
-    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _bears(process, mark)]
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and _bears(process, mark)
+    ]
 
 
 def lives(pid: int) -> bool:

@@ -12,13 +12,20 @@ LEAVES = (
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from([10**30, -(10**30), 1 << 63, 1e308, "", "\0", "..", "/", "nan", "\ud800", "None"])
+    | st.sampled_from(
+        [10**30, -(10**30), 1 << 63, 1e308, "", "\0", "..", "/", "nan", "\ud800", "None"]
+    )
 )
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
 )
 
-NOISE = st.binary(min_size=1, max_size=6) | st.sampled_from([b"\n", b"\r", b'"', b"\0", b"\xff", b"{", b"\n\n", b","])
+NOISE = st.binary(min_size=1, max_size=6) | st.sampled_from(
+    [b"\n", b"\r", b'"', b"\0", b"\xff", b"{", b"\n\n", b","]
+)
 
 
 @st.composite
@@ -62,7 +69,10 @@ def another(draw: st.DrawFn, content: bytes) -> bytes:
     """Something else in the place of a state file: bytes, JSON, or the same with a change."""
     match draw(st.sampled_from(["bytes", "damage", "json", "change"])):
         case "bytes":
-            return draw(st.binary(max_size=40) | st.sampled_from([b"", b"[" * 100_000, b"{}", b"null", b"\0" * 50]))
+            return draw(
+                st.binary(max_size=40)
+                | st.sampled_from([b"", b"[" * 100_000, b"{}", b"null", b"\0" * 50])
+            )
         case "damage":
             return draw(damaged(content))
         case "json":

@@ -23,7 +23,8 @@ Stage = Callable[..., StagedTable]
 RowsOf = Callable[[StagedTable], list[str]]
 """What the fixture `rows_of` gives: the text of every row."""
 duckdb_of_today = pytest.mark.skipif(
-    duckdb.__version__.startswith("1."), reason="DuckDB before 2.0 has no such function, or another answer"
+    duckdb.__version__.startswith("1."),
+    reason="DuckDB before 2.0 has no such function, or another answer",
 )
 """For rows of tables that `make test-lowest` leaves out."""
 
@@ -47,7 +48,9 @@ def write_texts(path: Path, texts: Sequence[str | None], column: str = "text") -
         writer.writerow(["id", column])
         writer.writerows([f"{index:03}", text] for index, text in enumerate(texts))
     elif bare.endswith((".jsonl", ".ndjson")):
-        out.writelines(json.dumps({"id": index, column: text}) + "\n" for index, text in enumerate(texts))
+        out.writelines(
+            json.dumps({"id": index, column: text}) + "\n" for index, text in enumerate(texts)
+        )
     else:
         out.writelines((text or "") + "\n" for text in texts)
     path.write_bytes(wrap(path.name, out.getvalue().encode()))
@@ -59,7 +62,10 @@ def write_parquet(path: Path, select: str, texts: Sequence[str | None] = ("",)) 
     with duckdb.connect() as connection:
         columns = [list(range(len(texts))), list(texts)]
         connection.execute(
-            "CREATE TABLE source AS SELECT unnest(?::BIGINT[]) AS id, unnest(?::VARCHAR[]) AS text", columns
+            "CREATE TABLE source AS SELECT unnest(?::BIGINT[]) AS id, unnest(?::VARCHAR[]) AS text",
+            columns,
         )
-        connection.execute(f"COPY (SELECT {select} FROM source) TO '{plain}' (COMPRESSION uncompressed)")
+        connection.execute(
+            f"COPY (SELECT {select} FROM source) TO '{plain}' (COMPRESSION uncompressed)"
+        )
     plain.rename(path)

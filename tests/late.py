@@ -21,4 +21,6 @@ class Late:
 
 def needs(name: str) -> pytest.MarkDecorator:
     """Skips where the module is missing, and does not import it."""
-    return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+    return pytest.mark.skipif(
+        importlib.util.find_spec(name) is None, reason=f"{name} is not installed"
+    )

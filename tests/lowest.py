@@ -16,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SMOKE = (
     "tests/unit",
-    *(f"tests/process/test_{name}.py" for name in ["resume", "status", "metrics", "plan", "report", "encode"]),
+    *(
+        f"tests/process/test_{name}.py"
+        for name in ["resume", "status", "metrics", "plan", "report", "encode"]
+    ),
 )
 TOOLS = ("hypothesis", "pyte", "pytest", "pytest-timeout", "pytest-xdist", "hatchling")
 """Of the group dev, in whatever version pip likes: they are no part of what people install."""
@@ -39,7 +42,14 @@ def main() -> int:
     folder = ROOT / ".lowest"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([arguments.python, "-m", "venv", str(folder)], check=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, *wanted, *TOOLS], check=True)
     subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True)
     print("lowest:", *wanted, flush=True)

@@ -44,11 +44,18 @@ def tokenizer(template: str = "[CLS] $A [SEP]", **settings: Any) -> Any:
         "bos_token": "<s>",
         "eos_token": "</s>",
     }
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=LENGTH, **{**names, **settings})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, model_max_length=LENGTH, **{**names, **settings}
+    )
 
 
 def save(
-    folder: Path, transformer: Any, words: Any | None = None, pooling: str = "mean", *more: Any, **settings: Any
+    folder: Path,
+    transformer: Any,
+    words: Any | None = None,
+    pooling: str = "mean",
+    *more: Any,
+    **settings: Any,
 ) -> Path:
     """Save a model of transformers with a pooling and more modules behind it; returns its folder."""
     from sentence_transformers import SentenceTransformer
@@ -71,7 +78,9 @@ def backbone(folder: Path, transformer: Any, words: Any | None = None) -> Any:
 def change(path: Path, **keys: Any) -> None:
     """Change keys of a JSON object in a file, which is made if it is not there; None takes a key away."""
     saved = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({key: value for key, value in (saved | keys).items() if value is not None}))
+    path.write_text(
+        json.dumps({key: value for key, value in (saved | keys).items() if value is not None})
+    )
 
 
 def bert(folder: Path, **settings: Any) -> Path:
@@ -85,7 +94,9 @@ def of(name: str, **settings: Any) -> Any:
     import transformers
 
     torch.manual_seed(len(name))
-    config = getattr(transformers, f"{name.removesuffix('Encoder')}Config")(**{**LAYERS, **settings})
+    config = getattr(transformers, f"{name.removesuffix('Encoder')}Config")(
+        **{**LAYERS, **settings}
+    )
     return getattr(transformers, f"{name}Model")(config).eval()
 
 
@@ -93,7 +104,13 @@ def decoder(name: str, pooling: str = "lasttoken", **settings: Any) -> Callable[
     """A builder of a model whose attention is causal, padded on the left, with its end token at the end."""
 
     def build(folder: Path) -> Path:
-        layers = {"num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 5, "eos_token_id": 6, "pad_token_id": 0}
+        layers = {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "bos_token_id": 5,
+            "eos_token_id": 6,
+            "pad_token_id": 0,
+        }
         words = tokenizer("$A </s>", padding_side="left")
         return save(folder, of(name, **{**layers, **settings}), words, pooling)
 
@@ -146,7 +163,11 @@ def router(folder: Path) -> Path:
 def with_code(folder: Path, code: str, name: str = "Bert", **settings: Any) -> Path:
     """A model that brings the class `Own` in a file of its own, for a model type that transformers knows as well."""
     path = decoder(name, **settings)(folder) if name == "Qwen2" else bert(folder)
-    change(path / "config.json", auto_map={"AutoModel": "modeling_own.Own"}, transformers_version="4.41.2")
+    change(
+        path / "config.json",
+        auto_map={"AutoModel": "modeling_own.Own"},
+        transformers_version="4.41.2",
+    )
     (path / "modeling_own.py").write_text(code)
     return path
 
@@ -212,9 +233,14 @@ def qodo(folder: Path) -> Path:
     layers = {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 6, "pad_token_id": 0}
     path = save(folder, of("Qwen2", **layers), words, "lasttoken")
     change(path / "tokenizer_config.json", add_eos_token=True)
-    auto_map = {"AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}
+    auto_map = {
+        "AutoModel": "modeling_qwen.Qwen2Model",
+        "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
+    }
     change(path / "config.json", auto_map=auto_map, transformers_version="4.41.2")
     (path / "modeling_qwen.py").write_text(
-        OF_2024.replace("Own(Qwen2Model)", "Qwen2Model(Base)").replace("import Qwen2Model", "import Qwen2Model as Base")
+        OF_2024.replace("Own(Qwen2Model)", "Qwen2Model(Base)").replace(
+            "import Qwen2Model", "import Qwen2Model as Base"
+        )
     )
     return path

@@ -24,7 +24,17 @@ _NEEDED = (Path(sys.base_prefix), Path(sys.prefix), ROOT)
 def run_as_other(command: Sequence[str], scratch: Path, umask: int = 0o022) -> Ended:
     """A command of the other user, in a folder of nobody's; `scratch` is an empty folder of ours."""
     process = subprocess.Popen(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _script(scratch, umask), "sh", *command],
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-ec",
+            _script(scratch, umask),
+            "sh",
+            *command,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -40,11 +50,17 @@ def why_not(scratch: Path) -> str:
     if os.geteuid() != 0:
         return "only root can act for two users"
     try:
-        ended = run_as_other([sys.executable, "-c", "import chunkvisor.cli, duckdb, xxhash"], scratch)
+        ended = run_as_other(
+            [sys.executable, "-c", "import chunkvisor.cli, duckdb, xxhash"], scratch
+        )
     except OSError as error:
         return f"{error.filename} is not there: {error.strerror}"
     said = (ended.stderr.splitlines() or [""])[-1]
-    return f"another user cannot run this interpreter and this checkout: {said}" if ended.returncode else ""
+    return (
+        f"another user cannot run this interpreter and this checkout: {said}"
+        if ended.returncode
+        else ""
+    )
 
 
 def _script(scratch: Path, umask: int) -> str:
@@ -54,7 +70,10 @@ def _script(scratch: Path, umask: int) -> str:
     for number, path in enumerate(hidden):
         aside = quote(str(scratch / str(number)))
         lines += [f"mkdir -p {aside}", f"mount --bind {quote(str(path))} {aside}"]
-    lines += [f"mount -t tmpfs -o mode=755 none {quote(str(each))}" for each in {*map(closed_above, hidden)}]
+    lines += [
+        f"mount -t tmpfs -o mode=755 none {quote(str(each))}"
+        for each in {*map(closed_above, hidden)}
+    ]
     for number, path in enumerate(hidden):
         lines += [
             f"mkdir -p {quote(str(path))}",
@@ -65,4 +84,6 @@ def _script(scratch: Path, umask: int) -> str:
 
 def closed_above(path: Path) -> Path | None:
     """The topmost folder above it that others may not enter."""
-    return next((folder for folder in reversed(path.parents) if not folder.stat().st_mode & 0o001), None)
+    return next(
+        (folder for folder in reversed(path.parents) if not folder.stat().st_mode & 0o001), None
+    )

@@ -15,14 +15,24 @@ import chunkvisor.judge
 import chunkvisor.supervise.session
 
 _LOADED_LATE = (
-    *("chunkvisor.cli.run", "chunkvisor.cli.run", "chunkvisor.cli.workdir", "chunkvisor.config.load"),
+    *(
+        "chunkvisor.cli.run",
+        "chunkvisor.cli.run",
+        "chunkvisor.cli.workdir",
+        "chunkvisor.config.load",
+    ),
     *("chunkvisor.commands.housekeeping", "chunkvisor.commands.onefile"),
     *("chunkvisor.show.lines", "chunkvisor.show.outside", "chunkvisor.show.outside"),
     "chunkvisor.show.terminal",
     *("chunkvisor.show.lines", "chunkvisor.supervise.work"),
     *("chunkvisor.show.report", "chunkvisor.devices.stations", "chunkvisor.sources.stage"),
     *("chunkvisor.sources.table", "pydantic.dataclasses", "numpy.ma", "faulthandler"),
-    *("chunkvisor_worker.job", "chunkvisor_worker.plugin", "chunkvisor_worker.faults", "encodings.utf_8_sig"),
+    *(
+        "chunkvisor_worker.job",
+        "chunkvisor_worker.plugin",
+        "chunkvisor_worker.faults",
+        "encodings.utf_8_sig",
+    ),
 )
 """What a process imports when it needs it."""
 

@@ -58,7 +58,11 @@ class ScriptedWorkplace(Workplace):
 
     def calls(self) -> list[list[str]]:
         """The texts of each call of the encoder so far."""
-        return [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
+        return (
+            [json.loads(line) for line in self._calls.read_text().splitlines()]
+            if self._calls.exists()
+            else []
+        )
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """`chunkvisor run` of the config in a process of its own: some faults kill it."""

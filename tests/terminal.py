@@ -17,20 +17,34 @@ from harness import wait_for
 class Terminal:
     """The command has it as its controlling terminal; `screen` is what a person would see."""
 
-    def __init__(self, command: Sequence[str], columns: int = 80, lines: int = 24, **environment: str) -> None:
+    def __init__(
+        self, command: Sequence[str], columns: int = 80, lines: int = 24, **environment: str
+    ) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=1000)
         self._stream = pyte.ByteStream(self.screen)
         self.written = b""
         self._master, slave = os.openpty()
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        base = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+        base = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("NO_COLOR", "COLUMNS", "LINES")
+        }
         self.process = Forked(
             list(command),
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            preexec_fn=lambda: os.login_tty(0),  # where it is started; what is forked sees to it by itself
-            env={**base, "TERM": "xterm-256color", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", **environment},
+            preexec_fn=lambda: os.login_tty(
+                0
+            ),  # where it is started; what is forked sees to it by itself
+            env={
+                **base,
+                "TERM": "xterm-256color",
+                "LANG": "C.UTF-8",
+                "OPENBLAS_NUM_THREADS": "1",
+                **environment,
+            },
         )
         os.close(slave)
 
@@ -48,7 +62,10 @@ class Terminal:
     def everything(self) -> list[str]:
         """Lines of the screen, and what has scrolled out of it above."""
         now = self.look()
-        above = ["".join(line[x].data for x in range(self.screen.columns)).rstrip() for line in self.screen.history.top]
+        above = [
+            "".join(line[x].data for x in range(self.screen.columns)).rstrip()
+            for line in self.screen.history.top
+        ]
         return [line for line in [*above, *now] if line]
 
     def wait_for(self, text: str) -> list[str]:

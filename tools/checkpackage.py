@@ -14,7 +14,9 @@ HEAVY = ("worker", "ray")
 def main(folder: Path) -> int:
     """Return 0 if the wheel installs with each extra, and its command says its version."""
     (wheel,) = folder.glob("*.whl")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     for extra in ("", *extras):
         asked = f"{wheel}[{extra}]" if extra else str(wheel)
         with tempfile.TemporaryDirectory() as place:

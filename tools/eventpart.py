@@ -14,7 +14,9 @@ def events() -> str:
 
 def _meaning(kind: type[Event]) -> str:
     own = (kind.__doc__ or "").partition("\n")[0]
-    said = "" if own.startswith(f"{kind.__name__}(") else own  # what dataclass writes where there is none
+    said = (
+        "" if own.startswith(f"{kind.__name__}(") else own
+    )  # what dataclass writes where there is none
     shown = _shown(kind)
     weight = "" if kind.weight is Weight.NEWS else f"**{kind.weight.name.lower()}:** "
     return weight + (said or (code(shown) if shown else ""))

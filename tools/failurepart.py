@@ -7,6 +7,13 @@ def outcomes() -> str:
     """What each outcome means, what the run does, what to do."""
     parts = []
     for name, found in ENTRIES.items():
-        parts += [f"### {name}", "", found.what, "", f"- **The run:** {found.then}", f"- **You:** {found.do}"]
+        parts += [
+            f"### {name}",
+            "",
+            found.what,
+            "",
+            f"- **The run:** {found.then}",
+            f"- **You:** {found.do}",
+        ]
         parts.append("")
     return "\n".join(parts)

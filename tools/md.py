@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 def listing(entries: Iterable[tuple[str, str]]) -> str:
     """A list with a name and what is said of it in each line; line breaks become spaces."""
-    return "\n".join(f"- {_plain(name)}: {_plain(said)}" if said else f"- {_plain(name)}" for name, said in entries)
+    return "\n".join(
+        f"- {_plain(name)}: {_plain(said)}" if said else f"- {_plain(name)}"
+        for name, said in entries
+    )
 
 
 def code(text: str) -> str:

@@ -27,7 +27,9 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 """Name of a part -> what makes its Markdown."""
 
-_PART = re.compile(r"(?<=^<!-- Generated: )(.+?)( -->\n).*?(?=^<!-- End -->$)", re.MULTILINE | re.DOTALL)
+_PART = re.compile(
+    r"(?<=^<!-- Generated: )(.+?)( -->\n).*?(?=^<!-- End -->$)", re.MULTILINE | re.DOTALL
+)
 
 
 def parts_in(page: str) -> list[str]:

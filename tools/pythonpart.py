@@ -23,12 +23,17 @@ KEYS = keys_of_config()
 def arguments(function: str, *told: str) -> str:
     """Each argument of a function but those `told`: default and meaning; those that are keys by their names alone."""
     tree = ast.parse(inspect.getsource(chunkvisor.api))
-    (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    (found,) = (
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function
+    )
     signature, meant = found.args, meanings(getattr(chunkvisor.api, function))
     rows = [(each, "required") for each in signature.args]
     for each, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True):
         rows.append((each, "required" if default is None else code(ast.unparse(default))))
-    alike = {name: [code(each.arg) for each, _ in rows if f"{name}.{each.arg}" in KEYS] for name in ("model", "encode")}
+    alike = {
+        name: [code(each.arg) for each, _ in rows if f"{name}.{each.arg}" in KEYS]
+        for name in ("model", "encode")
+    }
     alike["encode"] = [each for each in alike["encode"] if each not in alike["model"]]
     named = {each for names in alike.values() for each in names}
     lines = [
@@ -37,7 +42,9 @@ def arguments(function: str, *told: str) -> str:
         if each.arg not in told and code(each.arg) not in named
     ]
     more = [
-        f"As keys of {code(name)}, with their defaults: {', '.join(names)}." for name, names in alike.items() if names
+        f"As keys of {code(name)}, with their defaults: {', '.join(names)}."
+        for name, names in alike.items()
+        if names
     ]
     return "\n\n".join([listing(lines), *more])
 
@@ -67,7 +74,9 @@ def _fields(kind: type) -> list[tuple[str, str]]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "python encode": partial(arguments, "encode"),
-    "python run": partial(arguments, "run", "set", "from_scratch", "update", "stop_after", "progress", "on_event"),
+    "python run": partial(
+        arguments, "run", "set", "from_scratch", "update", "stop_after", "progress", "on_event"
+    ),
     "python Report": partial(fields, chunkvisor.results.Report),
     "python FinalFile": partial(fields, chunkvisor.results.FinalFile),
     "python QuarantinedRow": partial(fields, chunkvisor.results.QuarantinedRow),

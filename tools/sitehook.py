@@ -22,7 +22,9 @@ def on_files(files: Files, config: Any) -> Files:
         for target in (_resolved(page, name) for name in _targets(page.read_text("utf-8"))):
             if target is None or not target.is_file() or files.get_file_from_path(_uri(target)):
                 continue
-            copy = File.generated(config, _uri(target), abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV)
+            copy = File.generated(
+                config, _uri(target), abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV
+            )
             files.append(copy)
             waiting += [target] if target.suffix == ".md" else []
     return files
@@ -62,4 +64,8 @@ def _resolved(page: Path, target: str) -> Path | None:
 def _uri(path: Path) -> str:
     """Where it is on the site, as mkdocs names sources."""
     docs = _ROOT / "docs"
-    return path.relative_to(docs).as_posix() if path.is_relative_to(docs) else f"repository/{path.relative_to(_ROOT)}"
+    return (
+        path.relative_to(docs).as_posix()
+        if path.is_relative_to(docs)
+        else f"repository/{path.relative_to(_ROOT)}"
+    )

@@ -35,7 +35,9 @@ def main(workdir: Path) -> None:
         console.print(f"{human_moment(each.t).split()[1]} {words}")
     for line in view(snapshot):
         console.print(line)
-    svg = console.export_svg(title=f"chunkvisor run {workdir.name}.yaml", theme=MONOKAI, unique_id="run")
+    svg = console.export_svg(
+        title=f"chunkvisor run {workdir.name}.yaml", theme=MONOKAI, unique_id="run"
+    )
     # The fonts would come from another host.
     OUT.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), "utf-8")
 

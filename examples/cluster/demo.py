@@ -26,12 +26,16 @@ CHUNK = 30
 def main() -> None:
     """Tell what happens, step by step; ends with 1 where the result is not the same as without a cluster."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=HERE / "cache", help="for everything (default: %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=HERE / "cache", help="for everything (default: %(default)s)"
+    )
     folder = parser.parse_args().folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     prepare(folder)
-    say("Starting a Ray cluster of three nodes on this machine. Each stands for a machine with one processor.")
+    say(
+        "Starting a Ray cluster of three nodes on this machine. Each stands for a machine with one processor."
+    )
     with local_cluster(3) as cluster:
         code = run_with_a_death(cluster, folder)
     say("The cluster is gone, with all its processes.")
@@ -46,14 +50,25 @@ def prepare(folder: Path) -> None:
     """The texts and the model of the quickstart."""
     say("Getting the texts and the model: docstrings of Python's library, all-MiniLM-L6-v2.")
     quickstart = ROOT / "quickstart"
-    show([sys.executable, str(quickstart / "harvest.py"), "--rows", str(ROWS), "--out", str(folder / "texts.jsonl")])
+    show(
+        [
+            sys.executable,
+            str(quickstart / "harvest.py"),
+            "--rows",
+            str(ROWS),
+            "--out",
+            str(folder / "texts.jsonl"),
+        ]
+    )
     show([sys.executable, str(quickstart / "model.py"), "--out", str(folder / "all-MiniLM-L6-v2")])
 
 
 def run_with_a_death(cluster: LocalCluster, folder: Path) -> int:
     """Run the job on the cluster and kill a node when half of the chunks are done; returns the exit code."""
     config = write_config(folder, "cluster", cluster.address)
-    say("Running the job on it. Texts travel to the nodes and vectors come back; no folder is shared.")
+    say(
+        "Running the job on it. Texts travel to the nodes and vectors come back; no folder is shared."
+    )
     words = command("run", config)
     print("$ " + " ".join(words), flush=True)
     run = subprocess.Popen(words)
@@ -62,7 +77,9 @@ def run_with_a_death(cluster: LocalCluster, folder: Path) -> int:
     while run.poll() is None and len(events(journal, "chunk_committed")) < half:
         time.sleep(0.1)
     if run.poll() is None:
-        say("Half of the chunks are done. Now a node dies: SIGKILL to all its processes, as if it had lost power.")
+        say(
+            "Half of the chunks are done. Now a node dies: SIGKILL to all its processes, as if it had lost power."
+        )
         cluster.kill()
     code = run.wait()
     lost = events(journal, "node_lost")
@@ -77,10 +94,14 @@ def run_with_a_death(cluster: LocalCluster, folder: Path) -> int:
 def compare(folder: Path) -> None:
     """Verify the final file, and hold it against that of the run without a cluster."""
     show(command("verify", folder / "cluster"))
-    with_cluster, alone = (np.load(folder / name / "docstrings.npy") for name in ("cluster", "alone"))
+    with_cluster, alone = (
+        np.load(folder / name / "docstrings.npy") for name in ("cluster", "alone")
+    )
     difference = float(np.abs(with_cluster - alone).max())
     rows, dimension = with_cluster.shape
-    say(f"{rows} rows x {dimension}; largest difference to the run without a cluster: {difference:.1e}.")
+    say(
+        f"{rows} rows x {dimension}; largest difference to the run without a cluster: {difference:.1e}."
+    )
     if with_cluster.shape != alone.shape or difference > 1e-5:
         sys.exit("that is too much")
     print(f"The final file: {folder / 'cluster' / 'docstrings.npy'}")
@@ -94,7 +115,9 @@ def write_config(folder: Path, name: str, address: str | None) -> Path:
         "device": "cpu",
         "encode": {"normalize": True},
         "chunk": {"size": CHUNK},
-        "outputs": {"docstrings": {"source": str(folder / "texts.jsonl"), "template": "{name}: {doc}"}},
+        "outputs": {
+            "docstrings": {"source": str(folder / "texts.jsonl"), "template": "{name}: {doc}"}
+        },
     }
     if address is not None:
         config["engine"] = {"kind": "ray", "address": address}

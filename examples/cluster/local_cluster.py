@@ -32,8 +32,14 @@ class LocalCluster:
         # cluster on this machine is to stay as it is, and where there was none Ray does not make the folder for it.
         os.environ["RAY_TMPDIR"] = self._folder
         Path(self._folder, "ray").mkdir()
-        head = {"num_cpus": head_cores, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": self._folder})
+        head = {
+            "num_cpus": head_cores,
+            "object_store_memory": STORE_BYTES,
+            "include_dashboard": False,
+        }
+        self._cluster: Any = Cluster(
+            initialize_head=True, head_node_args={**head, "temp_dir": self._folder}
+        )
         self.workers: list[Any] = []
         for _ in range(nodes - 1):
             self.add()
@@ -45,7 +51,9 @@ class LocalCluster:
 
     def add(self, gpus: int = 0) -> None:
         """One more node joins; Ray believes it the GPUs."""
-        self.workers.append(self._cluster.add_node(num_cpus=1, num_gpus=gpus, object_store_memory=STORE_BYTES))
+        self.workers.append(
+            self._cluster.add_node(num_cpus=1, num_gpus=gpus, object_store_memory=STORE_BYTES)
+        )
 
     def kill(self, name: str = "") -> None:
         """A node dies, as if it had lost power: all its processes get a SIGKILL.

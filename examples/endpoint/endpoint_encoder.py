@@ -33,7 +33,9 @@ class Endpoint:
         """Vectors in float32, shape (texts, dimension)."""
         vectors = []
         for first in range(0, len(texts), batch_size):
-            body = json.dumps({"model": self.model, "input": texts[first : first + batch_size]}).encode()
+            body = json.dumps(
+                {"model": self.model, "input": texts[first : first + batch_size]}
+            ).encode()
             request = urllib.request.Request(self.url, body, self.headers)
             with urllib.request.urlopen(request, timeout=60) as answer:
                 found = sorted(json.load(answer)["data"], key=lambda each: each["index"])

@@ -28,8 +28,12 @@ class OpenvinoEncoder:
         import openvino
         from tokenizers import Tokenizer
 
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))  # it cuts and pads as the model's own
-        hint = {"INFERENCE_PRECISION_HINT": "f32"}  # without it, a CPU that has bfloat16 computes in that
+        self.tokenizer = Tokenizer.from_file(
+            str(folder / "tokenizer.json")
+        )  # it cuts and pads as the model's own
+        hint = {
+            "INFERENCE_PRECISION_HINT": "f32"
+        }  # without it, a CPU that has bfloat16 computes in that
         self.network = openvino.Core().compile_model(folder / "model.xml", "CPU", hint)
         self.names = [port.any_name for port in self.network.inputs]
 
@@ -40,7 +44,10 @@ class OpenvinoEncoder:
         for first in range(0, len(texts), batch_size):
             rows = order[first : first + batch_size]
             encoded = self.tokenizer.encode_batch([texts[row] for row in rows])
-            batch = {name: np.array([getattr(each, ATTRIBUTES[name]) for each in encoded]) for name in self.names}
+            batch = {
+                name: np.array([getattr(each, ATTRIBUTES[name]) for each in encoded])
+                for name in self.names
+            }
             found |= zip(rows, self.network(batch)[0], strict=True)
         return np.stack([found[row] for row in range(len(texts))]).astype(np.float32)
 
@@ -57,7 +64,9 @@ def convert(source: str, target: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
-    example = model.tokenizer(["a short text", "a text that is a little longer"], padding=True, return_tensors="pt")
+    example = model.tokenizer(
+        ["a short text", "a text that is a little longer"], padding=True, return_tensors="pt"
+    )
     names = [name for name in ATTRIBUTES if name in example]
 
     class Whole(torch.nn.Sequential):  # type: ignore[misc]
@@ -65,7 +74,9 @@ def convert(source: str, target: Path) -> None:
             return self[0](dict(zip(names, values, strict=True)))["sentence_embedding"]
 
     with torch.inference_mode():
-        network = openvino.convert_model(Whole(model), example_input=tuple(example[name] for name in names))
+        network = openvino.convert_model(
+            Whole(model), example_input=tuple(example[name] for name in names)
+        )
     for port, name in zip(network.inputs, names, strict=True):
         port.get_tensor().set_names({name})
         port.get_node().set_partial_shape(openvino.PartialShape([-1, -1]))
@@ -73,7 +84,9 @@ def convert(source: str, target: Path) -> None:
     openvino.save_model(network, target / "model.xml", compress_to_fp16=False)
     tokenizer = model.tokenizer.backend_tokenizer
     tokenizer.enable_truncation(model.max_seq_length)
-    tokenizer.enable_padding(pad_id=model.tokenizer.pad_token_id, pad_token=model.tokenizer.pad_token)
+    tokenizer.enable_padding(
+        pad_id=model.tokenizer.pad_token_id, pad_token=model.tokenizer.pad_token
+    )
     tokenizer.save(str(target / "tokenizer.json"))
 
 

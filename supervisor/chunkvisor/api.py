@@ -90,20 +90,29 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
 
     lines = [inspect.getdoc(function) or "", "", "Arguments:", ""]
     for name, words in meanings(function).items():
-        lines.append(textwrap.fill(f"- {name}: {words}", 100, subsequent_indent="  ", break_on_hyphens=False))
+        lines.append(
+            textwrap.fill(f"- {name}: {words}", 100, subsequent_indent="  ", break_on_hyphens=False)
+        )
     call.__doc__ = "\n".join(lines)
     return call
 
 
 def meanings(function: Callable[..., Any]) -> dict[str, str]:
     """Return what each argument of the function means, in the order of its signature."""
-    fields = EncodeConfig.model_fields | ModelConfig.model_fields  # of two `kwargs` the model's are the argument
-    known = {name: (field.description or "").replace("null", "None") for name, field in fields.items()} | _MEANINGS
+    fields = (
+        EncodeConfig.model_fields | ModelConfig.model_fields
+    )  # of two `kwargs` the model's are the argument
+    known = {
+        name: (field.description or "").replace("null", "None") for name, field in fields.items()
+    } | _MEANINGS
     return {name: known[name] for name in inspect.signature(function).parameters}
 
 
 _COMMAND_WORDS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (r"\b([Rr])un (?:the same command )?again\b", lambda found: f"{'C' if found[1] == 'R' else 'c'}all it again"),
+    (
+        r"\b([Rr])un (?:the same command )?again\b",
+        lambda found: f"{'C' if found[1] == 'R' else 'c'}all it again",
+    ),
     (r"--(from-scratch|update)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
     (r"(?m)^--set ", lambda _found: "set "),
     (r"--set (\S*\w)", lambda found: f'set=["{found[1]}"]'),
@@ -198,7 +207,10 @@ def encode(
     """
     name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
     expect = os.fspath(expect) if isinstance(expect, os.PathLike) else expect
-    values: dict[str, Any] = in_sections(locals()) | {"chunk": {"size": chunk_size}, "device": device}  # named as keys
+    values: dict[str, Any] = in_sections(locals()) | {
+        "chunk": {"size": chunk_size},
+        "device": device,
+    }  # named as keys
     overrides, stop_after_s, folder = _overrides(set), _in_seconds(stop_after), Path.cwd()
     with _workdir(workdir) as work:
         keeps, earlier = workdir is not None, list(work.glob(_WRITTEN))
@@ -220,7 +232,9 @@ def encode(
             output["source"] = str(source)
             config = from_values(values, folder, overrides)
             loaded = LoadedConfig(config, folder / "(Python)", folder, overrides)
-            request = Request(loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps)
+            request = Request(
+                loaded, None, from_scratch, update, stop_after_s=stop_after_s, keeps=keeps
+            )
             vectors = _run(request, on_event, progress, _place_of).outputs[OUTPUT].vectors()
         except ChunkvisorError as error:
             error.what = _placed(error.what)
@@ -242,10 +256,18 @@ def write_texts(given: Any, folder: Path) -> Path | None:
     None if there are no texts. Raises Halt: 78 for what is not a text, 74 for a full disk; OSError; what they raise.
     """
     # To iterate a table (of pandas and polars; of datasets and pyarrow) gives no texts.
-    is_table = isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names")
-    if is_table or isinstance(given, str | bytes | os.PathLike | set | frozenset) or not isinstance(given, Iterable):
+    is_table = (
+        isinstance(given, Mapping) or hasattr(given, "columns") or hasattr(given, "column_names")
+    )
+    if (
+        is_table
+        or isinstance(given, str | bytes | os.PathLike | set | frozenset)
+        or not isinstance(given, Iterable)
+    ):
         remedy = "Give a list of strings, in an order: [text], sorted(texts) of a set, or table['name'] of a table."
-        raise config_error(f"texts is {type(given).__name__}, and not a list of texts", remedy=remedy)
+        raise config_error(
+            f"texts is {type(given).__name__}, and not a list of texts", remedy=remedy
+        )
     digest, partial = hashlib.sha256(), Path()
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
@@ -280,7 +302,9 @@ def _line(text: Any, index: int) -> bytes:
         return json.dumps({"text": text or ""}, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
         what = f"{_place_of(index)} has a lone surrogate, {error.object[error.start]!r}"
-        raise config_error(what, remedy="Correct it: it is half of a character, such as an emoji cut in two.") from None
+        raise config_error(
+            what, remedy="Correct it: it is half of a character, such as an emoji cut in two."
+        ) from None
 
 
 def _overrides(given: str | Iterable[str]) -> tuple[str, ...]:
@@ -305,7 +329,10 @@ class _Listener(Observer):
 
 
 def _run(
-    request: Request, on_event: OnEvent | None, progress: bool | None, place: Callable[[int], str] | None = None
+    request: Request,
+    on_event: OnEvent | None,
+    progress: bool | None,
+    place: Callable[[int], str] | None = None,
 ) -> Report:
     listens, in_words = on_event is not None, _placed if place else str
     if not isinstance(on_event, Observer):
@@ -334,7 +361,9 @@ def _run(
     report = Report.of(request.loaded.config)
     if report.quarantined:
         words = loss_in_words(report, place, kept=request.keeps)
-        warnings.warn(words, QuarantineWarning, stacklevel=4)  # of the line that calls `run` or `encode`
+        warnings.warn(
+            words, QuarantineWarning, stacklevel=4
+        )  # of the line that calls `run` or `encode`
     return report
 
 
@@ -342,7 +371,9 @@ def _in_seconds(stop_after: float | str | None) -> float | None:
     try:
         return None if stop_after is None else seconds_of(stop_after)
     except ValueError as error:
-        raise config_error(f"stop_after: {error}", remedy="Give seconds, or a time such as '3h'.") from None
+        raise config_error(
+            f"stop_after: {error}", remedy="Give seconds, or a time such as '3h'."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -359,7 +390,9 @@ def _workdir(given: StrPath | None) -> Iterator[Path]:
         yield place
     except ChunkvisorError as error:
         if failed := given is None and any(place.iterdir()):
-            error.add_note(f"The work and the logs are in {place}: give it as workdir to continue, or remove it.")
+            error.add_note(
+                f"The work and the logs are in {place}: give it as workdir to continue, or remove it."
+            )
         raise
     finally:
         if given is None and not failed:

@@ -30,7 +30,12 @@ def run_child(
     """
     with open(log, "ab") as stream:
         child = subprocess.Popen(
-            command, stdin=stdin, stdout=stream, stderr=stream, env=environment, start_new_session=True
+            command,
+            stdin=stdin,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            start_new_session=True,
         )
     deadline_s = time.monotonic() + timeout_s
     try:

@@ -23,7 +23,13 @@ class ExitCode(IntEnum):
 
 
 KEPT = "; finished work is kept"  # at the end of a remedy; a run of which nothing is kept takes it away
-_LABELS = {"what": "", "why": "why: ", "remedy": "do:  ", "log": "log: ", "see": "see: chunkvisor explain "}
+_LABELS = {
+    "what": "",
+    "why": "why: ",
+    "remedy": "do:  ",
+    "log": "log: ",
+    "see": "see: chunkvisor explain ",
+}
 
 
 class ChunkvisorError(Exception):
@@ -35,10 +41,24 @@ class ChunkvisorError(Exception):
     """
 
     def __init__(
-        self, code: ExitCode, what: str, *, why: str = "", remedy: str = "", log: Path | None = None, see: str = ""
+        self,
+        code: ExitCode,
+        what: str,
+        *,
+        why: str = "",
+        remedy: str = "",
+        log: Path | None = None,
+        see: str = "",
     ) -> None:
         super().__init__(what)
-        self.code, self.what, self.why, self.remedy, self.log, self.see = code, what, why, remedy, log, see
+        self.code, self.what, self.why, self.remedy, self.log, self.see = (
+            code,
+            what,
+            why,
+            remedy,
+            log,
+            see,
+        )
 
     @property
     def outcome(self) -> str:
@@ -46,7 +66,9 @@ class ChunkvisorError(Exception):
         from chunkvisor_worker.contract.exits import Outcome
         from chunkvisor_worker.contract.rules import RULES
 
-        known = {rule.name: str(rule.outcome) for rule in RULES} | {str(each): str(each) for each in Outcome}
+        known = {rule.name: str(rule.outcome) for rule in RULES} | {
+            str(each): str(each) for each in Outcome
+        }
         return known.get(self.see, "")
 
     def __str__(self) -> str:
@@ -77,7 +99,9 @@ def lines_of_end(details: Mapping[str, Any]) -> list[str]:
 
     A log without a word (a killed worker writes none) is said to be empty; if a worker ended well, it is not named.
     """
-    words = {name: f"{label}{details[name]}" for name, label in _LABELS.items() if details.get(name)}
+    words = {
+        name: f"{label}{details[name]}" for name, label in _LABELS.items() if details.get(name)
+    }
     if is_empty(details.get("log", "")):
         words["log"] += " (empty: nothing was written into it)"
         if details.get("outcome") == "bad_output":
@@ -108,12 +132,16 @@ def to_check(final: Path) -> str:
 def no_workdir(path: Path) -> Halt:
     """Return a Halt for a path that was given as a workdir and is not one."""
     if path.exists():
-        return config_error(f"{path} is not a workdir of chunkvisor", remedy="Give the config, or the folder in it.")
+        return config_error(
+            f"{path} is not a workdir of chunkvisor", remedy="Give the config, or the folder in it."
+        )
     made = path.with_suffix("")
     if path.suffix == ".chunkvisor" and made.with_suffix(".json").is_file():
         what = f"{path} no longer exists: `chunkvisor encode` finished {made} and removed its work folder"
         return config_error(what, remedy=f"Nothing is left to do; {to_check(made)}")
-    return config_error(f"{path} does not exist", remedy="Give the config, or the folder that is its workdir.")
+    return config_error(
+        f"{path} does not exist", remedy="Give the config, or the folder that is its workdir."
+    )
 
 
 def config_error(what: str, *, why: str = "", remedy: str = "") -> Halt:

@@ -8,12 +8,25 @@ from chunkvisor.config.model import RecoveryConfig
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Fault, Limits, Phase, Result
 from chunkvisor_worker.contract.rules import BEFORE_WORK, CONFIG, DISK, NO_ROOM, ON_TEXTS
-from chunkvisor_worker.contract.taxonomy import Diagnosis, OomFigures, diagnose, diagnose_log, read_oom
+from chunkvisor_worker.contract.taxonomy import (
+    Diagnosis,
+    OomFigures,
+    diagnose,
+    diagnose_log,
+    read_oom,
+)
 
-BACKOFF_S, BACKOFF_MAX_S = 0.5, 60.0  # pause before the second try; it doubles with each further one, up to the other
-STATUS_LOST = 1 << 16  # return code of a worker whose exit status is not known; no process can have it
+BACKOFF_S, BACKOFF_MAX_S = (
+    0.5,
+    60.0,
+)  # pause before the second try; it doubles with each further one, up to the other
+STATUS_LOST = (
+    1 << 16
+)  # return code of a worker whose exit status is not known; no process can have it
 NODE_LOST = STATUS_LOST + 1  # return code of a worker whose machine, or the way to it, was lost
-NEARLY_FULL_BYTES = 16 << 20  # with less free space, a SIGBUS means that a mapped write met a full disk
+NEARLY_FULL_BYTES = (
+    16 << 20
+)  # with less free space, a SIGBUS means that a mapped write met a full disk
 ONE_ROW = Limits(rows=1)
 
 
@@ -69,7 +82,11 @@ class Pulse:
         silent_s, age_s = now_s - self.changed_s, now_s - self.started_s
         if self.phase in _WORKING:
             too_long = silent_s > recovery.stall_timeout
-            return f"no progress for {silent_s:.0f} s in phase {self.phase} (stall_timeout)" if too_long else ""
+            return (
+                f"no progress for {silent_s:.0f} s in phase {self.phase} (stall_timeout)"
+                if too_long
+                else ""
+            )
         if age_s > recovery.startup_timeout:
             return f"no batch begun {age_s:.0f} s after its start (phase {self.phase}, startup_timeout)"
         return ""
@@ -78,7 +95,14 @@ class Pulse:
 # --- one that has ended
 
 # Outcomes that leave nothing behind on a GPU, and do not come from it.
-_NOT_OF_GPU = (Outcome.COMMITTED, Outcome.BAD_INPUT, Outcome.BAD_OUTPUT, Outcome.DISK_FULL, Outcome.HUB, Outcome.LOST)
+_NOT_OF_GPU = (
+    Outcome.COMMITTED,
+    Outcome.BAD_INPUT,
+    Outcome.BAD_OUTPUT,
+    Outcome.DISK_FULL,
+    Outcome.HUB,
+    Outcome.LOST,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +113,16 @@ class Verdict:
     reason: str  # one sentence for the person
     remedy: str = ""
     rule: str = ""  # which row of the taxonomy, if one matched; docs/reference/failures.md has an entry for each
-    exit_code: int | None = None  # the run's, if this fault ends it; None = the policy's own for the outcome
-    smaller_batch_helps: bool = True  # False if the memory that ran out has nothing to do with batches
+    exit_code: int | None = (
+        None  # the run's, if this fault ends it; None = the policy's own for the outcome
+    )
+    smaller_batch_helps: bool = (
+        True  # False if the memory that ran out has nothing to do with batches
+    )
     row_can_cause: bool = False
-    bad_rows: tuple[int, ...] = ()  # positions, in the attempt, of rows with bad vectors, if all others are good
+    bad_rows: tuple[
+        int, ...
+    ] = ()  # positions, in the attempt, of rows with bad vectors, if all others are good
     asked_for: bool = False  # an interruption that the parent itself brought about
     limits: Limits = ONE_ROW
     batch_rows: int = 0
@@ -100,14 +130,20 @@ class Verdict:
     phase: Phase | None = None
     rows_done: int = 0  # texts that had their vectors before it happened
     wait_s: float = 0.0  # what a server, or the encoder, asked to wait before the next try
-    figures: OomFigures | None = None  # of the GPU's memory, if torch's message of running out of it has them
+    figures: OomFigures | None = (
+        None  # of the GPU's memory, if torch's message of running out of it has them
+    )
     on_cpu: bool = False  # the worker was given no GPU
 
     @property
     def others_hold_memory(self) -> bool:
         """Whether others are seen to hold more of the GPU's memory than this worker did."""
         figures = self.figures
-        return figures is not None and figures.others_named and figures.others_bytes > figures.ours_bytes
+        return (
+            figures is not None
+            and figures.others_named
+            and figures.others_bytes > figures.ours_bytes
+        )
 
     @property
     def see(self) -> str:
@@ -150,13 +186,19 @@ class EndedBy(StrEnum):
 class Evidence:
     """All that is known of an ended attempt."""
 
-    returncode: int | None  # as subprocess gives it; STATUS_LOST or NODE_LOST; None = found at a resume
+    returncode: (
+        int | None
+    )  # as subprocess gives it; STATUS_LOST or NODE_LOST; None = found at a resume
     ended_by: EndedBy = EndedBy.ITSELF
     ended_why: str = ""  # in words, if the parent ended it, or its machine was lost
     result: Result | None = None  # only if it answers the attempt's own spec
-    vectors_problem: str | None = None  # of the vectors that the result speaks of; None = they are verified
+    vectors_problem: str | None = (
+        None  # of the vectors that the result speaks of; None = they are verified
+    )
     bad_rows: tuple[int, ...] = ()  # positions of the rows that are wrong, if nothing else is
-    other_dimension: bool = False  # they have not the dimension of those before: one text's doing, or all of theirs
+    other_dimension: bool = (
+        False  # they have not the dimension of those before: one text's doing, or all of theirs
+    )
     fault: Fault | None = None
     beat: Beat | None = None
     log_tail: str = ""
@@ -197,12 +239,16 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
         return base
     # Before any cause: what the parent has ended says nothing of texts or devices, whatever it left.
     if evidence.ended_by is EndedBy.STOP:
-        return replace(base, outcome=Outcome.INTERRUPTED, reason="stopped with the run", asked_for=True)
+        return replace(
+            base, outcome=Outcome.INTERRUPTED, reason="stopped with the run", asked_for=True
+        )
     if evidence.ended_by is EndedBy.HANG:
         reason = f"the run ended it: {evidence.ended_why}{_stack_head(evidence.log_tail)}"
         return replace(base, outcome=Outcome.HUNG, reason=reason, row_can_cause=at_texts)
     if code == NODE_LOST:
-        return replace(base, outcome=Outcome.LOST, reason=evidence.ended_why or "its machine was lost")
+        return replace(
+            base, outcome=Outcome.LOST, reason=evidence.ended_why or "its machine was lost"
+        )
     if evidence.result is not None:
         other = evidence.other_dimension
         return replace(
@@ -221,17 +267,28 @@ def _judge(evidence: Evidence, base: Verdict, *, at_texts: bool) -> Verdict:
     return _without_record(evidence, base, code, at_texts=at_texts)
 
 
-def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_texts: bool) -> Verdict:
+def _without_record(
+    evidence: Evidence, base: Verdict, code: int | None, *, at_texts: bool
+) -> Verdict:
     """Judge one that died too hard to write a record."""
     if code is None:  # found at a resume: it was in progress when the earlier run died
-        return replace(base, outcome=Outcome.INTERRUPTED, reason="left behind by an earlier run", asked_for=True)
+        return replace(
+            base,
+            outcome=Outcome.INTERRUPTED,
+            reason="left behind by an earlier run",
+            asked_for=True,
+        )
     if code == WorkerExit.ORPHANED or -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         reason = f"was asked to stop, not by the run ({describe_exit(code)})"
         return replace(base, outcome=Outcome.INTERRUPTED, reason=reason, row_can_cause=at_texts)
     if code == -signal.SIGKILL and evidence.oom_kills > 0:
-        reason = "was killed by the kernel because the machine, or its memory limit, ran out of memory"
+        reason = (
+            "was killed by the kernel because the machine, or its memory limit, ran out of memory"
+        )
         remedy = "Give it more memory, or smaller batches and chunks."
-        return replace(base, outcome=Outcome.HOST_OOM, reason=reason, remedy=remedy, row_can_cause=True)
+        return replace(
+            base, outcome=Outcome.HOST_OOM, reason=reason, remedy=remedy, row_can_cause=True
+        )
     free_bytes = evidence.disk_free_bytes
     if code == -signal.SIGBUS and free_bytes is not None and free_bytes < NEARLY_FULL_BYTES:
         reason = "a write met a full disk (SIGBUS)"
@@ -241,7 +298,9 @@ def _without_record(evidence: Evidence, base: Verdict, code: int | None, *, at_t
     if diagnosis is not None:
         return _diagnosed(base, diagnosis)
     if code == 0 and not at_texts:
-        return replace(base, outcome=Outcome.BAD_OUTPUT, reason="ended with exit code 0 but left no result")
+        return replace(
+            base, outcome=Outcome.BAD_OUTPUT, reason="ended with exit code 0 but left no result"
+        )
     is_disk = code == WorkerExit.DISK_FULL
     return replace(
         base,
@@ -257,7 +316,9 @@ def _diagnosed(base: Verdict, diagnosis: Diagnosis) -> Verdict:
     return replace(
         base,
         outcome=rule.outcome,
-        reason=f"{rule.cause.rstrip('.')}: {diagnosis.headline}" if diagnosis.headline else rule.cause,
+        reason=f"{rule.cause.rstrip('.')}: {diagnosis.headline}"
+        if diagnosis.headline
+        else rule.cause,
         remedy=rule.remedy,
         rule=rule.name,
         exit_code=rule.exit_code,
@@ -282,7 +343,11 @@ def describe_exit(code: int) -> str:
 def _stack_head(log_tail: str) -> str:
     """Say where a hung worker was, by the stack that faulthandler wrote when SIGABRT came."""
     _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    frames = [line.strip() for line in stack.splitlines()[:3] if found and line.strip().startswith("File ")]
+    frames = [
+        line.strip()
+        for line in stack.splitlines()[:3]
+        if found and line.strip().startswith("File ")
+    ]
     # The worker's own frames say nothing about the place, unless there is no other.
     frames = [line for line in frames if "/chunkvisor_worker/" not in line] or frames[:1]
     return "; it was at " + ", called from ".join(frames) if frames else ""

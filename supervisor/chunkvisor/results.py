@@ -56,7 +56,9 @@ class FinalFile:
         read, numbers = FORMATS[form.format].read, Numbers(form.dtype, self.manifest["dimension"])
         counts = [part["rows"] for part in self.manifest.get("shards", [self.manifest])]
         parts = zip(self.files, counts, strict=True)
-        return np.concatenate([rows for path, count in parts for rows in read(path, count, numbers, None)])
+        return np.concatenate(
+            [rows for path, count in parts for rows in read(path, count, numbers, None)]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,10 @@ class Report:
             layout = Layout(config.workdir).output(name)
             manifest = read_sealed(layout.manifest)
             assert manifest is not None
-            rows = tuple(QuarantinedRow(**{key: each[key] for key in keys}) for each in manifest["quarantined"])
+            rows = tuple(
+                QuarantinedRow(**{key: each[key] for key in keys})
+                for each in manifest["quarantined"]
+            )
             files = tuple(part.path for part, _ in recorded_parts(layout, manifest))
             found[name] = FinalFile(place_of(layout, form_of(manifest)), manifest, rows, files)
         return cls(config.workdir, found)
@@ -83,22 +88,36 @@ class Report:
     @property
     def quarantined(self) -> int:
         """Rows without a vector, in all outputs; combined ones do not count again."""
-        return sum(len(output.quarantined) for output in self.outputs.values() if "combined" not in output.manifest)
+        return sum(
+            len(output.quarantined)
+            for output in self.outputs.values()
+            if "combined" not in output.manifest
+        )
 
 
-def loss_in_words(report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True) -> str:
+def loss_in_words(
+    report: Report, place: Callable[[int], str] | None = None, *, kept: bool = True
+) -> str:
     """Say how many rows have no vector, the first of them, the reasons, and where all are listed, if that is `kept`.
 
     `place` is what the caller of `encode` calls the text of a row.
     """
-    own = {name: output for name, output in report.outputs.items() if "combined" not in output.manifest}
+    own = {
+        name: output for name, output in report.outputs.items() if "combined" not in output.manifest
+    }
     rows = [(name, each) for name, output in own.items() for each in output.quarantined]
-    first = listed([place(each.row) if place else f"{name} row {each.row}" for name, each in rows], _SHOWN)
+    first = listed(
+        [place(each.row) if place else f"{name} row {each.row}" for name, each in rows], _SHOWN
+    )
     reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows))
     layout = Layout(report.workdir)
-    files = [str(layout.output(name).manifest) for name, output in own.items() if output.quarantined]
+    files = [
+        str(layout.output(name).manifest) for name, output in own.items() if output.quarantined
+    ]
     again = shlex.join(["chunkvisor", "retry", str(report.workdir)])
-    where = f"listed in {listed(files, _SHOWN)}; to try them again: `{again}`, and then the same call"
+    where = (
+        f"listed in {listed(files, _SHOWN)}; to try them again: `{again}`, and then the same call"
+    )
     if not kept:
         where = "to find them: numpy.isnan(vectors).any(axis=1)"
     lost = f"{counted(len(rows), 'row')} {'has' if len(rows) == 1 else 'have'} no vector: {first}"

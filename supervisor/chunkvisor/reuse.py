@@ -19,10 +19,25 @@ from chunkvisor.assemble.manifest import read_moved, read_recorded
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Warned
 from chunkvisor.sources.table import StagedTable, TableFiles, matches
-from chunkvisor.store.artifact import BadVectorsError, Vectors, bad_rows, blocks, npy_header, pick_rows, read_shape
+from chunkvisor.store.artifact import (
+    BadVectorsError,
+    Vectors,
+    bad_rows,
+    blocks,
+    npy_header,
+    pick_rows,
+    read_shape,
+)
 from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.ledger import Place, ReuseFiles, chunk_files, ledger_of, read_reuse, write_plan
+from chunkvisor.store.ledger import (
+    Place,
+    ReuseFiles,
+    chunk_files,
+    ledger_of,
+    read_reuse,
+    write_plan,
+)
 from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
@@ -42,9 +57,15 @@ class Donor:
     place: Place
     index: Path  # of the texts of its source
     facts: Facts
-    blocks: Callable[[], Blocks]  # read its vectors and check them; raises BadVectorsError, FileNotFoundError
-    numbers: Callable[[Rows], Rows]  # its numbers for rows of that source; -1 = it has no vector for them
-    tokens: Callable[[Rows], Rows]  # tokens before the cut for numbers of it: 0 = whole, -1 = not counted
+    blocks: Callable[
+        [], Blocks
+    ]  # read its vectors and check them; raises BadVectorsError, FileNotFoundError
+    numbers: Callable[
+        [Rows], Rows
+    ]  # its numbers for rows of that source; -1 = it has no vector for them
+    tokens: Callable[
+        [Rows], Rows
+    ]  # tokens before the cut for numbers of it: 0 = whole, -1 = not counted
 
 
 def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
@@ -54,7 +75,9 @@ def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None
         if fixed is None or manifest is None or not _fits(layout, fixed, wanted):
             return None
         form, final = form_of(manifest), read_moved(layout) or layout
-        whole = manifest["fingerprint"] == fixed.identity.fingerprint and place_of(final, form).exists()
+        whole = (
+            manifest["fingerprint"] == fixed.identity.fingerprint and place_of(final, form).exists()
+        )
         if not whole or not form.is_exact:
             return None
         bad = [row["row"] for row in manifest["quarantined"]]
@@ -86,7 +109,11 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
     """Offer what a state has committed, or copied, that will have no final file; None if that is nothing."""
     try:
         fixed, reuse, table = read_fixed(layout), read_reuse(layout), TableFiles(layout.table)
-        if fixed is None or not _fits(layout, fixed, wanted) or (ledger := ledger_of(layout)) is None:
+        if (
+            fixed is None
+            or not _fits(layout, fixed, wanted)
+            or (ledger := ledger_of(layout)) is None
+        ):
             return None
         ledger.load()
     except (DamagedError, OSError):
@@ -104,7 +131,10 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
         return None
 
     def numbers(rows: Rows) -> Rows:
-        texts, copied = pick_rows(table.row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64), np.zeros(len(rows), bool)
+        texts, copied = (
+            pick_rows(table.row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64),
+            np.zeros(len(rows), bool),
+        )
         if reuse is not None:
             where = reuse.where_of(texts)
             texts, copied = np.maximum(where, ~where), where >= 0
@@ -147,7 +177,12 @@ def _tokens_in(path: Path, otherwise: int, numbers: Rows) -> Rows:
 
 
 def plan_reuse(
-    name: str, folder: Path, table: StagedTable, donors: Iterable[Donor], emit: Emit, on_block: Callable[[], None]
+    name: str,
+    folder: Path,
+    table: StagedTable,
+    donors: Iterable[Donor],
+    emit: Emit,
+    on_block: Callable[[], None],
 ) -> Facts | None:
     """Make the plan of an output in `folder`, with what is copied; who comes first among the donors is preferred.
 
@@ -166,7 +201,9 @@ def plan_reuse(
                 where = np.full(table.distinct, -1, "<i8")
             shared = matches(TableFiles(table.folder).index, donor.index)
             found = [(table.texts_of_rows(here), donor.numbers(there)) for here, there in shared]
-            texts, numbers = (np.concatenate(each) for each in zip((np.empty(0, int),) * 2, *found, strict=True))
+            texts, numbers = (
+                np.concatenate(each) for each in zip((np.empty(0, int),) * 2, *found, strict=True)
+            )
             new = (numbers >= 0) & (where[texts] < 0)
             order = np.argsort(numbers[new])
             texts, numbers = texts[new][order], numbers[new][order]
@@ -197,11 +234,15 @@ def plan_reuse(
     write_plan(partial_folder, table.distinct, len(encoded), places)
     remove_folder(folder)
     partial_folder.rename(folder)
-    sync_folder(folder.parent)  # whose own name is on the disk with the facts, or with the first chunk
+    sync_folder(
+        folder.parent
+    )  # whose own name is on the disk with the facts, or with the first chunk
     return facts
 
 
-def _copy(found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None]) -> None:
+def _copy(
+    found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None]
+) -> None:
     """Write the vectors of the numbers `wanted`, which rise. All blocks are read, which checks them.
 
     Raises BadVectorsError, also for a vector with NaN; OSError.

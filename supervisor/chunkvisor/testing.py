@@ -40,11 +40,23 @@ class DrillFault:
 
 FAULTS: tuple[DrillFault, ...] = (
     DrillFault("oom", "the GPU is filled up in a batch", Outcome.GPU_OOM, real_on=("cuda",)),
-    DrillFault("nvml-assert", "torch's NVML assertion instead of an out-of-memory error", Outcome.GPU_OOM, real_on=()),
+    DrillFault(
+        "nvml-assert",
+        "torch's NVML assertion instead of an out-of-memory error",
+        Outcome.GPU_OOM,
+        real_on=(),
+    ),
     DrillFault("cublas", "cuBLAS gets no memory", Outcome.GPU_OOM, real_on=()),
-    DrillFault("device-assert", "an index out of range in a kernel", Outcome.DEVICE_FAULT, real_on=("cuda",)),
+    DrillFault(
+        "device-assert",
+        "an index out of range in a kernel",
+        Outcome.DEVICE_FAULT,
+        real_on=("cuda",),
+    ),
     DrillFault("illegal-access", "CUDA error 700", Outcome.DEVICE_FAULT, real_on=()),
-    DrillFault("ecc", "CUDA error 214", Outcome.HARDWARE_FAULT, real_on=(), exit_code=ExitCode.MACHINE),
+    DrillFault(
+        "ecc", "CUDA error 214", Outcome.HARDWARE_FAULT, real_on=(), exit_code=ExitCode.MACHINE
+    ),
     DrillFault("segfault", "the worker reads address 0", Outcome.CRASHED),
     DrillFault("abort", "the worker calls abort()", Outcome.CRASHED),
     DrillFault("sigkill", "the worker is killed", Outcome.CRASHED),
@@ -54,20 +66,36 @@ FAULTS: tuple[DrillFault, ...] = (
     DrillFault("exit-0-without-result", "the worker ends as if all were well", Outcome.CRASHED),
     DrillFault("exit-1-after-result", "the worker fails after its work is done", Outcome.COMMITTED),
     DrillFault("nan-row", "one vector is NaN", Outcome.BAD_OUTPUT),
-    DrillFault("lost-vectors", "half of the vectors are gone after the worker has ended well", Outcome.BAD_OUTPUT),
+    DrillFault(
+        "lost-vectors",
+        "half of the vectors are gone after the worker has ended well",
+        Outcome.BAD_OUTPUT,
+    ),
     DrillFault("host-oom", "MemoryError", Outcome.HOST_OOM, real_on=()),
     DrillFault("disk-full", "ENOSPC when the vectors are written", Outcome.DISK_FULL, real_on=()),
     DrillFault("hub-busy", "HTTP 429 while the model is loaded", Outcome.HUB, real_on=()),
-    DrillFault("gpu-busy", "CUDA error 46: another process holds the GPU", Outcome.GPU_BUSY, real_on=()),
-    DrillFault("import-failed", "a package is missing while the model is loaded", Outcome.SETUP, real_on=()),
-    DrillFault("bad-input", "a batch of texts that cannot be encoded", Outcome.BAD_INPUT, real_on=()),
+    DrillFault(
+        "gpu-busy", "CUDA error 46: another process holds the GPU", Outcome.GPU_BUSY, real_on=()
+    ),
+    DrillFault(
+        "import-failed", "a package is missing while the model is loaded", Outcome.SETUP, real_on=()
+    ),
+    DrillFault(
+        "bad-input", "a batch of texts that cannot be encoded", Outcome.BAD_INPUT, real_on=()
+    ),
     DrillFault(PARENT_KILLED, "the run itself is killed after its first chunk", "stopped"),
-    DrillFault(POISON_ROW, "one text crashes every worker", Outcome.CRASHED, exit_code=ExitCode.QUARANTINED),
+    DrillFault(
+        POISON_ROW, "one text crashes every worker", Outcome.CRASHED, exit_code=ExitCode.QUARANTINED
+    ),
 )
 """In the order in which they are provoked."""
 
 _BY_OUTCOME = {
-    **{fault.seen_as: fault.name for fault in reversed(FAULTS) if fault.name not in (PARENT_KILLED, POISON_ROW)},
+    **{
+        fault.seen_as: fault.name
+        for fault in reversed(FAULTS)
+        if fault.name not in (PARENT_KILLED, POISON_ROW)
+    },
     Outcome.HUNG: "hang",
 }
 """The fault that stands for an outcome: the first of the table but for one."""
@@ -87,7 +115,9 @@ class Provoked:
 
 
 @contextlib.contextmanager
-def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -> Iterator[Provoked]:
+def fault(
+    name: str, *, chunk: int, output: str | None = None, times: int = 1
+) -> Iterator[Provoked]:
     """In this block, the workers of the chunk meet a fault: `with chunkvisor.testing.fault("gpu_oom", chunk=1): …`.
 
     `name` is a fault of the drill ("segfault", "nan-row"; docs/reference/checks.md has all) or an outcome ("gpu_oom",
@@ -100,12 +130,19 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
     Raises ChunkvisorError (2) for a name that is not known, and AssertionError at the end of a block in which the
     fault never struck: such a test would show nothing.
     """
-    names = {each: each for each in NAMES} | {str(outcome): each for outcome, each in _BY_OUTCOME.items()}
+    names = {each: each for each in NAMES} | {
+        str(outcome): each for outcome, each in _BY_OUTCOME.items()
+    }
     if name not in names:
-        raise Halt(ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, names)}")
+        raise Halt(
+            ExitCode.USAGE, f"there is no fault {name} to provoke; {did_you_mean(name, names)}"
+        )
     provoked = ProvokedFault(names[name], chunk, output, times)
     if chunk < 0 or times < 1:
-        raise Halt(ExitCode.USAGE, f"chunk={chunk}, times={times}: there is no such chunk, or nothing to do")
+        raise Halt(
+            ExitCode.USAGE,
+            f"chunk={chunk}, times={times}: there is no such chunk, or nothing to do",
+        )
     with tempfile.TemporaryDirectory(prefix="chunkvisor-testing-") as place:
         folder = Path(place)
         write_message(AttemptFiles(folder).fault, provoked, durable=False)
@@ -117,7 +154,9 @@ def fault(name: str, *, chunk: int, output: str | None = None, times: int = 1) -
         finally:
             os.environ.pop(TESTING_FAULTS)
             os.environ.update({TESTING_FAULTS: before} if before else {})
-            found.struck = next(number for number in itertools.count() if not (folder / f"struck-{number}").exists())
+            found.struck = next(
+                number for number in itertools.count() if not (folder / f"struck-{number}").exists()
+            )
     if not found.struck:
         of_output = f" of output {output}" if output else ""
         raise AssertionError(

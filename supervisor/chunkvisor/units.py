@@ -62,4 +62,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") 
 
 def printable(text: str) -> str:
     """Return the text, line by line, with nothing in it that could steer a terminal."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for char in text
+    )

@@ -31,7 +31,9 @@ QUARANTINE = "quarantine"
 
 ENTRIES: dict[str, Meaning] = {
     Outcome.COMMITTED: Meaning(
-        "The attempt's vectors are verified and part of the output.", "It continues with the next chunk.", "Nothing."
+        "The attempt's vectors are verified and part of the output.",
+        "It continues with the next chunk.",
+        "Nothing.",
     ),
     Outcome.GPU_OOM: Meaning(
         "The GPU ran out of memory. The NVML assertion of CUDACachingAllocator.cpp is the same thing in disguise.",
@@ -149,14 +151,24 @@ def advice_on_row(outcome: str, rule: str) -> str:
 
 
 def end_in_words(
-    why: str, code: ExitCode, verdict: Verdict, work: tuple[str, int, int], device: str = "", *, dropped: bool = False
+    why: str,
+    code: ExitCode,
+    verdict: Verdict,
+    work: tuple[str, int, int],
+    device: str = "",
+    *,
+    dropped: bool = False,
 ) -> Halt:
     """Put the end of a run, or of a device that it does without (`dropped`), into words.
 
     `why` is as in `policy.Stop`; `work` is (output, chunk, texts of the output).
     """
     output, chunk, texts = work
-    because, see, remedy = verdict.reason, verdict.see, f"{last_remedy(verdict)} Then run the same command again{KEPT}."
+    because, see, remedy = (
+        verdict.reason,
+        verdict.see,
+        f"{last_remedy(verdict)} Then run the same command again{KEPT}.",
+    )
     match why:
         case "broken":
             what, see = f"{device} cannot be used any more", ""
@@ -176,7 +188,9 @@ def end_in_words(
             remedy = "Check that device with nvidia-smi and `chunkvisor doctor`. Then run the same command again."
         case "canary":
             what = f"halted at {output}: a text that was encoded before can no longer be encoded"
-            remedy = f"{last_remedy(verdict)} No text is the cause. Then run the same command again."
+            remedy = (
+                f"{last_remedy(verdict)} No text is the cause. Then run the same command again."
+            )
         case "first":
             what = f"halted at {output}: no text has been encoded so far (0 of {texts:,}); short texts, each tried "
             what += f"alone, failed too, the last in chunk {chunk}"
@@ -271,21 +285,31 @@ def reasons_in_words(reasons: Sequence[BadReason]) -> list[str]:
         return [f"{each.outcome}: {each.reason}" for each in reasons]
     if len(reasons) == 1:
         return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
-    lines = [f"{counted(each.rows, 'row')}: {each.outcome}: {each.reason}" for each in reasons[:_REASONS]]
+    lines = [
+        f"{counted(each.rows, 'row')}: {each.outcome}: {each.reason}" for each in reasons[:_REASONS]
+    ]
     if others := reasons[_REASONS:]:
-        lines.append(f"{counted(sum(each.rows for each in others), 'row')}: {counted(len(others), 'other reason')}")
+        lines.append(
+            f"{counted(sum(each.rows for each in others), 'row')}: {counted(len(others), 'other reason')}"
+        )
     return lines
 
 
 def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Halt:
     """The end of a run whose outputs, by name, have rows without a vector."""
-    found = [(name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]]
+    found = [
+        (name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]
+    ]
     rows = [f"{name} row {each['row']} ({each['place']})" for name, each in found[:10]]
     count = len(found)
     more = f" and {count - 10:,} more" if count > 10 else ""
     reasons = reasons_of(row for _, row in found)
     most = reasons[0]
-    name = next(name for name, row in found if (row["outcome"], row["reason"]) == (most.outcome, most.reason))
+    name = next(
+        name
+        for name, row in found
+        if (row["outcome"], row["reason"]) == (most.outcome, most.reason)
+    )
     rule, log = failed_as(layout.output(name).attempts, most.outcome, most.reason)
     if most.outcome == Outcome.BAD_OUTPUT and is_empty(str(log or "")):
         log = None
@@ -305,7 +329,9 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
 
 def gave_up(given_up: Sequence[GivenUp]) -> Halt:
     """The end of a run in which these chunks have exhausted their tries."""
-    chunks = list(dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up))  # each may be in parts
+    chunks = list(
+        dict.fromkeys(f"{each.output} chunk {each.chunk}" for each in given_up)
+    )  # each may be in parts
     last = given_up[-1]
     # What has no room on the GPU, be it long or short, will have none in the next run.
     lacks_memory = all(each.verdict.outcome is Outcome.GPU_OOM for each in given_up)
@@ -324,7 +350,9 @@ class Troubles:
     """What went wrong in one run, by its events."""
 
     _draining: bool = False
-    _failures: list[event.FailureEvent] = field(default_factory=list)  # since vectors were last saved
+    _failures: list[event.FailureEvent] = field(
+        default_factory=list
+    )  # since vectors were last saved
     _rows: list[str] = field(default_factory=list)  # given up, with their places in the source
 
     def heed(self, told: event.Event) -> None:
@@ -332,7 +360,9 @@ class Troubles:
         match told:
             case event.Draining():
                 self._draining = True  # what is saved from now on does not show that the run would have continued
-            case event.ChunkCommitted() | event.PartCommitted() | event.BatchesKept() if not self._draining:
+            case event.ChunkCommitted() | event.PartCommitted() | event.BatchesKept() if (
+                not self._draining
+            ):
                 self._failures.clear()
             case event.FailureEvent() if not isinstance(told, event.AttemptInterrupted):
                 self._failures.append(told)
@@ -344,10 +374,15 @@ class Troubles:
         if halt.code is ExitCode.QUARANTINED:  # it names the rows itself
             return halt
         parts = [halt.why] if halt.why else []
-        stopped = halt.code in (ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED, ExitCode.TERMINATED) and not halt.why
+        stopped = (
+            halt.code in (ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+            and not halt.why
+        )
         if stopped and self._failures:
             last, count = self._failures[-1], counted(len(self._failures), "attempt")
-            parts.append(f"{count} failed since vectors were last saved; the last one: {last.outcome}: {last.reason}")
+            parts.append(
+                f"{count} failed since vectors were last saved; the last one: {last.outcome}: {last.reason}"
+            )
             halt.log, halt.see = Path(last.log) if last.log else halt.log, last.rule or last.outcome
         if self._rows:
             parts.append(f"without a vector so far: {listed(self._rows, 10)}")

@@ -63,7 +63,9 @@ def arm(targets: list[str], when: str, choose: Choose) -> None:
         setattr(owner, name, deadly(getattr(owner, name), name, when, choose))
 
 
-def deadly(function: Callable[..., Any], name: str, when: str, choose: Choose) -> Callable[..., Any]:
+def deadly(
+    function: Callable[..., Any], name: str, when: str, choose: Choose
+) -> Callable[..., Any]:
     """The function, but for the calls that are chosen."""
 
     @functools.wraps(function)
@@ -87,7 +89,9 @@ def in_words(argument: object) -> str:
         return str(argument[0])
     if isinstance(argument, Event):
         values = asdict(argument)
-        return " ".join([argument.name, *(f"{key}={values[key]}" for key in sorted(KEYS & values.keys()))])
+        return " ".join(
+            [argument.name, *(f"{key}={values[key]}" for key in sorted(KEYS & values.keys()))]
+        )
     return re.sub(r" object at 0x[0-9a-f]+|(?<=/runs/)\d[^/]+", "", str(argument))
 
 
@@ -101,7 +105,12 @@ def run(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
         log = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 2)
         os.dup2(log, 1)
-        sys.argv = ["chunkvisor", "run", str(folder / "config.yaml"), *os.environ.get("KILL_AT_OPTIONS", "").split()]
+        sys.argv = [
+            "chunkvisor",
+            "run",
+            str(folder / "config.yaml"),
+            *os.environ.get("KILL_AT_OPTIONS", "").split(),
+        ]
         forking.fork_children_of_this_process()
         prepare()
         chunkvisor_main()
@@ -141,7 +150,12 @@ def sweep(mode: str, when: str, template: Path, scratch: Path, targets: list[str
 def tell(folder: Path, call: str, returncode: int | None) -> None:
     """One JSON line."""
     stderr = (folder / "stderr").read_text()
-    print(json.dumps({"folder": str(folder), "call": call, "returncode": returncode, "stderr": stderr}), flush=True)
+    print(
+        json.dumps(
+            {"folder": str(folder), "call": call, "returncode": returncode, "stderr": stderr}
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

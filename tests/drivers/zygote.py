@@ -82,7 +82,9 @@ def fork_sibling() -> int:
     python = ctypes.pythonapi
     python.PyOS_BeforeFork()
     # Not by ctypes.CDLL, which would let go of the GIL: the child would have to get it back.
-    pid = ctypes.PyDLL(None).syscall(_SYS_CLONE[platform.machine()], _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    pid = ctypes.PyDLL(None).syscall(
+        _SYS_CLONE[platform.machine()], _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0
+    )
     python.PyOS_AfterFork_Parent() if pid else python.PyOS_AfterFork_Child()
     return int(pid)
 
@@ -103,7 +105,9 @@ def next_order(orders: socket.socket) -> tuple[bytes, list[int]]:
 
 def serve(orders: socket.socket) -> dict[str, Any]:
     """Fork for each order; ends with the socket. Returns in the forked processes only, with their order."""
-    path = [each for each in sys.path if each not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    path = [
+        each for each in sys.path if each not in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ]
     while True:
         text, descriptors = next_order(orders)
         if fork_sibling() == 0:
@@ -132,9 +136,14 @@ def become(order: dict[str, Any], path: list[str], streams: list[int]) -> None:
     os.environ.update(order["environment"])
     time.tzset()
     show_environment(order["environment"])
-    if (torch := sys.modules.get("torch")) is not None and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
+    if (torch := sys.modules.get("torch")) is not None and (
+        threads := os.environ.get("OMP_NUM_THREADS", "")
+    ).isdigit():
         torch.set_num_threads(int(threads))  # which it would read while it is imported
-    sys.path[:] = [*filter(None, order["environment"].get("PYTHONPATH", "").split(os.pathsep)), *path]
+    sys.path[:] = [
+        *filter(None, order["environment"].get("PYTHONPATH", "").split(os.pathsep)),
+        *path,
+    ]
     sys.argv = [order["module"], *order["arguments"]]
 
 
@@ -150,7 +159,10 @@ def show_environment(environment: dict[str, str]) -> None:
 
 def as_shown(environment: dict[str, str]) -> bytes:
     """As the kernel lays it out."""
-    return b"".join(f"{name}={value}\0".encode("utf-8", "surrogateescape") for name, value in environment.items())
+    return b"".join(
+        f"{name}={value}\0".encode("utf-8", "surrogateescape")
+        for name, value in environment.items()
+    )
 
 
 def play(order: dict[str, Any]) -> None:

@@ -22,7 +22,9 @@ WEIGHTS = {
     **dict.fromkeys(("segfault", "abort", "sigkill", "sigterm", "exit_0"), 4),
     **dict.fromkeys(("cuda_700", "runtime_error", "memory_error"), 4),
     **dict.fromkeys(("nan", "inf", "row_missing"), 4),
-    **dict.fromkeys(("half_a_file", "false_digest", "false_fingerprint", "false_dimension", "false_type"), 3),
+    **dict.fromkeys(
+        ("half_a_file", "false_digest", "false_fingerprint", "false_dimension", "false_type"), 3
+    ),
     **dict.fromkeys(("exit_20_after", "segfault_after"), 3),
     # Some: bad manners.
     **dict.fromkeys(("value_error", "surrogate_message"), 2),
@@ -34,7 +36,9 @@ WEIGHTS = {
     **dict.fromkeys(("child_and_finish", "float64"), 2),
     # Few: what takes seconds, or ends the run.
     **dict.fromkeys(("sleep", "deaf_sleep", "hold_the_gil", "sigstop", "disk_full", "hub_429"), 1),
-    **dict.fromkeys(("sleep_after", "leave_a_thread", "import_error", "no_gpu", "remove_the_attempt"), 1),
+    **dict.fromkeys(
+        ("sleep_after", "leave_a_thread", "import_error", "no_gpu", "remove_the_attempt"), 1
+    ),
 }
 """What happens, by how often. Left out is what nobody could tell from the truth: other vectors in the right shape."""
 
@@ -66,7 +70,11 @@ def _chosen():
     if chance.random() >= CHAOS["rate"]:
         return None, ""
     (name,) = chance.choices(list(WEIGHTS), WEIGHTS.values())
-    moments = ["encode", "second"] if name in NEEDS_CALL else ["import", "load", "encode", "encode", "second"]
+    moments = (
+        ["encode", "second"]
+        if name in NEEDS_CALL
+        else ["import", "load", "encode", "encode", "second"]
+    )
     return name, chance.choice(moments)
 
 

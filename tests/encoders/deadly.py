@@ -32,7 +32,9 @@ def obey(text):
         case "quote":
             raise RuntimeError("cannot encode: " + text)
         case "cuda":
-            error = AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+            error = AcceleratorError(
+                "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+            )
             error.error_code = int(what)
             raise error
 

@@ -23,7 +23,9 @@ ECC = [214, "uncorrectable ECC error encountered"]
 
 
 def fail_if_faulty(kwargs, at):
-    if kwargs.get("faulty") in ("every", os.environ["CUDA_VISIBLE_DEVICES"]) and at == kwargs.get("at", "encode"):
+    if kwargs.get("faulty") in ("every", os.environ["CUDA_VISIBLE_DEVICES"]) and at == kwargs.get(
+        "at", "encode"
+    ):
         code, text = kwargs.get("fault", ECC)
         raise AcceleratorError(f"CUDA error: {text}", code)
 

@@ -21,7 +21,9 @@ class Narrow(Encoder):
         self.kwargs = kwargs
 
     def encode(self, texts, batch_size):
-        if self.kwargs["at"] == "encode" and min(batch_size, len(texts)) > self.kwargs.get("fits", 0):
+        if self.kwargs["at"] == "encode" and min(batch_size, len(texts)) > self.kwargs.get(
+            "fits", 0
+        ):
             run_out(self.kwargs)
         return super().encode(texts, batch_size)
 

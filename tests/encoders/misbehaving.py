@@ -70,7 +70,9 @@ def full_above(make):
 
 def cuda_error(code, text):
     error = torch_error("AcceleratorError", error_code=code)
-    return raising(lambda: error(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported"))
+    return raising(
+        lambda: error(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported")
+    )
 
 
 def killing(number):
@@ -145,11 +147,20 @@ def lie(**changes):
     """Claim success in the worker's name."""
 
     def misbehave(call):
-        np.save(ATTEMPT / "embeddings.npy", np.ones((SPEC["stop"] - SPEC["start"], 8), dtype=np.float32))
+        np.save(
+            ATTEMPT / "embeddings.npy", np.ones((SPEC["stop"] - SPEC["start"], 8), dtype=np.float32)
+        )
         data = (ATTEMPT / "embeddings.npy").read_bytes()
-        result = {key: SPEC[key] for key in ("fingerprint", "output", "chunk", "start", "stop", "limits")}
+        result = {
+            key: SPEC[key] for key in ("fingerprint", "output", "chunk", "start", "stop", "limits")
+        }
         facts = {"dimension": 8, "dtype": "", "max_length": None, "versions": {}}
-        result |= {"digest": xxhash.xxh3_128_hexdigest(data), "size_bytes": len(data), "facts": facts, **changes}
+        result |= {
+            "digest": xxhash.xxh3_128_hexdigest(data),
+            "size_bytes": len(data),
+            "facts": facts,
+            **changes,
+        }
         (ATTEMPT / "result.json").write_text(json.dumps(result))
         os._exit(0)
 
@@ -224,12 +235,18 @@ MISBEHAVIOURS = {
     "import_error": raising(lambda: ModuleNotFoundError("No module named 'flash_attn'")),
     "surrogate_message": raising(lambda: RuntimeError("half an emoji \ud83d and a NUL \0")),
     # the GPU's faults, as torch words them
-    "cuda_oom": full_above(lambda: OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "cuda_oom": full_above(
+        lambda: OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    ),
     "cuda_oom_old_name": full_above(lambda: OldOutOfMemoryError("CUDA out of memory.")),
     "cuda_oom_runtime_error": full_above(lambda: RuntimeError("CUDA error: out of memory")),
     "nvml_assert": full_above(lambda: RuntimeError(NVML_ASSERT)),
-    "cublas_alloc": full_above(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`")),
-    "resource_exhausted": full_above(lambda: RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")),
+    "cublas_alloc": full_above(
+        lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublas`")
+    ),
+    "resource_exhausted": full_above(
+        lambda: RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")
+    ),
     "cuda_700": cuda_error(700, "an illegal memory access was encountered"),
     "no_gpu": raising(lambda: RuntimeError("No CUDA GPUs are available")),
     # the world
@@ -303,7 +320,10 @@ class Encoder:
 
     def encode(self, texts, batch_size):
         assert "torch" not in sys.modules
-        rows = [np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8] for text in texts]
+        rows = [
+            np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8]
+            for text in texts
+        ]
         vectors = np.stack(rows).astype(np.float32) + 1
         if texts == [SPEC.get("canary")]:  # of another chunk
             return vectors

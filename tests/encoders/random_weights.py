@@ -12,7 +12,9 @@ class _Encoder:
 
     def encode(self, texts, batch_size):
         seeds = [hashlib.sha256((text + self.salt).encode()).digest() for text in texts]
-        return np.stack([np.frombuffer(seed, dtype=np.uint8).astype(np.float32) - 128 for seed in seeds])
+        return np.stack(
+            [np.frombuffer(seed, dtype=np.uint8).astype(np.float32) - 128 for seed in seeds]
+        )
 
 
 def drawn(model, device):

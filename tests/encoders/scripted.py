@@ -38,7 +38,9 @@ def damage():
     raise TextsDamagedError("the texts are not those that were written")
 
 
-TextsDamagedError = type("TextsDamagedError", (RuntimeError,), {"__module__": "chunkvisor_worker.job"})
+TextsDamagedError = type(
+    "TextsDamagedError", (RuntimeError,), {"__module__": "chunkvisor_worker.job"}
+)
 
 
 def device_assert():
@@ -78,7 +80,10 @@ class Encoder:
     def encode(self, texts, batch_size):
         with open(HERE / "calls.jsonl", "a") as calls:
             calls.write(json.dumps(texts) + "\n")
-        rows = [np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8] for text in texts]
+        rows = [
+            np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8]
+            for text in texts
+        ]
         vectors = np.stack(rows).astype(np.float32) + 1
         for row, text in enumerate(texts):
             script = HERE / "faults" / (hashlib.sha256(text.encode()).hexdigest()[:16])

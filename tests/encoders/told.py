@@ -48,7 +48,11 @@ def leave():
 def template_pid():
     """Of the template; a fresh worker has none and, with auto, may be first."""
     parent = os.getppid()
-    return parent if b"chunkvisor_worker.template" in Path(f"/proc/{parent}/cmdline").read_bytes() else None
+    return (
+        parent
+        if b"chunkvisor_worker.template" in Path(f"/proc/{parent}/cmdline").read_bytes()
+        else None
+    )
 
 
 def kill_template():

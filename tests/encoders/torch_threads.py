@@ -10,7 +10,9 @@ class Encoder:
     def encode(self, texts, batch_size):
         found = re.search(r"mkl_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
         threads = torch.get_num_threads()
-        return np.full((len(texts), 2), [threads, int(found[1]) if found else threads], dtype=np.float32)
+        return np.full(
+            (len(texts), 2), [threads, int(found[1]) if found else threads], dtype=np.float32
+        )
 
 
 def make(model, device):

@@ -44,8 +44,15 @@ numpy.save(out, vectors)
 def smi(query: str) -> int:
     """nvidia-smi's number for the first GPU that this shell shows."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--id={visible}"]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={query}",
+        "--format=csv,noheader,nounits",
+        f"--id={visible}",
+    ]
+    return int(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    )
 
 
 class GpuPlace(Workplace):
@@ -66,7 +73,9 @@ class GpuPlace(Workplace):
         self.write_source(TEXTS)
         encoder = "sentence-transformers" if model else "on_gpu:make"
         name = {"model__name": str(model)} if model else {}
-        path = os.pathsep.join([str(Path(__file__).parent / "encoders"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(
+            [str(Path(__file__).parent / "encoders"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         env = {"PYTHONPATH": path, **changes.pop("env", {})}
         defaults = {"device": "cuda:0", "chunk__size": 96, "recovery__startup_timeout": 600}
         self.write_config(encoder, env=env, **name, **{**defaults, **changes})
@@ -75,7 +84,11 @@ class GpuPlace(Workplace):
         """Run, and expect it to complete; (chunk, outcome) of every failed attempt."""
         ended = self.run()
         assert ended.returncode == 0, ended.stderr
-        return [(each["chunk"], each["outcome"]) for each in self.events() if each["event"] == "attempt_failed"]
+        return [
+            (each["chunk"], each["outcome"])
+            for each in self.events()
+            if each["event"] == "attempt_failed"
+        ]
 
     def noted(self) -> dict[tuple[int, int], dict[str, Any]]:
         """What the plug-in wrote down, by chunk and attempt."""
@@ -116,7 +129,9 @@ def plain(minilm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("trouble", "code"), [("assert_async", 710), ("illegal_address", 700), ("launch_failure", 719)]
 )
-def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, trouble: str, code: int) -> None:
+def test_a_fault_in_one_chunk_is_not_felt_in_the_next(
+    place: GpuPlace, trouble: str, code: int
+) -> None:
     """A genuine CUDA fault breaks its process for every later call; the next process computes as if nothing was."""
     place.configure(model__kwargs={"trouble": {"1": trouble}}, chunk__size=64)
     assert place.complete() == [(1, "device_fault")]
@@ -125,7 +140,9 @@ def test_a_fault_in_one_chunk_is_not_felt_in_the_next(place: GpuPlace, trouble: 
     assert sorted(noted) == [(0, 1), (1, 1), (1, 2), (2, 1)]
     assert len({each["pid"] for each in noted.values()}) == len(noted)
     assert all(each["product"] == 64**3 for each in noted.values())
-    assert not any(each["initialised_before"] or each["allocated_at_start"] for each in noted.values())
+    assert not any(
+        each["initialised_before"] or each["allocated_at_start"] for each in noted.values()
+    )
     assert noted[1, 1]["code"] == code
     assert noted[1, 1]["afterwards"], "the context was not broken"
     assert "afterwards" not in noted[1, 2]
@@ -135,7 +152,9 @@ def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> 
     """MiniLM bounded by the allocator's own setting runs out of memory in a forward pass, and finishes."""
     share = 400 * MIB / (smi("memory.total") << 20)
     setting = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"}
-    place.configure(minilm_path, env=setting, encode={"batch_size": 256, "batch_tokens": None}, chunk__size=192)
+    place.configure(
+        minilm_path, env=setting, encode={"batch_size": 256, "batch_tokens": None}, chunk__size=192
+    )
     place.write_source(["word " * 400 + str(number) for number in range(192)])
     assert {outcome for _, outcome in place.complete()} == {"gpu_oom"}
     assert place.vectors().shape == (192, 384)
@@ -144,7 +163,9 @@ def test_a_model_out_of_memory_is_halved(place: GpuPlace, minilm_path: Path) -> 
 
 def test_cublas_without_memory_counts_as_out_of_memory(place: GpuPlace) -> None:
     """A GPU that is full when cuBLAS wants its workspace: CUBLAS_STATUS_ALLOC_FAILED, and a smaller batch."""
-    env = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}  # no workspace, which torch's allocator would be asked for
+    env = {
+        "CUBLAS_WORKSPACE_CONFIG": ":0:0"
+    }  # no workspace, which torch's allocator would be asked for
     place.configure(model__kwargs={"trouble": {"1": "no_room_for_cublas"}}, env=env)
     assert place.complete() == [(1, "gpu_oom")]
     place.check_rows()
@@ -186,14 +207,23 @@ def test_vectors_are_those_of_plain_encode(place: GpuPlace, minilm_path: Path, p
     """MiniLM's are those of `SentenceTransformer.encode` within 1e-5, forked or not; in half precision nearly so."""
     other = np.load(plain)
     for number, (start, dtype, least) in enumerate(
-        [("fresh", "float32", None), ("warm", "float32", None), ("auto", "bfloat16", 0.99), ("auto", "float16", 0.999)]
+        [
+            ("fresh", "float32", None),
+            ("warm", "float32", None),
+            ("auto", "bfloat16", 0.99),
+            ("auto", "float16", 0.999),
+        ]
     ):
-        place.configure(minilm_path, model__dtype=dtype, workers={"start": start}, workdir=f"work{number}")
+        place.configure(
+            minilm_path, model__dtype=dtype, workers={"start": start}, workdir=f"work{number}"
+        )
         place.workdir = place.folder / f"work{number}"
         assert place.complete() == []
         found = place.vectors()
         if least is None:
-            starts = {each["start"] for each in place.events() if each["event"] == "attempt_started"}
+            starts = {
+                each["start"] for each in place.events() if each["event"] == "attempt_started"
+            }
             assert starts == {start}
             np.testing.assert_allclose(found, other, rtol=0, atol=1e-5)
         else:
@@ -204,12 +234,18 @@ def test_vectors_are_those_of_plain_encode(place: GpuPlace, minilm_path: Path, p
 def test_the_drill_recovers(place: GpuPlace, minilm_path: Path) -> None:
     """The fire drill with MiniLM: out of memory, a crash and a device-side assert, all for real."""
     share = min(1.0, 2048 * MIB / (smi("memory.total") << 20))
-    place.configure(minilm_path, env={"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"})
+    place.configure(
+        minilm_path, env={"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{share:.6f}"}
+    )
     names = ["oom", "segfault", "device-assert"]
-    ended = place.call("drill", str(place.config_path), "--json", *(f"--fault={name}" for name in names))
+    ended = place.call(
+        "drill", str(place.config_path), "--json", *(f"--fault={name}" for name in names)
+    )
     findings = json.loads(ended.stdout) if ended.stdout else []
     assert len(findings) == len(names), ended.stderr
-    assert [f"{each['fault']}: {each['problem']}" for each in findings if not each["recovered"]] == []
+    assert [
+        f"{each['fault']}: {each['problem']}" for each in findings if not each["recovered"]
+    ] == []
 
 
 def test_tune_tries_what_the_card_can(place: GpuPlace, minilm_path: Path) -> None:
@@ -229,4 +265,6 @@ def test_the_doctor_finds_nothing_in_the_way(place: GpuPlace, minilm_path: Path)
     place.configure(minilm_path)
     ended = place.call("doctor", str(place.config_path), "--json")
     findings = json.loads(ended.stdout)["findings"]
-    assert [f"{each['check']}: {each['meaning']}" for each in findings if each["state"] == "fault"] == []
+    assert [
+        f"{each['check']}: {each['meaning']}" for each in findings if each["state"] == "fault"
+    ] == []

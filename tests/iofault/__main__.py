@@ -29,16 +29,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.iofault", description=__doc__)
     parser.add_argument("--scenario", default="plain", help="one of scenarios.py")
     parser.add_argument("--part", default="1/1", help="K/N: the Kth of N parts of all trials")
-    parser.add_argument("--errors", type=int, help="of the errors of each call so many, by lot; all by default")
+    parser.add_argument(
+        "--errors", type=int, help="of the errors of each call so many, by lot; all by default"
+    )
     parser.add_argument("--seed", default="", help="of the lots")
     parser.add_argument("--position", help="replay this one, as it was printed")
     parser.add_argument("--error", default="EIO", help="of the position")
-    parser.add_argument("--for-good", action="store_true", help="and of all calls of that kind after it")
+    parser.add_argument(
+        "--for-good", action="store_true", help="and of all calls of that kind after it"
+    )
     options = parser.parse_args()
     if _PRELOADED not in os.environ:
         environment = {**os.environ, "LD_PRELOAD": str(build()), _PRELOADED: "1"}
         environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        os.execve(sys.executable, [sys.executable, "-m", "tests.iofault", *sys.argv[1:]], environment)
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.iofault", *sys.argv[1:]], environment
+        )
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from .scenarios import SCENARIOS
@@ -56,7 +62,12 @@ def main() -> int:
             missed += not found.failed
             if found.problem or options.position:
                 wrong += bool(found.problem)
-                print(f"{found.problem}: --scenario {options.scenario} {trial}", found.first, found.second, flush=True)
+                print(
+                    f"{found.problem}: --scenario {options.scenario} {trial}",
+                    found.first,
+                    found.second,
+                    flush=True,
+                )
     ends = ", ".join(f"{number} x {code}" for code, number in sorted(codes.items()))
     said = f"{codes.total()} trials, {wrong} wrong; exit codes {ends}; {missed} did not come by their call"
     print(f"{options.scenario}: {said}", flush=True)
@@ -68,11 +79,16 @@ def chosen(positions: list[Position], options: argparse.Namespace) -> list[Trial
     if options.position:
         return [Trial(Position.parse(options.position), options.error, options.for_good)]
     kinds = Counter(f"{each.role} {each.kind}" for each in positions)
-    print(f"{kinds.total()} positions: {', '.join(f'{kinds[each]} {each}' for each in sorted(kinds))}", flush=True)
+    print(
+        f"{kinds.total()} positions: {', '.join(f'{kinds[each]} {each}' for each in sorted(kinds))}",
+        flush=True,
+    )
     number, count = (int(word) for word in options.part.split("/"))
 
     def lot(*words: object) -> int:
-        return zlib.crc32(" ".join(map(str, (options.seed, *words))).encode(errors="surrogateescape"))
+        return zlib.crc32(
+            " ".join(map(str, (options.seed, *words))).encode(errors="surrogateescape")
+        )
 
     found = []
     for position in positions:
@@ -86,4 +102,6 @@ def chosen(positions: list[Position], options: argparse.Namespace) -> list[Trial
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # without the teardown, in which bindings complain about what a frozen heap still has
+    os._exit(
+        code
+    )  # without the teardown, in which bindings complain about what a frozen heap still has

@@ -30,7 +30,9 @@ class Scenario:
 
 def _apart(folder: Path) -> ScriptedWorkplace:
     """One text is bad, and one vector beside it: chunks are taken apart, kept in parts, and put together."""
-    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, recovery__attempts=1, encode__batch_size=2)
+    place = ScriptedWorkplace.make(
+        folder, TEXTS, chunk__size=4, recovery__attempts=1, encode__batch_size=2
+    )
     place.lay("t1", "value_error!")
     place.lay("t5", "nan_beside!")
     return place
@@ -44,7 +46,9 @@ def _complete(folder: Path) -> ScriptedWorkplace:
 
 def _begun(folder: Path) -> ScriptedWorkplace:
     """All but the last chunk is committed, and an out-of-memory fault has left its lesson."""
-    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, recovery__attempts=1, encode__batch_size=2)
+    place = ScriptedWorkplace.make(
+        folder, TEXTS, chunk__size=2, recovery__attempts=1, encode__batch_size=2
+    )
     place.lay("t0", "oom")
     place.lay("t6", "damage!")
     assert place.run_here().returncode == 75
@@ -91,7 +95,9 @@ SCENARIOS = {
     "complete": Scenario(_complete),
     "from-scratch": Scenario(_complete, (*RUN, "--from-scratch")),
     "sql": Scenario(_csv, finals=("out",)),
-    "warm": Scenario(lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, workers__start="warm")),
+    "warm": Scenario(
+        lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, workers__start="warm")
+    ),
     "retry": Scenario(_quarantined, ("retry", "{work}")),
 }
 """By name."""

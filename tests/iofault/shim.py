@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_FLAGS = ("-shared", "-fPIC", "-O1", "-std=gnu17", "-Wall", "-Wextra", "-Werror", "-D_LARGEFILE64_SOURCE")
+_FLAGS = (
+    "-shared",
+    "-fPIC",
+    "-O1",
+    "-std=gnu17",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-D_LARGEFILE64_SOURCE",
+)
 _PATH_BYTES, _SLOTS = 4096, 8192
 _OFF, _RECORD, _FAIL = 0, 1, 2
 
@@ -107,7 +116,9 @@ def build() -> Path:
     if not library.exists() or library.stat().st_uid != os.getuid():
         with tempfile.TemporaryDirectory() as scratch:
             made = Path(scratch) / name
-            subprocess.run(["gcc", *_FLAGS, "-o", str(made), str(_HERE / "shim.c"), "-ldl"], check=True)
+            subprocess.run(
+                ["gcc", *_FLAGS, "-o", str(made), str(_HERE / "shim.c"), "-ldl"], check=True
+            )
             shutil.move(made, library)
     return library
 

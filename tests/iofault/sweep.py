@@ -59,7 +59,9 @@ class Sweep:
         # Limits that are passed within moments: a disk that is full for good is waited for.
         config_path = self._place / "config.yaml"
         config = yaml.safe_load(config_path.read_text())
-        config.setdefault("recovery", {}).update(wait_timeout=0.2, startup_timeout=3, stall_timeout=3)
+        config.setdefault("recovery", {}).update(
+            wait_timeout=0.2, startup_timeout=3, stall_timeout=3
+        )
         config_path.write_text(yaml.safe_dump(config))
         shutil.copytree(self._place, self._template, symlinks=True)
         self.positions = self._record()
@@ -94,7 +96,9 @@ class Sweep:
         second = self._run(RUN)
         return Found(failed, first, second, self._problem(trial, first, digests, second))
 
-    def _problem(self, trial: Trial, first: tuple[int, str], digests: dict[str, str], second: tuple[int, str]) -> str:
+    def _problem(
+        self, trial: Trial, first: tuple[int, str], digests: dict[str, str], second: tuple[int, str]
+    ) -> str:
         """Empty where all is as it should be."""
         is_run = self._scenario.command[0] == "run"
         complete = self._scenario.code if is_run else 0
@@ -118,11 +122,18 @@ class Sweep:
 
     def _digests(self) -> dict[str, str]:
         named = (self._place / "work" / name for name in self._scenario.finals)
-        files = (path for name in named for path in ([name] if name.is_file() else sorted(name.glob("*.npy"))))
+        files = (
+            path
+            for name in named
+            for path in ([name] if name.is_file() else sorted(name.glob("*.npy")))
+        )
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
     def _run(self, command: tuple[str, ...]) -> tuple[int, str]:
-        words = [word.format(config=self._place / "config.yaml", work=self._place / "work") for word in command]
+        words = [
+            word.format(config=self._place / "config.yaml", work=self._place / "work")
+            for word in command
+        ]
 
         def work() -> None:
             sys.argv = ["chunkvisor", *words]

@@ -22,8 +22,12 @@ from .scenarios import SCENARIOS
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.lostwrites", description=__doc__)
-    parser.add_argument("scenarios", nargs="*", help=f"some of: {', '.join(SCENARIOS)}; all of them by default")
-    parser.add_argument("--folders", type=int, default=1000, help="at most so many of each scenario")
+    parser.add_argument(
+        "scenarios", nargs="*", help=f"some of: {', '.join(SCENARIOS)}; all of them by default"
+    )
+    parser.add_argument(
+        "--folders", type=int, default=1000, help="at most so many of each scenario"
+    )
     parser.add_argument("--seed", type=int, help="chooses the folders; a fresh one by default")
     parser.add_argument("--no-syncs", action="store_true", help="as if nothing had been synced")
     options = parser.parse_args()
@@ -65,4 +69,6 @@ def play(name: str, count: int, seed: int, scratch: Path, *, synced: bool) -> in
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # without the teardown, in which bindings complain about what a frozen heap still has
+    os._exit(
+        code
+    )  # without the teardown, in which bindings complain about what a frozen heap still has

@@ -12,11 +12,20 @@ from typing import Any
 from .disk import Disk
 from .recording import Kind, Recording
 
-_STORY = re.compile(r"(^|.*/)(runs|events\.jsonl|report\.html|worker\.log|ingest\.log|\.?beat\.json.*)(/.*)?")
+_STORY = re.compile(
+    r"(^|.*/)(runs|events\.jsonl|report\.html|worker\.log|ingest\.log|\.?beat\.json.*)(/.*)?"
+)
 """Written for people: no resume reads it, so that folders that differ only there count as one."""
 
 _PROMISES = frozenset(
-    {"chunk_committed", "part_committed", "batches_kept", "quarantined", "limits_lowered", "output_complete"}
+    {
+        "chunk_committed",
+        "part_committed",
+        "batches_kept",
+        "quarantined",
+        "limits_lowered",
+        "output_complete",
+    }
     | {"command_ended"}
 )
 """Events that tell of what has to hold from then on."""
@@ -86,7 +95,11 @@ class Crashes:
     def _of(self, at: int, disk: Disk, told: tuple[Mapping[str, Any], ...]) -> Iterator[Crash]:
         everything, chance = frozenset(disk.steps), self._chance
         alive = {file.number: path for path, file in disk.tree(disk.steps).items()}
-        pending = [disk.files[n] for n, path in alive.items() if disk.files[n].pending and not _STORY.fullmatch(path)]
+        pending = [
+            disk.files[n]
+            for n, path in alive.items()
+            if disk.files[n].pending and not _STORY.fullmatch(path)
+        ]
         worst, zeros = ({file.number: way for file in pending} for way in ("none", "size"))
         cuts: list[tuple[frozenset[int], dict[int, str], str]] = [
             (everything, {}, "nothing"),
@@ -95,7 +108,11 @@ class Crashes:
             (everything, zeros, "all content that was not synced, but for the sizes"),
             (frozenset(), {}, "all names that were not synced"),
         ]
-        steps = [step for step in disk.steps.values() if not all(_STORY.fullmatch(name) for _, name, _ in step.changes)]
+        steps = [
+            step
+            for step in disk.steps.values()
+            if not all(_STORY.fullmatch(name) for _, name, _ in step.changes)
+        ]
         numbers = [step.number for step in steps]
         for number in numbers[-4:] + chance.sample(numbers[:-4], min(3, len(numbers[:-4]))):
             cuts.append((disk.without([number]), {}, _words(disk, number)))
@@ -105,23 +122,39 @@ class Crashes:
                 cuts.append((everything, {file.number: way}, f"content of one file, {way}"))
         for _ in range(2):
             some = disk.with_needs(number for number in numbers if chance.random() < 0.5)
-            cuts.append((some, {file.number: chance.choice(disk.ways_of(file)) for file in pending}, "some of it"))
+            cuts.append(
+                (
+                    some,
+                    {file.number: chance.choice(disk.ways_of(file)) for file in pending},
+                    "some of it",
+                )
+            )
         for kept, ways, what in cuts:
             yield _crash(at, disk, kept, ways, what, told)
 
 
 def _words(disk: Disk, number: int) -> str:
-    changes = [f"{name} {'gone' if what is None else 'there'}" for _, name, what in disk.steps[number].changes]
+    changes = [
+        f"{name} {'gone' if what is None else 'there'}"
+        for _, name, what in disk.steps[number].changes
+    ]
     return "the step " + ", ".join(changes)
 
 
 def _crash(
-    at: int, disk: Disk, steps: frozenset[int], ways: Mapping[int, str], what: str, told: tuple[Mapping[str, Any], ...]
+    at: int,
+    disk: Disk,
+    steps: frozenset[int],
+    ways: Mapping[int, str],
+    what: str,
+    told: tuple[Mapping[str, Any], ...],
 ) -> Crash:
     tree: dict[str, Entry] = {}
     digest = hashlib.sha256()
     for path, file in sorted(disk.tree(steps).items()):
-        content = disk.content(file, ways.get(file.number, "all")) if file.kind is Kind.CREATE else b""
+        content = (
+            disk.content(file, ways.get(file.number, "all")) if file.kind is Kind.CREATE else b""
+        )
         tree[path] = Entry(file.kind, file.inode, content, file.target)
         if not _STORY.fullmatch(path):
             digest.update(f"{path}\0{file.kind}\0".encode() + _digest(content))

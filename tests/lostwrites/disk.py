@@ -128,7 +128,11 @@ class Disk:
 
     def tree(self, steps: Collection[int]) -> dict[str, File]:
         """Everything by its path, parents first, if of the steps only these are there."""
-        names = {number: dict(file.names) for number, file in self.files.items() if file.kind is Kind.MKDIR}
+        names = {
+            number: dict(file.names)
+            for number, file in self.files.items()
+            if file.kind is Kind.MKDIR
+        }
         for number in sorted(steps):
             for folder, name, what in self.steps[number].changes:
                 if what is None:
@@ -177,11 +181,21 @@ class Disk:
         self._step({there}, [(there, new, what)])
         self._step({here}, [(here, old, None)], also={self._last[there, new]})
 
-    def _step(self, folders: set[int], changes: list[tuple[int, str, int | None]], also: Collection[int] = ()) -> None:
+    def _step(
+        self,
+        folders: set[int],
+        changes: list[tuple[int, str, int | None]],
+        also: Collection[int] = (),
+    ) -> None:
         self._count += 1
-        needs = {self._last[folder, name] for folder, name, _ in changes if (folder, name) in self._last}
+        needs = {
+            self._last[folder, name] for folder, name, _ in changes if (folder, name) in self._last
+        }
         self.steps[self._count] = Step(
-            self._count, frozenset(folders), tuple(changes), frozenset(needs.union(also).intersection(self.steps))
+            self._count,
+            frozenset(folders),
+            tuple(changes),
+            frozenset(needs.union(also).intersection(self.steps)),
         )
         for folder, name, what in changes:
             self._last[folder, name] = self._count
@@ -191,13 +205,17 @@ class Disk:
                 self._now[folder][name] = what
 
     def _sync(self, call: Call) -> None:
-        number = self.find(call.path) if call.path == "" or call.inode not in self._by_inode else None
+        number = (
+            self.find(call.path) if call.path == "" or call.inode not in self._by_inode else None
+        )
         file = self.files[number] if number is not None else self._file(call.inode)
         assert file is not None
         if file.kind is not Kind.MKDIR:
             file.synced, file.pending = self.content(file, "all"), []
             return
-        durable = self.with_needs(each.number for each in self.steps.values() if file.number in each.folders)
+        durable = self.with_needs(
+            each.number for each in self.steps.values() if file.number in each.folders
+        )
         for step in sorted(durable):
             for folder, name, what in self.steps.pop(step).changes:
                 if what is None:
@@ -206,7 +224,9 @@ class Disk:
                     self.files[folder].names[name] = what
         for left in self.steps.values():
             if left.needs & durable:
-                self.steps[left.number] = Step(left.number, left.folders, left.changes, left.needs - durable)
+                self.steps[left.number] = Step(
+                    left.number, left.folders, left.changes, left.needs - durable
+                )
 
 
 def _apply(data: bytearray, call: Call, *, zeros: bool, torn: bool) -> None:

@@ -80,7 +80,11 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
         found.reopened = found.reopened and "attempt" not in event
         match event["event"]:
             case "chunk_committed":
-                found.safe.update(text for text in texts[chunk * size : (chunk + 1) * size] if not text.startswith(BAD))
+                found.safe.update(
+                    text
+                    for text in texts[chunk * size : (chunk + 1) * size]
+                    if not text.startswith(BAD)
+                )
             case "part_committed":
                 found.safe.update(texts[event["start"] : event["stop"]])
             case "batches_kept":
@@ -103,7 +107,9 @@ def promises_of(scenario: Scenario, crash: Crash) -> Promises:
                 if scenario.commands[found.command].encodes:
                     found.complete = False
     if found.was_complete and scenario.commands[found.command].words[1] not in ("retry", "clean"):
-        found.complete = found.complete and scenario.commands[found.command].words == scenario.commands[-1].words
+        found.complete = (
+            found.complete and scenario.commands[found.command].words == scenario.commands[-1].words
+        )
     return found
 
 
@@ -133,13 +139,21 @@ class Judge:
         promises = promises_of(self._scenario, crash)
         contents = {entry.content for entry in crash.tree.values()}
         finals = [set(each.values()) for each in self._recording.finals if each]
-        if self._scenario.keeps_a_final and promises.was_complete and not any(map(contents.issuperset, finals)):
+        if (
+            self._scenario.keeps_a_final
+            and promises.was_complete
+            and not any(map(contents.issuperset, finals))
+        ):
             return ["no final file is left, neither the old one nor the new"]
         if crash.told and not _mark_is_whole(crash):
             return ["the mark does not say which format the workdir has"]
         again, mended = self._scenario.again, self._scenario.mended(promises.command)
         tries = again[min(promises.command, len(again) - 1)]
-        key = crash.digest, tries, mended  # the same folder is played once, whatever had been promised of it
+        key = (
+            crash.digest,
+            tries,
+            mended,
+        )  # the same folder is played once, whatever had been promised of it
         if key not in self._known:
             self._known[key] = list(self._play(crash, tries, mended=mended))
         ends = self._known[key]
@@ -149,7 +163,9 @@ class Judge:
             if problems := self._look(each, end, promises, first=number == checked):
                 return problems
         if promises.complete and len(ends) > checked + 1:
-            return [f"a final file that was told of was not there: {len(ends)} commands were needed"]
+            return [
+                f"a final file that was told of was not there: {len(ends)} commands were needed"
+            ]
         return []
 
     def _play(self, crash: Crash, tries: tuple[Try, ...], *, mended: bool) -> Iterator[End]:
@@ -162,7 +178,9 @@ class Judge:
         stats = self._rebuild(crash, case / "disk")
         for each in tries:
             words = with_source(each.words, source)
-            code, stderr = run_command(partial(_command, case, words, stats), case / "stderr", lambda _: None, LIMIT_S)
+            code, stderr = run_command(
+                partial(_command, case, words, stats), case / "stderr", lambda _: None, LIMIT_S
+            )
             yield End(code, stderr, _calls(case), finals_in(case / "disk"))
             if code == 0 and each.final:
                 break
@@ -187,14 +205,20 @@ class Judge:
         encoded = [call for call in calls if isinstance(call, list)]
         # A text alone is a canary: attempts that follow a failure begin with one that has a vector.
         bad = any(text.startswith(BAD) for text in scenario.texts)
-        again = [call for call in encoded if promises.safe.intersection(call) and (len(call) > 1 or not bad)]
+        again = [
+            call
+            for call in encoded
+            if promises.safe.intersection(call) and (len(call) > 1 or not bad)
+        ]
         if again:
             problems.append(f"what was committed was encoded again: {again}")
         texts = {text for call in encoded for text in call}
         if lost := promises.quarantined & texts:
             problems.append(f"what was quarantined was tried again: {sorted(lost)}")
         for chunk, count in promises.kept.items():
-            share = scenario.encoded_by(promises.command)[chunk * scenario.size : (chunk + 1) * scenario.size]
+            share = scenario.encoded_by(promises.command)[
+                chunk * scenario.size : (chunk + 1) * scenario.size
+            ]
             if len(texts.intersection(share)) > len(share) - count + bad:
                 problems.append(f"{count} texts of chunk {chunk} were kept, and then encoded again")
         if promises.reopened and not any(text.startswith(BAD) for text in texts):
@@ -218,7 +242,9 @@ class Judge:
             else:
                 path.write_bytes(entry.content)
         for name, entry in reversed(list(crash.tree.items())):
-            if (recorded := self._stats.get(entry.inode)) is not None and entry.kind is not Kind.SYMLINK:
+            if (
+                recorded := self._stats.get(entry.inode)
+            ) is not None and entry.kind is not Kind.SYMLINK:
                 os.utime(disk / name, ns=(recorded[1], recorded[1]))
                 stats[str((disk / name).stat().st_ino)] = list(recorded)
         return stats

@@ -31,7 +31,10 @@ class Encoder:
         if not (HERE / "mended").exists():
             for text in texts:
                 _play(text, batch_size)
-        rows = [np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8] for text in texts]
+        rows = [
+            np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8]
+            for text in texts
+        ]
         return np.stack(rows).astype(np.float32) + 1 + self._shift
 
 

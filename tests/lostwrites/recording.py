@@ -72,7 +72,11 @@ def build() -> Path:
     """The recorder's library; it is compiled once for each version of its source."""
     source = HERE / "recorder.c"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"chunkvisor-lostwrites-{os.getuid()}-{digest}" / "recorder.so"
+    library = (
+        Path(tempfile.gettempdir())
+        / f"chunkvisor-lostwrites-{os.getuid()}-{digest}"
+        / "recorder.so"
+    )
     if not library.exists():
         library.parent.mkdir(mode=0o700, exist_ok=True)
         scratch = library.with_name(f"{os.getpid()}.so")
@@ -99,7 +103,13 @@ class Recorder:
         """Run a command in that folder to its end."""
         environment = {**os.environ, **self._variables}
         ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
         self._ends.append(self._log.stat().st_size if self._log.exists() else 0)
         return ended
@@ -131,4 +141,6 @@ def _calls(log: bytes, root: str) -> Iterator[tuple[int, Call]]:
 
 
 def _relative(path: str, root: str) -> str:
-    return path.removeprefix(root).lstrip("/") if path == root or path.startswith(root + "/") else ""
+    return (
+        path.removeprefix(root).lstrip("/") if path == root or path.startswith(root + "/") else ""
+    )

@@ -120,12 +120,18 @@ class Scenario:
 def finals_in(disk: Path) -> dict[str, bytes]:
     """The contents of all final files, by their paths."""
     places = ("work/*.npy", "work/out/*.npy", "out/deep/*.npy")
-    return {str(path.relative_to(disk)): path.read_bytes() for place in places for path in disk.glob(place)}
+    return {
+        str(path.relative_to(disk)): path.read_bytes()
+        for place in places
+        for path in disk.glob(place)
+    }
 
 
 def with_source(words: Sequence[str], source: Path) -> tuple[str, ...]:
     """The command with the path of the source in it."""
-    return tuple(word.replace(SOURCE, str(source)).replace(LATER, str(_later(source))) for word in words)
+    return tuple(
+        word.replace(SOURCE, str(source)).replace(LATER, str(_later(source))) for word in words
+    )
 
 
 def _later(source: Path) -> Path:
@@ -133,7 +139,11 @@ def _later(source: Path) -> Path:
 
 
 def _options(**values: object) -> tuple[str, ...]:
-    return tuple(word for name, value in values.items() for word in ("--set", f"{name.replace('__', '.')}={value}"))
+    return tuple(
+        word
+        for name, value in values.items()
+        for word in ("--set", f"{name.replace('__', '.')}={value}")
+    )
 
 
 FEW = ("t0", "t1", "t0", "t2", "t3", "t4")
@@ -145,8 +155,27 @@ UPDATE = (*RUN, "--update", *_options(outputs__out__source=LATER))
 
 
 ENCODE = (
-    *("chunkvisor", "encode", SOURCE, "--model", "test", "--encoder", "plugin:make", "--column", "text"),
-    *("--device", "cpu", "--chunk-size", "2", "-o", "disk/out/deep/v.npy", "--workdir", "disk/state"),
+    *(
+        "chunkvisor",
+        "encode",
+        SOURCE,
+        "--model",
+        "test",
+        "--encoder",
+        "plugin:make",
+        "--column",
+        "text",
+    ),
+    *(
+        "--device",
+        "cpu",
+        "--chunk-size",
+        "2",
+        "-o",
+        "disk/out/deep/v.npy",
+        "--workdir",
+        "disk/state",
+    ),
 )
 
 
@@ -155,9 +184,13 @@ THEN_UPDATE = (Try(),), (Try(UPDATE),)
 
 SCENARIOS = {
     "plain": Scenario(FEW),
-    "quarantine": Scenario(MANY, (Command(code=3),), config={"chunk.size": 5}, again=((Try(codes=frozenset({3})),),)),
+    "quarantine": Scenario(
+        MANY, (Command(code=3),), config={"chunk.size": 5}, again=((Try(codes=frozenset({3})),),)
+    ),
     "killed": Scenario(
-        ("t0", "t1", "t2", "t3", "leave0", "t4"), (Command(code=-9), Command()), config={"chunk.size": 4}
+        ("t0", "t1", "t2", "t3", "leave0", "t4"),
+        (Command(code=-9), Command()),
+        config={"chunk.size": 4},
     ),
     "retry": Scenario(
         MANY[6:],
@@ -174,7 +207,10 @@ SCENARIOS = {
     "from scratch": Scenario(
         FEW[:4],
         (Command(), Command((*SCRATCH, "--from-scratch", "--yes"))),
-        again=((Try(),), (Try(SCRATCH, frozenset({0, 78})), Try((*SCRATCH, "--from-scratch", "--yes")))),
+        again=(
+            (Try(),),
+            (Try(SCRATCH, frozenset({0, 78})), Try((*SCRATCH, "--from-scratch", "--yes"))),
+        ),
         keeps_a_final=True,
     ),
     "shards": Scenario(
@@ -204,7 +240,9 @@ SCENARIOS = {
         keeps_a_final=True,
     ),
     "clean": Scenario(
-        FEW[:4], (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()), config={"chunk.keep": True}
+        FEW[:4],
+        (Command(), Command(("chunkvisor", "clean", "disk/work")), Command()),
+        config={"chunk.keep": True},
     ),
     "one file": Scenario(FEW[:4], (Command(ENCODE),), again=((Try(ENCODE),),)),
 }

@@ -60,7 +60,9 @@ def build(cache: Path | None = None) -> Built:
     """
     torch = _torch_folder()
     version = re.search(r'__version__ = ["\']([^"\']+)', (torch / "version.py").read_text())
-    digest = hashlib.sha256(b"\0".join((_HERE / name).read_bytes() for name in _SOURCES)).hexdigest()[:16]
+    digest = hashlib.sha256(
+        b"\0".join((_HERE / name).read_bytes() for name in _SOURCES)
+    ).hexdigest()[:16]
     cache = cache or cache_folder() / "built"
     folder = cache / f"{digest}-{version[1] if version else 'unknown'}"
     built = Built(folder / "libnullgpu.so", folder / "lib", folder / "bin" / "nvidia-smi")
@@ -89,7 +91,9 @@ def cache_folder() -> Path:
 def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise RuntimeError(f"the null GPU needs torch's CUDA build, which {sys.executable} lacks: make test-nullgpu")
+        raise RuntimeError(
+            f"the null GPU needs torch's CUDA build, which {sys.executable} lacks: make test-nullgpu"
+        )
     return Path(spec.origin).parent
 
 
@@ -112,14 +116,25 @@ def _compile(torch: Path, out: Path) -> None:
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         # Empty: dlsym on it finds what libnullgpu.so has, which it says that it needs.
         needs = ("-Wl,--no-as-needed", library, "-Wl,-rpath,$ORIGIN/..")
-        _gcc("-shared", f"-Wl,-soname,{name}", "-o", str(out / "lib" / name), str(out / "empty.c"), *needs)
+        _gcc(
+            "-shared",
+            f"-Wl,-soname,{name}",
+            "-o",
+            str(out / "lib" / name),
+            str(out / "empty.c"),
+            *needs,
+        )
 
 
 def _gcc(*arguments: str) -> None:
     try:
-        done = subprocess.run(["gcc", *_FLAGS, *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["gcc", *_FLAGS, *arguments], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
-        raise RuntimeError("the null GPU is built by gcc, which is not here (Debian: apt-get install gcc)") from None
+        raise RuntimeError(
+            "the null GPU is built by gcc, which is not here (Debian: apt-get install gcc)"
+        ) from None
     if done.returncode:
         raise RuntimeError(f"gcc failed:\n{done.stderr}")
 
@@ -130,14 +145,18 @@ def _stubs(torch: Path) -> str:
     own = set(re.findall(r"\b(_{0,2}cuda\w+|cublas\w+)\(", text))
     wanted: set[str] = set()
     for library in sorted((torch / "lib").glob("*.so")):
-        listed = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True
+        )
         wanted |= set(re.findall(r"\b(\w+)@lib(?:cudart|cublas|cublasLt)\.so", listed.stdout))
     lines = ['#include "device.h"']
     for name in sorted(wanted - own - _REAL):
         if name.startswith("cublas"):
             # Setters and layouts launch nothing.
             launches = "0" if re.search(r"Set|Get|Layout|Desc|Preference", name) else "LAUNCHES"
-            lines.append(f'int {name}(void) {{ return stub("{name}", BLAS | NEEDS_CONTEXT | {launches}, 0); }}')
+            lines.append(
+                f'int {name}(void) {{ return stub("{name}", BLAS | NEEDS_CONTEXT | {launches}, 0); }}'
+            )
         else:
             answer = 801 if re.search(r"Graph|Ipc|Capture|Library", name) else 0
             lines.append(f'int {name}(void) {{ return stub("{name}", NEEDS_CONTEXT, {answer}); }}')

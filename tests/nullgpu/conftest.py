@@ -24,7 +24,9 @@ if IN_ENVIRONMENT:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name this folder's marker."""
-    config.addinivalue_line("markers", "newer: runs under the newer torch as well, whose allocator no longer asserts")
+    config.addinivalue_line(
+        "markers", "newer: runs under the newer torch as well, whose allocator no longer asserts"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,8 +66,13 @@ def gpu(make_gpu: Callable[..., "NullGpu"]) -> "NullGpu":
 @pytest.fixture(scope="session")
 def bert() -> Path:
     """Folder of a tiny random BERT, made once for all sessions: to make it takes longer than most tests."""
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "sentence-transformers")]
-    digest = hashlib.sha256("\0".join([Path(tiny.__file__).read_text(), *versions]).encode()).hexdigest()[:16]
+    versions = [
+        importlib.metadata.version(name)
+        for name in ("torch", "transformers", "sentence-transformers")
+    ]
+    digest = hashlib.sha256(
+        "\0".join([Path(tiny.__file__).read_text(), *versions]).encode()
+    ).hexdigest()[:16]
     folder = cache_folder() / "models" / digest
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,13 @@ def requirements(torch: str) -> tuple[list[str], list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [f"torch==={torch}", *project["dependencies"], *_TEST_TOOLS]
-    wanted += [each for each in (*extras["worker"], *extras["minilm"]) if not each.startswith("torch")]
-    lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    wanted += [
+        each for each in (*extras["worker"], *extras["minilm"]) if not each.startswith("torch")
+    ]
+    lines = (
+        line.partition("#")[0].strip()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    )
     return wanted, [line for line in lines if line and not re.match(r"torch\b", line)]
 
 

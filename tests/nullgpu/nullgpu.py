@@ -49,7 +49,11 @@ class NullGpu:
         """Make the folder: its own nvidia-smi, and the first control file."""
         (self.folder / "bin").mkdir(parents=True)
         (self.folder / "bin" / "nvidia-smi").symlink_to(self.built.smi)
-        for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(len(self.gpus)))):
+        for name in (
+            "nvidiactl",
+            "nvidia-uvm",
+            *(f"nvidia{index}" for index in range(len(self.gpus))),
+        ):
             node = self.folder / "dev" / name
             node.parent.mkdir(exist_ok=True)
             node.touch()
@@ -63,7 +67,9 @@ class NullGpu:
         return {
             "NULLGPU_DIR": str(self.folder),
             "LD_PRELOAD": str(self.built.preload),
-            "LD_LIBRARY_PATH": os.pathsep.join([str(self.built.libraries), *_listed("LD_LIBRARY_PATH")]),
+            "LD_LIBRARY_PATH": os.pathsep.join(
+                [str(self.built.libraries), *_listed("LD_LIBRARY_PATH")]
+            ),
             "PATH": os.pathsep.join([str(self.folder / "bin"), *_listed("PATH")]),
         }
 
@@ -114,11 +120,16 @@ class NullGpu:
 
     def trace(self) -> dict[int, list[str]]:
         """The calls of each process by its pid, where trace=1 is set; a launch has its kernel's name behind it."""
-        return {int(path.name): path.read_text().splitlines() for path in (self.folder / "trace").glob("*")}
+        return {
+            int(path.name): path.read_text().splitlines()
+            for path in (self.folder / "trace").glob("*")
+        }
 
     def used_bytes(self, gpu: int = 0) -> int:
         """Memory in use, as nvidia-smi tells it (whole MiB)."""
-        answer = self.call("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu))
+        answer = self.call(
+            "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", str(gpu)
+        )
         return int(answer.stdout) * MIB
 
     def call(self, *command: str) -> Ended:
@@ -127,12 +138,20 @@ class NullGpu:
         program = shutil.which(command[0], path=environment["PATH"]) or command[0]
         pipe = subprocess.PIPE
         started = subprocess.Popen(
-            [program, *command[1:]], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+            [program, *command[1:]],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env=environment,
         )
         return finish(started, LIMIT_S)
 
     def _write(self) -> None:
-        lines = [f"gpus={len(self.gpus)}", *(f"memory.{index}={size}" for index, size in enumerate(self.gpus))]
+        lines = [
+            f"gpus={len(self.gpus)}",
+            *(f"memory.{index}={size}" for index, size in enumerate(self.gpus)),
+        ]
         lines += [f"{key}={value}" for key, value in self._settings.items()]
         lines += [f"neighbour={line}" for line in self._neighbours]
         lines += [f"fault={line}" for line in self._faults]
@@ -178,7 +197,10 @@ class GpuWorkplace(Workplace):
 
 def texts(count: int, words: int = 8) -> list[str]:
     """Texts of so many tokens (two more with the model's own), no two of the first 9,409 alike."""
-    return [" ".join(f"word{(row + i * (1 + row // 97)) % 97}" for i in range(words)) for row in range(count)]
+    return [
+        " ".join(f"word{(row + i * (1 + row // 97)) % 97}" for i in range(words))
+        for row in range(count)
+    ]
 
 
 def _listed(name: str) -> list[str]:

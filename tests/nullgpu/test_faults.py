@@ -28,7 +28,9 @@ def contradictions(failed: Mapping[str, Any], name: str, exit_code: int | None =
     return wrong
 
 
-def run_with_a_fault_a_chunk(workplace: GpuWorkplace, faults: list[str], **changes: Any) -> list[dict[str, Any]]:
+def run_with_a_fault_a_chunk(
+    workplace: GpuWorkplace, faults: list[str], **changes: Any
+) -> list[dict[str, Any]]:
     """A run that completes; each second chunk meets the next faults at its first attempt, the others are spared.
 
     Returns what failed, in the order of the chunks: nothing but those attempts, and no row was lost to them.
@@ -54,14 +56,23 @@ def run_with_a_fault_a_chunk(workplace: GpuWorkplace, faults: list[str], **chang
 
 _BROKEN_NVML = "nvml-assert-allocator" if ASSERTS_NVML else "gpu-out-of-memory"
 _OUT_OF_MEMORY = {
-    "2@cudaMalloc:2+": ("gpu-out-of-memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    "2@cudaMalloc:2+": (
+        "gpu-out-of-memory",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate",
+    ),
     "2@cudaMalloc:2+ 999@nvmlInit_v2": (_BROKEN_NVML, "nvmlInit_v2_() INTERNAL ASSERT FAILED"),
     "2@cudaMalloc:2+ 999@nvmlDeviceGetHandleByPciBusId_v2": (
         _BROKEN_NVML,
         "nvmlDeviceGetHandleByPciBusId_v2_( pci_id, &nvml_device) INTERNAL ASSERT FAILED",
     ),
-    "2@cudaMalloc:2+ 999@nvmlDeviceGetComputeRunningProcesses": (_BROKEN_NVML, "INTERNAL ASSERT FAILED"),
-    "3@cublasCreate_v2": ("gpu-out-of-memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "2@cudaMalloc:2+ 999@nvmlDeviceGetComputeRunningProcesses": (
+        _BROKEN_NVML,
+        "INTERNAL ASSERT FAILED",
+    ),
+    "3@cublasCreate_v2": (
+        "gpu-out-of-memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ),
 }
 """What fails in a chunk's first batch -> the rule, and a part of torch's own words."""
 
@@ -91,11 +102,20 @@ def is_half(second: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
 
 _AT_WORK = {
     "710@kernel:layer_norm": ("device-side-assert", "CUDA error: device-side assert triggered"),
-    "700@kernel:layer_norm": ("illegal-memory-access", "CUDA error: an illegal memory access was encountered"),
+    "700@kernel:layer_norm": (
+        "illegal-memory-access",
+        "CUDA error: an illegal memory access was encountered",
+    ),
     "719@kernel:layer_norm": ("illegal-memory-access", "CUDA error: unspecified launch failure"),
-    "226@kernel:layer_norm": ("context-lost", "CUDA error: Invalid access of peer GPU memory over nvlink or"),
+    "226@kernel:layer_norm": (
+        "context-lost",
+        "CUDA error: Invalid access of peer GPU memory over nvlink or",
+    ),
     "716@kernel:layer_norm": ("context-lost", "CUDA error: misaligned address"),
-    "911@kernel:layer_norm": ("context-lost", "CUDA error: an async error has occured in external entity"),
+    "911@kernel:layer_norm": (
+        "context-lost",
+        "CUDA error: an async error has occured in external entity",
+    ),
     "999@kernel:layer_norm": ("cuda-error", "CUDA error: unknown error"),
     "1@kernel:layer_norm": ("cuda-error", "CUDA error: invalid argument"),
     "13@cublasLtMatmul 13@cublasSgemm_v2": (
@@ -114,7 +134,9 @@ _AT_THE_START = {
 
 
 @pytest.mark.parametrize(
-    ("faults", "phase"), [(_AT_WORK, "forward"), (_AT_THE_START, "model_load")], ids=["at work", "at the start"]
+    ("faults", "phase"),
+    [(_AT_WORK, "forward"), (_AT_THE_START, "model_load")],
+    ids=["at work", "at the start"],
 )
 def test_what_passes_is_cured_by_the_next(
     gpu_workplace: GpuWorkplace, faults: dict[str, tuple[str, str]], phase: str
@@ -126,10 +148,14 @@ def test_what_passes_is_cured_by_the_next(
         wrong[fault] = contradictions(each, rule)
         wrong[fault] += [] if words in each["reason"] and each["phase"] == phase else [str(each)]
     assert not any(wrong.values()), wrong
-    assert len(gpu_workplace.named("waiting")) == sum(each["outcome"] == "gpu_busy" for each in failed)
+    assert len(gpu_workplace.named("waiting")) == sum(
+        each["outcome"] == "gpu_busy" for each in failed
+    )
 
 
-def test_a_gpu_that_another_process_has_for_itself_is_waited_for(gpu_workplace: GpuWorkplace) -> None:
+def test_a_gpu_that_another_process_has_for_itself_is_waited_for(
+    gpu_workplace: GpuWorkplace,
+) -> None:
     """In exclusive mode the run waits while a neighbour has the GPU, and goes on when it leaves."""
     gpu_workplace.gpu.set(mode__0="exclusive")
     gpu_workplace.gpu.neighbour(0, GIB)
@@ -147,7 +173,9 @@ def test_a_gpu_that_another_process_has_for_itself_is_waited_for(gpu_workplace: 
     assert gpu_workplace.vectors().shape == (4, 64)
 
 
-def test_a_gpu_that_is_busy_in_every_batch_is_not_waited_for_without_limit(gpu_workplace: GpuWorkplace) -> None:
+def test_a_gpu_that_is_busy_in_every_batch_is_not_waited_for_without_limit(
+    gpu_workplace: GpuWorkplace,
+) -> None:
     """Starts that succeed meanwhile do not renew `wait_timeout`: the run ends with 75, and blames no text."""
     gpu_workplace.gpu.fault("46", "kernel:layer_norm")
     gpu_workplace.write_texts(4)
@@ -177,7 +205,10 @@ class End:
 
 
 _COUNT = "Unexpected error from cudaGetDeviceCount()"
-_EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1"}
+_EXPANDABLE = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1",
+}
 _NEIGHBOUR = {"neighbour": f"0:{GIB}"}
 """On a GPU where nobody else is there is nobody to wait for: the model is too large, 69 at once."""
 _ENDS = {
@@ -186,8 +217,12 @@ _ENDS = {
     "803@init": End("driver-library-mismatch", 69, _COUNT),
     "802@init": End("gpu-services-not-ready", 69, _COUNT, attempts=2),
     "999@init": End("cuda-does-not-start", 69, "CUDA unknown error - this may be due to"),
-    "46@context": End("gpu-exclusive", 75, "CUDA-capable device(s) is/are busy or unavailable", attempts=2),
-    "2@context": End("gpu-full-before-work", 75, "CUDA error: out of memory", _NEIGHBOUR, attempts=2),
+    "46@context": End(
+        "gpu-exclusive", 75, "CUDA-capable device(s) is/are busy or unavailable", attempts=2
+    ),
+    "2@context": End(
+        "gpu-full-before-work", 75, "CUDA error: out of memory", _NEIGHBOUR, attempts=2
+    ),
     "2@cudaMalloc": End(
         "gpu-full-before-work",
         75,
@@ -195,15 +230,28 @@ _ENDS = {
         {"nvml__init": "999", "smi": "ok", **_NEIGHBOUR},
         attempts=2,
     ),
-    "719@context": End("gpu-fault-before-work", 69, "CUDA error: unspecified launch failure", attempts=3),
-    "209@launch": End("gpu-not-supported-by-torch", 69, "no kernel image is available for execution on the device"),
+    "719@context": End(
+        "gpu-fault-before-work", 69, "CUDA error: unspecified launch failure", attempts=3
+    ),
+    "209@launch": End(
+        "gpu-not-supported-by-torch", 69, "no kernel image is available for execution on the device"
+    ),
     "801@launch": End("cuda-does-not-start", 69, "CUDA error: operation not supported"),
-    "214@kernel:layer_norm": End("gpu-ecc-error", 69, "CUDA error: uncorrectable ECC error encountered"),
+    "214@kernel:layer_norm": End(
+        "gpu-ecc-error", 69, "CUDA error: uncorrectable ECC error encountered"
+    ),
     "an unknown allocator option": End(
-        "allocator-config", 78, "no_such_option", env={"PYTORCH_CUDA_ALLOC_CONF": "no_such_option:1"}
+        "allocator-config",
+        78,
+        "no_such_option",
+        env={"PYTORCH_CUDA_ALLOC_CONF": "no_such_option:1"},
     ),
     "expandable segments": End(
-        "nvml-assert-expandable-segments", 78, "INTERNAL ASSERT FAILED", {"nvml__init": "999", "smi": "ok"}, _EXPANDABLE
+        "nvml-assert-expandable-segments",
+        78,
+        "INTERNAL ASSERT FAILED",
+        {"nvml__init": "999", "smi": "ok"},
+        _EXPANDABLE,
     ),
 }
 """What all workers meet -> the end."""

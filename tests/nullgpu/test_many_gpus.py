@@ -28,7 +28,10 @@ def used_devices(workplace: GpuWorkplace) -> Counter[int]:
 
 def device_of(workplace: GpuWorkplace) -> dict[tuple[int, int], int]:
     """(chunk, attempt) -> device."""
-    return {(each["chunk"], each["attempt"]): each["device"] for each in workplace.named("attempt_started")}
+    return {
+        (each["chunk"], each["attempt"]): each["device"]
+        for each in workplace.named("attempt_started")
+    }
 
 
 def batches_by_device(workplace: GpuWorkplace) -> dict[int, set[int]]:
@@ -47,18 +50,30 @@ def begin(workplace: GpuWorkplace, commits: int) -> subprocess.Popen[str]:
     return run
 
 
-def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+def test_each_kind_of_gpu_learns_and_one_may_be_lost(
+    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]
+) -> None:
     """Of eight GPUs, a batch is halved on the small ones alone; the run ends well without the one that falls off."""
     small = CONTEXT_BYTES + 48 * MIB
     sizes = [8 * GIB, small, 8 * GIB, small, 16 * GIB, 16 * GIB, 24 * GIB, 8 * GIB]
-    workplace = on(make_gpu(sizes, name__1="Small", name__3="Small", name__4="Null B", name__5="Null B"))
+    workplace = on(
+        make_gpu(sizes, name__1="Small", name__3="Small", name__4="Null B", name__5="Null B")
+    )
     workplace.write_source(texts(64 * 16, words=1000))
     limits = {"chunk.size": 64, "encode.batch_size": 64, "encode.batch_tokens": None}
     workplace.write_torch_config(**limits, **{"workers.start": "warm"})
     for number in (0, 2, 4, 5, 6, 7):
-        workplace.gpu.fault("hold", "kernel:layer_norm", gpu=number)  # in its first batch; the small ones go on
+        workplace.gpu.fault(
+            "hold", "kernel:layer_norm", gpu=number
+        )  # in its first batch; the small ones go on
     run = begin(workplace, commits=0)
-    wait_for(lambda: set(range(8)) <= {*(tried := batches_by_device(workplace))} and 32 in tried[1] | tried[3], LIMIT_S)
+    wait_for(
+        lambda: (
+            set(range(8)) <= {*(tried := batches_by_device(workplace))}
+            and 32 in tried[1] | tried[3]
+        ),
+        LIMIT_S,
+    )
     workplace.gpu.set(lost__4=999)
     workplace.gpu.release("kernel:layer_norm,gpu=4")
     # The others go on once it is found lost: they might be done with all before nvidia-smi has been asked.
@@ -71,21 +86,33 @@ def test_each_kind_of_gpu_learns_and_one_may_be_lost(make_gpu: MakeGpu, on: Call
     assert set(used_devices(workplace)) == set(range(8))
     (dropped,) = workplace.named("device_dropped")
     assert dropped["device"] == "Null B (GPU-41f00000)"
-    assert "Null B (GPU-41f00000) is left out, 7 devices left: the GPU has fallen off the bus" in ended.stderr
+    assert (
+        "Null B (GPU-41f00000) is left out, 7 devices left: the GPU has fallen off the bus"
+        in ended.stderr
+    )
 
     tried = batches_by_device(workplace)
     assert set().union(*(tried[number] for number in range(8) if sizes[number] != small)) == {64}
     assert tried[1] | tried[3] == {64, 32}
     device = device_of(workplace)
-    failed = [(each["outcome"], device[each["chunk"], each["attempt"]]) for each in workplace.named("attempt_failed")]
+    failed = [
+        (each["outcome"], device[each["chunk"], each["attempt"]])
+        for each in workplace.named("attempt_failed")
+    ]
     assert {outcome for outcome, number in failed if number in (1, 3)} == {"gpu_oom"}
     assert {number for _, number in failed} <= {1, 3, 4}
 
 
-def test_a_run_on_visible_gpus_and_a_slice(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]) -> None:
+def test_a_run_on_visible_gpus_and_a_slice(
+    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace]
+) -> None:
     """A prefix of a UUID, an index and a MIG slice: each gets workers, and no other GPU has any."""
     workplace = on(make_gpu([8 * GIB] * 4, mig__3=2, mode__1="prohibited"))
-    slices = [line for line in workplace.gpu.call("nvidia-smi", "-L").stdout.splitlines() if "MIG-" in line]
+    slices = [
+        line
+        for line in workplace.gpu.call("nvidia-smi", "-L").stdout.splitlines()
+        if "MIG-" in line
+    ]
     slice_id = slices[0].split("UUID: ")[1].rstrip(")")
     workplace.write_texts(4 * 9)
     workplace.write_torch_config(**{"chunk.size": 4, "workers.start": "warm"})
@@ -129,7 +156,9 @@ def run_without_torch(workplace: GpuWorkplace, chunks: int = 4) -> None:
 
 
 @pytest.mark.parametrize("mode", ["absent", "mismatch", "slow:0.5", "hang"])
-def test_a_run_needs_no_nvidia_smi(make_gpu: MakeGpu, on: Callable[..., GpuWorkplace], mode: str) -> None:
+def test_a_run_needs_no_nvidia_smi(
+    make_gpu: MakeGpu, on: Callable[..., GpuWorkplace], mode: str
+) -> None:
     """Whatever nvidia-smi does, CUDA works: all GPUs get work, and it is said where nvidia-smi told of none."""
     workplace = on(make_gpu([8 * GIB] * 2))
     run_without_torch(workplace)

@@ -86,7 +86,9 @@ print(json.dumps(found))
         ("qwen2-1.5b", "float32", 24),
     ],
 )
-def test_the_measured_budget_fits(make_gpu: Callable[..., NullGpu], name: str, dtype: str, memory: int) -> None:
+def test_the_measured_budget_fits(
+    make_gpu: Callable[..., NullGpu], name: str, dtype: str, memory: int
+) -> None:
     """After one small batch no further one runs out of memory, from 128 to 32k tokens, and they use what there is."""
     gpu = make_gpu([memory * GIB], bool=0)
     sizes = {str(length): [(length, max(4, 1_000_000 // length))] for length in LENGTHS}
@@ -99,6 +101,8 @@ def test_the_measured_budget_fits(make_gpu: Callable[..., NullGpu], name: str, d
     for which, batches, share, error in found:
         assert not error, (which, batches[:4])
         assert share < 0.9, which
-        if len(batches) > 2 and which.isdecimal():  # of a longer text there may be room for one at a time
+        if (
+            len(batches) > 2 and which.isdecimal()
+        ):  # of a longer text there may be room for one at a time
             enough = share > 0.25 or max(batches) >= AUTO_TOKENS["cuda"]
             assert enough or max(batches) == int(which), (which, share)

@@ -83,7 +83,11 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
     assert tokens_of(workplace, 0) == [None]
     assert tokens_of(workplace, 1) == [None, 32 * tokens_of_longest(workplace)]
     assert len({each["pid"] for each in gpu_workplace.named("attempt_started")}) == 3
-    assert [each["start"] for each in gpu_workplace.named("attempt_started")] == ["warm", "warm", "fresh"]
+    assert [each["start"] for each in gpu_workplace.named("attempt_started")] == [
+        "warm",
+        "warm",
+        "fresh",
+    ]
     assert [each["outcome"] for each in gpu_workplace.named("attempt_failed")] == ["gpu_oom"]
     log = (gpu_workplace.attempts()[0] / "worker.log").read_text()
     assert sign in log
@@ -93,9 +97,17 @@ def test_a_batch_that_does_not_fit_is_halved_in_a_fresh_process(
 def test_the_figures_for_a_lent_card_are_made_from_end_to_end(gpu: NullGpu, tmp_path: Path) -> None:
     """benchmarks/gpu.py makes a model, measures plain `encode` and a run, and writes the row; times mean nothing."""
     gpu.set(bool=1)
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--out", str(tmp_path / "rows"), "--small"]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu.py"),
+        "--out",
+        str(tmp_path / "rows"),
+        "--small",
+    ]
     env = os.environ | gpu.environment()
-    done = subprocess.run([*command, "decoder-night"], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "decoder-night"], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, (tmp_path / "rows").read_text().splitlines())
     assert (row["name"], row["device"], row["rows"]) == ("decoder-night", "Null GPU", 2000)

@@ -18,7 +18,9 @@ def starts(workplace: GpuWorkplace) -> list[str]:
     return [each["start"] for each in workplace.named("attempt_started")]
 
 
-def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(gpu_workplace: GpuWorkplace) -> None:
+def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(
+    gpu_workplace: GpuWorkplace,
+) -> None:
     """A real model is loaded once; each worker, and no other process, makes a context and computes on the device.
 
     While it lives the template has one thread and no file of the driver open; the driver's library is mapped all the
@@ -32,7 +34,9 @@ def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(gpu
     (ready,) = workplace.named("template_ready")
     template, threads, files = Path(f"/proc/{ready['pid']}"), set[str](), set[str]()
     while run.poll() is None:
-        with contextlib.suppress(OSError):  # a descriptor was closed meanwhile, or the template has ended
+        with contextlib.suppress(
+            OSError
+        ):  # a descriptor was closed meanwhile, or the template has ended
             threads.add((template / "status").read_text().partition("Threads:")[2].split()[0])
             files |= {str(fd.readlink()) for fd in (template / "fd").iterdir()}
     ended = finish(run, LIMIT_S)
@@ -47,24 +51,34 @@ def test_all_chunks_are_forked_from_one_template_that_calls_nothing_of_a_gpu(gpu
     assert set(trace) == {each["pid"] for each in workplace.named("attempt_started")}
     for calls in trace.values():
         names = [call.split()[0] for call in calls]
-        asked, held, copied = (names.index(name) for name in ("cudaGetDeviceCount", "cudaMalloc", "cudaMemcpyAsync"))
+        asked, held, copied = (
+            names.index(name) for name in ("cudaGetDeviceCount", "cudaMalloc", "cudaMemcpyAsync")
+        )
         assert asked < held < copied
         assert "cudaLaunchKernel" in names
 
 
 _INITIALISES = {
-    "torch": ("torch.zeros(1, device='cuda')", "a template shows it none (RuntimeError: No CUDA GPUs"),
+    "torch": (
+        "torch.zeros(1, device='cuda')",
+        "a template shows it none (RuntimeError: No CUDA GPUs",
+    ),
     "device-of-its-own": (
         "os.environ['CUDA_VISIBLE_DEVICES'] = '0'; torch.zeros(1, device='cuda')",
         "/dev/nvidia",
     ),
-    "nvml": ("assert ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2() == 0", "it has /dev/nvidiactl open"),
+    "nvml": (
+        "assert ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2() == 0",
+        "it has /dev/nvidiactl open",
+    ),
 }
 """What begins to use a GPU -> (code that does it while a plug-in is imported, a part of what `warm` says of it)."""
 
 
 @pytest.mark.parametrize("how", _INITIALISES)
-def test_a_plug_in_that_starts_cuda_at_import_is_not_forked(gpu_workplace: GpuWorkplace, how: str) -> None:
+def test_a_plug_in_that_starts_cuda_at_import_is_not_forked(
+    gpu_workplace: GpuWorkplace, how: str
+) -> None:
     """`warm` ends with 78 and says why, before any worker."""
     code, words = _INITIALISES[how]
     program = f"import ctypes, os, torch\nfrom torch_alone import make\n{code}\n"
@@ -102,7 +116,9 @@ def test_auto_loads_the_weights_once(gpu_workplace: GpuWorkplace) -> None:
     own = shutil.copytree(gpu_workplace.model, gpu_workplace.folder / "own")
     (own / "modeling_told.py").write_text(_REMOTE)
     config = json.loads((own / "config.json").read_text())
-    (own / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_told.ToldModel"}}))
+    (own / "config.json").write_text(
+        json.dumps(config | {"auto_map": {"AutoModel": "modeling_told.ToldModel"}})
+    )
     loads = gpu_workplace.folder / "loads"
     gpu_workplace.model = own
     gpu_workplace.write_texts(6)
@@ -111,7 +127,11 @@ def test_auto_loads_the_weights_once(gpu_workplace: GpuWorkplace) -> None:
             "model.trust_remote_code": True,
             "workers.start": "auto",
             "chunk.size": 3,
-            "env": {"LOADS": str(loads), "ASKS": "1", "HF_MODULES_CACHE": str(gpu_workplace.folder)},
+            "env": {
+                "LOADS": str(loads),
+                "ASKS": "1",
+                "HF_MODULES_CACHE": str(gpu_workplace.folder),
+            },
         }
     )
     ended = gpu_workplace.run()

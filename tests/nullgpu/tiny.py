@@ -10,7 +10,9 @@ WORDS = 100
 DIMENSION = 64
 
 
-def make_bert(folder: Path, *, layers: int = 2, hidden: int = DIMENSION, positions: int = 512) -> None:
+def make_bert(
+    folder: Path, *, layers: int = 2, hidden: int = DIMENSION, positions: int = 512
+) -> None:
     """Save a BERT with random weights that knows the words word0, word1, …, each of them one token."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -19,10 +21,19 @@ def make_bert(folder: Path, *, layers: int = 2, hidden: int = DIMENSION, positio
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
-    words = [*special, *letters, *(f"##{letter}" for letter in letters), *(f"word{i}" for i in range(WORDS))]
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [
+        str(digit) for digit in range(10)
+    ]
+    words = [
+        *special,
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        *(f"word{i}" for i in range(WORDS)),
+    ]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=BertWordPieceTokenizer({word: i for i, word in enumerate(words)})._tokenizer,
+        tokenizer_object=BertWordPieceTokenizer(
+            {word: i for i, word in enumerate(words)}
+        )._tokenizer,
         model_max_length=positions,
         **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
     )

@@ -7,7 +7,11 @@ import pytest
 
 from harness import Workplace
 
-TEXTS = [f"text {number}" for number in range(9)] + ["change"] + [f"text {number}" for number in range(10, 20)]
+TEXTS = (
+    [f"text {number}" for number in range(9)]
+    + ["change"]
+    + [f"text {number}" for number in range(10, 20)]
+)
 
 
 @pytest.fixture
@@ -15,7 +19,9 @@ def drifted(workplace: Workplace) -> Workplace:
     """A finished run whose encoder was another one from its second chunk on; it still is."""
     workplace.write_source(TEXTS)
     changed = workplace.folder / "changed"
-    workplace.write_config("drifting:make", model__kwargs={"changed": str(changed)}, chunk__keep=True)
+    workplace.write_config(
+        "drifting:make", model__kwargs={"changed": str(changed)}, chunk__keep=True
+    )
     assert workplace.run().returncode == 0
     assert changed.exists()
     return workplace
@@ -28,10 +34,14 @@ def test_vectors_of_a_model_that_changed_half_way_are_found(drifted: Workplace) 
     ended = drifted.call("audit", str(drifted.config_path), "--rows", "20")
 
     assert ended.returncode == 3
-    assert {int(row) for row in re.findall(r"^  row (\d+) ", ended.stdout, re.MULTILINE)} == set(range(10))
+    assert {int(row) for row in re.findall(r"^  row (\d+) ", ended.stdout, re.MULTILINE)} == set(
+        range(10)
+    )
     assert "10 of 20 vectors" in ended.stderr
     assert f"  row 3 ({drifted.source}, row 3): difference" in ended.stdout
-    assert {path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in drifted.workdir.rglob("*") if path.is_file()
+    } == before
 
 
 def test_quarantined_rows_are_left_out(workplace: Workplace) -> None:
@@ -50,7 +60,10 @@ def test_what_cannot_be_audited_is_said(drifted: Workplace) -> None:
     """Texts that are removed, and a workdir in which nothing is finished, are 78, with the remedy."""
     assert drifted.call("clean", str(drifted.workdir)).returncode == 0
     ended = drifted.call("audit", str(drifted.config_path))
-    assert (ended.returncode, "the texts of output out are not in the workdir" in ended.stderr) == (78, True)
+    assert (ended.returncode, "the texts of output out are not in the workdir" in ended.stderr) == (
+        78,
+        True,
+    )
     shutil.rmtree(drifted.hidden / "outputs/out")
     ended = drifted.call("audit", str(drifted.config_path))
     assert (ended.returncode, "is finished" in ended.stderr) == (78, True)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,11 @@ TEXTS = ["a long text", "short", "poison", "the last one"]
 
 
 def attempt(
-    folder: Path, *, texts: list[str] = TEXTS, faults: dict[str, str] | None = None, **canary: object
+    folder: Path,
+    *,
+    texts: list[str] = TEXTS,
+    faults: dict[str, str] | None = None,
+    **canary: object,
 ) -> tuple[AttemptFiles, Spec]:
     """Run a worker by hand over the texts, with the plug-in that plays these faults."""
     shutil.copy(ENCODERS / "scripted.py", folder)
@@ -28,11 +33,20 @@ def attempt(
         (folder / "faults" / hashlib.sha256(text.encode()).hexdigest()[:16]).write_text(name)
     files = AttemptFiles(folder / "1")
     files.folder.mkdir()
-    model, more = ModelSpec("m", encoder="scripted:make"), {"import_path": (str(folder),), "limits": Limits(rows=8)}
-    draft = Spec("run", "print", "out", 0, 1, 0, 0, "", "cpu", model, EncodeSpec(), **more, **canary)  # type: ignore[arg-type]
+    more: dict[str, Any] = {"import_path": (str(folder),), "limits": Limits(rows=8), **canary}
+    model = ModelSpec("m", encoder="scripted:make")
+    draft = Spec("run", "print", "out", 0, 1, 0, 0, "", "cpu", model, EncodeSpec(), **more)
     spec = write_attempt(files, draft, texts)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ENCODERS), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run([sys.executable, "-P", "-m", "chunkvisor_worker", files.folder], env=env, check=False, timeout=60)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ENCODERS), os.environ.get("PYTHONPATH", "")]),
+    }
+    subprocess.run(
+        [sys.executable, "-P", "-m", "chunkvisor_worker", files.folder],
+        env=env,
+        check=False,
+        timeout=60,
+    )
     return files, spec
 
 

@@ -12,7 +12,9 @@ def planned(place: ScriptedWorkplace) -> tuple[dict[str, Any], str]:
     """(what `plan --json` says of the output, what `plan` says)."""
     answer = place.here("plan", str(place.config_path), "--json")
     assert answer.returncode == 0, answer.stderr
-    return json.loads(answer.stdout)["outputs"]["out"], place.here("plan", str(place.config_path)).stdout
+    return json.loads(answer.stdout)["outputs"]["out"], place.here(
+        "plan", str(place.config_path)
+    ).stdout
 
 
 def test_fixed_by_the_first_run(tmp_path: Path) -> None:

@@ -16,13 +16,17 @@ def test_help(workplace: Workplace) -> None:
     """`-h` is help, whatever comes before it; commands are in groups, each with a sentence; `--version` is one line."""
     assert workplace.call("--version").stdout == f"chunkvisor, version {chunkvisor.__version__}\n"
     ended = finish(workplace.start("run", "-h"))
-    assert (ended.returncode, ended.stdout[:31]) == (0, "Usage: chunkvisor run [OPTIONS]"), ended.stderr
+    assert (ended.returncode, ended.stdout[:31]) == (0, "Usage: chunkvisor run [OPTIONS]"), (
+        ended.stderr
+    )
     listed = finish(workplace.start("-h")).stdout.partition("\n\nDaily:\n")[2]
     assert [title for title in ("Before a job:", "After it:") if f"\n\n{title}\n  " in listed] == [
         "Before a job:",
         "After it:",
     ]
-    assert sorted(line.split()[0] for line in listed.splitlines() if line.startswith("  ")) == COMMANDS
+    assert (
+        sorted(line.split()[0] for line in listed.splitlines() if line.startswith("  ")) == COMMANDS
+    )
     assert "..." not in listed
 
 
@@ -34,7 +38,8 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
     (workplace.folder / "broken.yaml").write_text("outputs: [")
     for command in ("status", "verify", "report", "retry", "clean"):
         by_config, by_folder = (
-            workplace.call(command, str(path)) for path in (workplace.config_path, workplace.workdir)
+            workplace.call(command, str(path))
+            for path in (workplace.config_path, workplace.workdir)
         )
         assert by_config.returncode == by_folder.returncode == 0, by_config.stderr
         assert command == "clean" or by_config.stdout == by_folder.stdout
@@ -54,7 +59,9 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_name_gives_the_nearest(workplace: Workplace, arguments: list[str], hint: str) -> None:
+def test_wrong_name_gives_the_nearest(
+    workplace: Workplace, arguments: list[str], hint: str
+) -> None:
     """A command, an option or a word that does not exist is a usage error, which names what may have been meant."""
     ended = workplace.call(*arguments)
     assert ended.returncode == 2

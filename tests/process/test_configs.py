@@ -26,12 +26,20 @@ def prepare(workplace: Workplace, name: str, encoder: str) -> list[str]:
                 csv.writer(file).writerows([("TE_Summary", "TC_Steps", "commit"), *TESTCASES])
     data = workplace.folder / "quickstart" / "data"
     data.mkdir(parents=True)
-    rows = [{"name": f"module.f{number}", "kind": "function", "doc": f"Does {number}."} for number in range(3)]
+    rows = [
+        {"name": f"module.f{number}", "kind": "function", "doc": f"Does {number}."}
+        for number in range(3)
+    ]
     (data / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = workplace.folder / "configs" / f"{name}.yaml"
     config.write_text((ROOT / "configs" / f"{name}.yaml").read_text())
     path = os.pathsep.join(filter(None, [str(ENCODERS), os.environ.get("PYTHONPATH")]))
-    changes = [f"model.encoder={encoder}", "device=cpu", "workdir=../work", f"env.PYTHONPATH={path}"]
+    changes = [
+        f"model.encoder={encoder}",
+        "device=cpu",
+        "workdir=../work",
+        f"env.PYTHONPATH={path}",
+    ]
     return [str(config), *(part for change in changes for part in ("--set", change))]
 
 
@@ -48,7 +56,10 @@ def test_example_config_runs(workplace: Workplace, name: str) -> None:
     if name == "qodo_tc_commit":
         assert len(finals) == 9
         assert "\nall: 18 rows, " in planned.stdout
-        assert "\ntrain_embeddings: train_tc_embeddings and train_commit_embeddings side by side\n" in planned.stdout
+        assert (
+            "\ntrain_embeddings: train_tc_embeddings and train_commit_embeddings side by side\n"
+            in planned.stdout
+        )
         prompts = [f"Summary: {summary}\nSteps: {steps}" for summary, steps, _ in TESTCASES]
         both = [finals["train_tc_embeddings"], finals["train_commit_embeddings"]]
         for vectors, texts in zip(both, (prompts, COMMITS), strict=True):
@@ -62,7 +73,12 @@ def test_the_hunt_for_a_fault_stops_at_it(workplace: Workplace) -> None:
     """As the comments of debug_cuda.yaml say: one try for each cause, and the run ends at the row, by name."""
     given = prepare(workplace, "debug_cuda", "picky:make")
     workplace.write_source(["one", "two", "bad", "three"])
-    given += ["--set", f"outputs.suspects.source={workplace.source}", "--set", "outputs.suspects.sql=text"]
+    given += [
+        "--set",
+        f"outputs.suspects.source={workplace.source}",
+        "--set",
+        "outputs.suspects.sql=text",
+    ]
     ended = workplace.call("run", *given)
     assert ended.returncode == 78, ended.stderr
     assert f"a row cannot be encoded: {workplace.source}:3" in ended.stderr

@@ -141,15 +141,22 @@ def test_run_with_every_lapse_is_complete(survived: Survived) -> None:
     status = survived.place.status()
     assert status["state"] == "complete"
     # An attempt that failed with all its batches written has done its chunk all the same.
-    done = sum(event["event"] == "batches_kept" and event["texts"] == 6 for event in survived.place.events())
+    done = sum(
+        event["event"] == "batches_kept" and event["texts"] == 6
+        for event in survived.place.events()
+    )
     assert status["attempts"] == {**wanted, "committed": len(LAPSES) + 1 - done}
     assert "Traceback" not in survived.ended.stderr
 
 
 def test_retry_after_a_device_fault_blocks_launches(survived: Survived) -> None:
     """The next worker after a broken CUDA context runs with CUDA_LAUNCH_BLOCKING=1, and no other does."""
-    blocking = {int(path.name.rpartition("-")[2]) for path in survived.place.folder.glob("blocking-out-*")}
-    assert blocking == {number for number, lapse in enumerate(LAPSES, 1) if lapse.outcome == "device_fault"}
+    blocking = {
+        int(path.name.rpartition("-")[2]) for path in survived.place.folder.glob("blocking-out-*")
+    }
+    assert blocking == {
+        number for number, lapse in enumerate(LAPSES, 1) if lapse.outcome == "device_fault"
+    }
 
 
 def test_no_child_of_a_worker_survives_it(survived: Survived) -> None:
@@ -179,7 +186,12 @@ class Case:
     """Rows in quarantine, where the run is finished."""
 
 
-SET_ASIDE = ("out chunk 1", "everything else is done", "Then run the same command again", "worker.log")
+SET_ASIDE = (
+    "out chunk 1",
+    "everything else is done",
+    "Then run the same command again",
+    "worker.log",
+)
 QUARANTINED = ("finished, but", "no vector: ", "rows.jsonl:", "chunkvisor retry")
 SETUP = ("halted at out chunk 0: setup", "do:", "worker.log")
 
@@ -187,7 +199,14 @@ CASES = (
     Case("cannot-load", {"out/0": "runtime_error@load"}, 78, {"setup": 1}, SETUP, done=()),
     Case("cannot-import", {"out/0": "import_error@import"}, 78, {"setup": 1}, SETUP, done=()),
     # On the CPU an error of a GPU is the encoder's own; tests/process/test_gpus.py has those of GPUs.
-    Case("no-gpu", {"out/0": "no_gpu@load"}, 69, {"setup": 1}, ("No CUDA GPUs are available",), done=()),
+    Case(
+        "no-gpu",
+        {"out/0": "no_gpu@load"},
+        69,
+        {"setup": 1},
+        ("No CUDA GPUs are available",),
+        done=(),
+    ),
     # On one chunk after another, or as often as a chunk may be tried.
     Case(
         "every-import-crashes",
@@ -197,7 +216,13 @@ CASES = (
         ("before the first batch: no text",),
         done=(),
     ),
-    Case("texts-damaged-always", {"out/1": "change_the_texts@import"}, 75, {"committed": 2, "crashed": 2}, SET_ASIDE),
+    Case(
+        "texts-damaged-always",
+        {"out/1": "change_the_texts@import"},
+        75,
+        {"committed": 2, "crashed": 2},
+        SET_ASIDE,
+    ),
     # Two tries of the chunk; then each text twice: one by one with the others, and alone.
     Case(
         "nan-always",
@@ -238,8 +263,15 @@ CASES = (
 def prepare(place: Workplace, case: Case) -> None:
     """Three chunks of four, two tries of a chunk, no long waits."""
     place.write_source(TEXTS)
-    changes = {"chunk__size": 4, "recovery__attempts": 2, "recovery__wait_timeout": 1, **case.changes}
-    place.write_config(ENCODER, model__kwargs={"plan": dict(case.plan), "times": case.times}, **changes)
+    changes = {
+        "chunk__size": 4,
+        "recovery__attempts": 2,
+        "recovery__wait_timeout": 1,
+        **case.changes,
+    }
+    place.write_config(
+        ENCODER, model__kwargs={"plan": dict(case.plan), "times": case.times}, **changes
+    )
 
 
 def check_case(place: Workplace, case: Case, ended: Ended) -> None:
@@ -278,7 +310,9 @@ def test_run_that_cannot_be_completed(workplace: Workplace, case: Case) -> None:
 
 def test_chunk_given_up_is_done_by_the_next_run(workplace: Workplace) -> None:
     """Once the cause is mended, the same command computes what is missing, and only that."""
-    case = Case("", {"out/1": "change_the_texts@import"}, 75, {"committed": 2, "crashed": 2}, SET_ASIDE)
+    case = Case(
+        "", {"out/1": "change_the_texts@import"}, 75, {"committed": 2, "crashed": 2}, SET_ASIDE
+    )
     prepare(workplace, case)
     check_case(workplace, case, workplace.run())
     ended = workplace.run("--set", "env.BEHAVE=1")
@@ -288,7 +322,14 @@ def test_chunk_given_up_is_done_by_the_next_run(workplace: Workplace) -> None:
 
 
 OUT_OF_MEMORY = (
-    *("cuda_oom", "cuda_oom_old_name", "cuda_oom_runtime_error", "nvml_assert", "cublas_alloc", "resource_exhausted"),
+    *(
+        "cuda_oom",
+        "cuda_oom_old_name",
+        "cuda_oom_runtime_error",
+        "nvml_assert",
+        "cublas_alloc",
+        "resource_exhausted",
+    ),
 )
 
 
@@ -311,7 +352,16 @@ def test_batches_halve_until_they_fit(workplace: Workplace) -> None:
 
 SLOW_CASES = (
     *(
-        Case(name, {"out/1": f"{name}@{moment}"}, 0, {"committed": 3, "hung": 1}, (words,), (0, 1, 2), changes, 1)
+        Case(
+            name,
+            {"out/1": f"{name}@{moment}"},
+            0,
+            {"committed": 3, "hung": 1},
+            (words,),
+            (0, 1, 2),
+            changes,
+            1,
+        )
         for name, moment, words, changes in [
             ("deaf_sleep", "encode", "no progress", {"recovery__stall_timeout": 4}),
             ("sigstop", "encode", "no progress", {"recovery__stall_timeout": 4}),
@@ -328,7 +378,14 @@ SLOW_CASES = (
         changes={"recovery__stall_timeout": 4},
         times=1,
     ),
-    Case("hub-always", {"out/0": "hub_429@load"}, 75, {"hub": 2}, ("waiting, for up to", "429"), done=()),
+    Case(
+        "hub-always",
+        {"out/0": "hub_429@load"},
+        75,
+        {"hub": 2},
+        ("waiting, for up to", "429"),
+        done=(),
+    ),
     Case(
         "disk-always",
         {"out/1": "disk_full@encode"},

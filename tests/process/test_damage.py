@@ -57,7 +57,9 @@ def test_damaged_in_place(tmp_path: Path) -> None:
         changed = (place.workdir / name).read_bytes()
         ended = place.run_here()
         assert_harmless(place, ended, name)
-        if name == "out.npy":  # it is made anew; the changed one is kept under another name, and named
+        if (
+            name == "out.npy"
+        ):  # it is made anew; the changed one is kept under another name, and named
             assert "out.npy.aside" in ended.stderr
             assert (place.workdir / "out.npy.aside").read_bytes() == changed
     place = unfinished(tmp_path / "unfinished")
@@ -83,13 +85,17 @@ def test_damage_that_shows_when_nothing_is_left_to_do(tmp_path: Path) -> None:
 def of_others(folder: Path) -> ScriptedWorkplace:
     """A whole run of other texts, which met the same fault."""
     texts = [f"{text}'" for text in TEXTS]
-    place = ScriptedWorkplace.make(folder, texts, chunk__size=2, chunk__keep=True, encode__batch_size=2)
+    place = ScriptedWorkplace.make(
+        folder, texts, chunk__size=2, chunk__keep=True, encode__batch_size=2
+    )
     place.lay(texts[0], "oom")
     assert place.run_here().returncode == 0
     return place
 
 
-@pytest.mark.parametrize("what", ["table", "done.json", "facts.json", "identity.json", "lessons.json"])
+@pytest.mark.parametrize(
+    "what", ["table", "done.json", "facts.json", "identity.json", "lessons.json"]
+)
 def test_state_of_another_output(tmp_path: Path, what: str) -> None:
     """State that is whole but belongs to another output of other texts is noticed, too."""
     places = [unfinished(tmp_path / "mine"), of_others(tmp_path / "theirs")]
@@ -129,10 +135,14 @@ def test_what_is_in_the_place(tmp_path: Path) -> None:
 def test_garbage_in_the_story(tmp_path: Path, name: str) -> None:
     """Garbage in the journal or in the lock file costs what it said, and nothing else."""
     place = complete(tmp_path / "place")
-    garbage = b'[[\xff\n{"event": 5}\n{"event": "chunk_committed"}\n{"event": "halted", "code": "x"}\n'
+    garbage = (
+        b'[[\xff\n{"event": 5}\n{"event": "chunk_committed"}\n{"event": "halted", "code": "x"}\n'
+    )
     (place.hidden / name).write_bytes(garbage)
     status = place.here("status", str(place.workdir), "--json")
     assert status.returncode == 0, status.stderr
     assert json.loads(status.stdout)["outputs"]["out"]["rows_done"] == len(TEXTS)
     assert_harmless(place, place.run_here(), name)
-    assert json.loads(place.here("status", str(place.workdir), "--json").stdout)["state"] == "complete"
+    assert (
+        json.loads(place.here("status", str(place.workdir), "--json").stdout)["state"] == "complete"
+    )

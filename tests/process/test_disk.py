@@ -19,7 +19,9 @@ TEXTS = [f"t{number}" for number in range(8)]
 @pytest.fixture
 def place(tmp_path: Path) -> ScriptedWorkplace:
     """Two chunks, short patience."""
-    return ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=4, recovery__wait_timeout=1)
+    return ScriptedWorkplace.make(
+        tmp_path / "place", TEXTS, chunk__size=4, recovery__wait_timeout=1
+    )
 
 
 def full_disk() -> OSError:
@@ -91,7 +93,9 @@ def test_state_of_parts_waits_for_the_disk(
     assert vectors[others].tobytes() == right[others].tobytes()
 
 
-def test_a_failing_disk_is_told_under_quiet(place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_told_under_quiet(
+    place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A commit that meets EIO is mended by another try, and whoever owns the disk hears of it in any case."""
     commit, left = Ledger.commit, [1]
 

@@ -86,12 +86,16 @@ def test_a_gpu_in_trouble(job: Workplace) -> None:
     """What nvidia-smi says of the chosen GPU is reported, and the sample is encoded all the same."""
     job.write_config("good:make", device="cuda")
     device = f"0, {UUID}, A100, 40960, 0:01:00.0"
-    body = f"""case "$*" in *recovery*) echo "3, Node Reboot Required";; *) echo "{device}";; esac"""
+    body = (
+        f"""case "$*" in *recovery*) echo "3, Node Reboot Required";; *) echo "{device}";; esac"""
+    )
     path = job.folder / "bin" / "nvidia-smi"
     path.parent.mkdir()
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
 
-    told = found(job, 69, PATH=f"{path.parent}{os.pathsep}{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="0")
+    told = found(
+        job, 69, PATH=f"{path.parent}{os.pathsep}{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="0"
+    )
 
     assert (told["gpu-health"]["state"], told["encoding"]["state"]) == ("fault", "ok")

@@ -53,7 +53,11 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
     """The blocks of the tutorial work, one after the other, with an encoder of ours for the model."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    page, place, programs = ROOT / "docs" / "tutorial" / "getting-started.md", Workplace(tmp_path), tmp_path / "bin"
+    page, place, programs = (
+        ROOT / "docs" / "tutorial" / "getting-started.md",
+        Workplace(tmp_path),
+        tmp_path / "bin",
+    )
     programs.mkdir()
     command = f'#!/bin/sh\nexec {shlex.join(place.command())} "$@"\n'
     for name, text in {"chunkvisor": command, "timeout": TIMEOUT}.items():
@@ -69,13 +73,26 @@ def test_the_tour_does_what_it_says(tmp_path: Path) -> None:
 
     env = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
     ended = subprocess.run(
-        ["bash", "-e"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=250, check=False
+        ["bash", "-e"],
+        input=script,
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"^stopped: .*\n  sentences: .* of 5,000 rows", ended.stdout, re.MULTILINE)
     script = "\n".join(block.text for block in blocks(page, "python"))
     ended = subprocess.run(
-        [sys.executable, "-"], input=script, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-"],
+        input=script,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert ended.stdout.startswith("(5000, 8) float32\n")
     texts = (tmp_path / "sentences.txt").read_text().splitlines()
@@ -89,7 +106,9 @@ def test_migration_page_has_every_argument() -> None:
     assert package.origin is not None
     # Read and not imported, which would take torch along. `use_auth_token` is the old name of `token`.
     source = Path(package.origin).with_name("sentence_transformer") / "model.py"
-    (model,) = [node for node in ast.parse(source.read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
+    (model,) = [
+        node for node in ast.parse(source.read_text("utf-8")).body if isinstance(node, ast.ClassDef)
+    ]
     names = {
         each.arg
         for node in model.body

@@ -59,7 +59,9 @@ def test_a_drill_recovers_and_leaves_nothing_behind(workplace: Workplace) -> Non
         ("nowhere:make", ["one", "two", "three"], "the undisturbed run did not complete"),
     ],
 )
-def test_what_cannot_be_drilled(workplace: Workplace, encoder: str, texts: list[str], words: str) -> None:
+def test_what_cannot_be_drilled(
+    workplace: Workplace, encoder: str, texts: list[str], words: str
+) -> None:
     """With too few texts, or if the undisturbed run fails, a drill says so with 78, and provokes no fault."""
     workplace.write_source(texts)
     workplace.write_config(encoder)
@@ -76,10 +78,17 @@ def test_what_cannot_be_drilled(workplace: Workplace, encoder: str, texts: list[
         ("hung", [0], GOOD, "seen as hung, not as crashed: words"),
         ("crashed", [75], GOOD, "the run ended with 75, not with 0: words"),
         ("crashed", [0], GOOD[:5], "the final file is missing, or of another shape"),
-        ("crashed", [0], np.vstack([GOOD[:5], [[np.nan, 1]]]), "rows [5] have other vectors, or none"),
+        (
+            "crashed",
+            [0],
+            np.vstack([GOOD[:5], [[np.nan, 1]]]),
+            "rows [5] have other vectors, or none",
+        ),
     ],
 )
-def test_what_is_no_recovery(seen: str, codes: Sequence[int], found: np.ndarray, expected: str) -> None:
+def test_what_is_no_recovery(
+    seen: str, codes: Sequence[int], found: np.ndarray, expected: str
+) -> None:
     """Only the right outcome, exit code and vectors make a recovery."""
     fault = DrillFault("segfault", "", Outcome.CRASHED)
     wrong = problem(fault, seen, [(code, "words") for code in codes])
@@ -89,6 +98,12 @@ def test_what_is_no_recovery(seen: str, codes: Sequence[int], found: np.ndarray,
 def test_all_know_the_same_faults() -> None:
     """Each fault but one has its sabotage in the worker; the page lists them, and marks those that are simulated."""
     assert {fault.name for fault in FAULTS} - {PARENT_KILLED} == set(SABOTAGES)
-    page = Path(ROOT / "docs" / "reference" / "checks.md").read_text("utf-8").partition("### The faults\n")[2]
+    page = (
+        Path(ROOT / "docs" / "reference" / "checks.md")
+        .read_text("utf-8")
+        .partition("### The faults\n")[2]
+    )
     listed = re.findall(r"^- `([\w-]+)`: .*?(\(simulated\))?$", page, re.MULTILINE)
-    assert [(name, not mark) for name, mark in listed] == [(fault.name, bool(fault.real_on)) for fault in FAULTS]
+    assert [(name, not mark) for name, mark in listed] == [
+        (fault.name, bool(fault.real_on)) for fault in FAULTS
+    ]

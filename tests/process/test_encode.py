@@ -26,7 +26,16 @@ class Desk(Workplace):
 
     def encode(self, *arguments: str, encoder: str = "good:make") -> Ended:
         """The command; the encoder comes from tests/encoders."""
-        model = ("--model", "m", "--encoder", encoder, "--device", "cpu", "--set", "workers.standby=0")
+        model = (
+            "--model",
+            "m",
+            "--encoder",
+            encoder,
+            "--device",
+            "cpu",
+            "--set",
+            "workers.standby=0",
+        )
         return self.call("encode", "rows.jsonl", *model, "-o", "vectors/out.npy", *arguments)
 
     def result(self) -> np.ndarray:
@@ -42,7 +51,10 @@ class Desk(Workplace):
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """A place with a source of five texts; it is the current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
     place = Desk(tmp_path)
     place.write_source(TEXTS)
     return place
@@ -97,14 +109,24 @@ def test_a_file_that_it_did_not_make_is_kept(desk: Desk, how: str) -> None:
 def test_same_command_goes_on(desk: Desk) -> None:
     """What a failed call has done is there for the next; nothing appears at the final names before."""
     plan = '{plan: {embeddings/1: "segfault@encode"}, times: null}'
-    arguments = ("--column", "text", "--chunk-size", "2", "--set", "recovery.on_bad_row=fail", "--set")
+    arguments = (
+        "--column",
+        "text",
+        "--chunk-size",
+        "2",
+        "--set",
+        "recovery.on_bad_row=fail",
+        "--set",
+    )
     ended = desk.encode(*arguments, f"model.kwargs={plan}", encoder="misbehaving:make")
     assert ended.returncode == 78, ended.stderr
     assert not desk.out.exists()
     status = desk.call("status", str(desk.state), "--json")
     assert json.loads(status.stdout)["outputs"]["embeddings"]["chunks_done"] == 1
     desk.source.touch()  # read anew, and found to be the same
-    ended = desk.encode(*arguments, f"model.kwargs={plan}", "--set", "env.BEHAVE='1'", encoder="misbehaving:make")
+    ended = desk.encode(
+        *arguments, f"model.kwargs={plan}", "--set", "env.BEHAVE='1'", encoder="misbehaving:make"
+    )
     assert ended.returncode == 0, ended.stderr
     assert ", 1 done" in ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(TEXTS))
@@ -139,7 +161,10 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     arguments = ("--column", "text", "--set", f"model.kwargs.mended={desk.folder / 'mended'}")
     ended = desk.encode(*arguments, encoder="picky:make")
     assert ended.returncode == 3, ended.stderr
-    assert f"the command, to run it again: cd {desk.folder} && chunkvisor encode rows.jsonl " in ended.stderr
+    assert (
+        f"the command, to run it again: cd {desk.folder} && chunkvisor encode rows.jsonl "
+        in ended.stderr
+    )
     assert np.isnan(desk.result()[1]).all()
     assert [each["row"] for each in desk.manifest()["quarantined"]] == [1]
     assert desk.encode(*arguments, encoder="picky:make").returncode == 3
@@ -159,7 +184,9 @@ def test_a_state_on_another_disk_is_refused(desk: Desk) -> None:
         if Path(other).stat().st_dev == desk.folder.stat().st_dev:
             pytest.skip("there is one disk only")
         ended = desk.encode("--column", "text", "--workdir", other)
-        assert (ended.returncode, f"{other} is not on the disk of" in ended.stderr) == (78, True), ended.stderr
+        assert (ended.returncode, f"{other} is not on the disk of" in ended.stderr) == (78, True), (
+            ended.stderr
+        )
 
 
 @pytest.mark.parametrize(

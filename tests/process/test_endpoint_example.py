@@ -22,7 +22,9 @@ class Server(BaseHTTPRequestHandler):
         texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
         status = self.answers.pop(0) if self.answers else 200
         # In the wrong order, as the interface allows.
-        data = [{"index": at, "embedding": [len(text), at + 1.0]} for at, text in enumerate(texts)][::-1]
+        data = [{"index": at, "embedding": [len(text), at + 1.0]} for at, text in enumerate(texts)][
+            ::-1
+        ]
         body = json.dumps({"data": data}).encode() if status == 200 else b"not now"
         self.send_response(status)
         if status == 429:
@@ -49,7 +51,9 @@ def test_a_server_that_is_busy_is_waited_for(workplace: Workplace, server: str) 
     shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
     Server.answers[:] = [200, 429, 500]
     workplace.write_source([f"text {'x' * number}" for number in range(20)])
-    workplace.write_config("endpoint_encoder:make", model__kwargs={"url": server}, encode__batch_size=5)
+    workplace.write_config(
+        "endpoint_encoder:make", model__kwargs={"url": server}, encode__batch_size=5
+    )
 
     ended = workplace.run()
 
@@ -67,7 +71,11 @@ def test_a_server_that_stays_down_ends_the_run(workplace: Workplace, server: str
     shutil.copy(ROOT / "examples" / "endpoint" / "endpoint_encoder.py", workplace.folder)
     Server.answers[:] = [200] * 2 + [503] * 100
     workplace.write_source([f"text {'x' * number}" for number in range(20)])
-    more = {"model__kwargs": {"url": server}, "encode__batch_size": 5, "recovery__wait_timeout": 0.2}
+    more = {
+        "model__kwargs": {"url": server},
+        "encode__batch_size": 5,
+        "recovery__wait_timeout": 0.2,
+    }
     workplace.write_config("endpoint_encoder:make", **more)
 
     ended = workplace.run()
@@ -99,15 +107,42 @@ LATE = "'text 15' in texts"
 @pytest.mark.parametrize(
     ("line", "when", "code", "words"),
     [
-        ("raise chunkvisor_worker.Busy(3600, 'the licence server is full')", LATE, 75, "the licence server is full"),
+        (
+            "raise chunkvisor_worker.Busy(3600, 'the licence server is full')",
+            LATE,
+            75,
+            "the licence server is full",
+        ),
         ("raise TimeoutError('no answer')", LATE, 75, "TimeoutError: no answer"),
-        ("returns = tokenise(texts)", "True", 78, "own.py, line 7: NameError: name 'tokenise' is not defined"),
-        ("__import__('json').dumps(numpy)", "True", 78, "own.py, line 7: TypeError: Object of type module is not"),
-        ("texts[0].size", LATE, 3, "own.py, line 7: AttributeError: 'str' object has no attribute 'size'"),
-        ("texts[0].size", "'text 0' in texts", 3, "own.py, line 7: AttributeError: 'str' object has no attribute"),
+        (
+            "returns = tokenise(texts)",
+            "True",
+            78,
+            "own.py, line 7: NameError: name 'tokenise' is not defined",
+        ),
+        (
+            "__import__('json').dumps(numpy)",
+            "True",
+            78,
+            "own.py, line 7: TypeError: Object of type module is not",
+        ),
+        (
+            "texts[0].size",
+            LATE,
+            3,
+            "own.py, line 7: AttributeError: 'str' object has no attribute 'size'",
+        ),
+        (
+            "texts[0].size",
+            "'text 0' in texts",
+            3,
+            "own.py, line 7: AttributeError: 'str' object has no attribute",
+        ),
     ],
 )
-def test_what_an_encoder_raises(workplace: Workplace, line: str, when: str, code: int, words: str) -> None:
+def test_what_an_encoder_raises(
+    workplace: Workplace, line: str, when: str, code: int, words: str
+) -> None:
     """What passes is waited for, then ends with 75; a mistake ends with 78 and its place, or is that of one text."""
     (workplace.folder / "own.py").write_text(OWN.format(line=line, when=when))
     workplace.write_source([f"text {number}" for number in range(20)])

@@ -47,7 +47,9 @@ def test_starts_that_fail_for_a_while_are_waited_out(workplace: Workplace) -> No
 
 @pytest.mark.parametrize("removed", [False, True], ids=["moved", "removed"])
 @pytest.mark.parametrize("when", ["reading", "encoding"])
-def test_a_workdir_that_is_moved_or_removed_ends_the_run(workplace: Workplace, when: str, removed: bool) -> None:
+def test_a_workdir_that_is_moved_or_removed_ends_the_run(
+    workplace: Workplace, when: str, removed: bool
+) -> None:
     """The last lines say that, and neither that the machine is set up wrongly nor that there is a bug; 74."""
     workplace.write_source(TEXTS)
     workplace.write_config("waiting:make", model__kwargs={"chunk": 2})

@@ -19,10 +19,14 @@ def written(workplace: Workplace) -> Path:
     prepare(workplace)
     assert workplace.run().returncode == 0
     path = workplace.folder / "expected.jsonl"
-    ended = workplace.call("audit", str(workplace.config_path), "--rows", "12", "--write-expect", str(path))
+    ended = workplace.call(
+        "audit", str(workplace.config_path), "--rows", "12", "--write-expect", str(path)
+    )
     assert ended.returncode == 0, ended.stderr
     assert "10 texts with the vectors that the model gives now" in ended.stdout
-    again = workplace.call("audit", str(workplace.config_path), "--rows", "3", "--write-expect", str(path))
+    again = workplace.call(
+        "audit", str(workplace.config_path), "--rows", "3", "--write-expect", str(path)
+    )
     assert (again.returncode, f"{path} already exists" in again.stderr) == (78, True)
     return path
 
@@ -39,7 +43,9 @@ def test_a_model_that_gives_other_vectors_is_refused(workplace: Workplace) -> No
     assert ended.returncode == 0, ended.stderr
     assert "the model gives the vectors of 10 texts in" in ended.stderr
     doctor = workplace.call("doctor", str(workplace.config_path), "--json")
-    assert {each["check"]: each["state"] for each in json.loads(doctor.stdout)["findings"]}["expect"] == "ok"
+    assert {each["check"]: each["state"] for each in json.loads(doctor.stdout)["findings"]}[
+        "expect"
+    ] == "ok"
 
     prepare(workplace, "other", model__expect="expected.jsonl", workdir="other")
     ended = workplace.run()
@@ -82,6 +88,7 @@ def test_weights_that_are_random_in_each_process_show(workplace: Workplace) -> N
     workplace.write_config("random_weights:drawn")
     ended = workplace.call("doctor", str(workplace.config_path))
     assert ended.returncode == 78, ended.stdout
-    assert "two processes that load the model give the same text vectors that differ by" in " ".join(
-        ended.stdout.split()
+    assert (
+        "two processes that load the model give the same text vectors that differ by"
+        in " ".join(ended.stdout.split())
     )

@@ -30,7 +30,9 @@ def quantised(vectors: np.ndarray) -> np.ndarray:
 
 def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
     """int8 with a bad row: zeros, listed and told by code 3; retried it is whole; no other form is made of it."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=2, outputs__out__dtype="int8")
+    place = ScriptedWorkplace.make(
+        tmp_path / "place", TEXTS, chunk__size=2, outputs__out__dtype="int8"
+    )
     place.lay("t1", "value_error!")
     assert place.run_here().returncode == 3
     assert own_files(place) == {"out.npy", "out.json", "out.ranges.npy"}
@@ -49,12 +51,17 @@ def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
     calls = len(place.calls())
     refused = place.run_here("--set", "outputs.out.dtype=float32")
     assert refused.returncode == 78
-    assert "output out is complete in int8, and the config now asks for another form" in refused.stderr
+    assert (
+        "output out is complete in int8, and the config now asks for another form" in refused.stderr
+    )
     # The chunks are kept: what is rounded can be made anew from them.
     again = place.run_here("--from-scratch", "--yes", "--set", "chunk.keep=true")
     assert again.returncode == 0, again.stderr
     calls = len(place.calls())
-    assert place.run_here("--set", "outputs.out.dtype=float32", "--set", "chunk.keep=true").returncode == 0
+    assert (
+        place.run_here("--set", "outputs.out.dtype=float32", "--set", "chunk.keep=true").returncode
+        == 0
+    )
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     assert (own_files(place), len(place.calls())) == ({"out.npy", "out.json"}, calls)
 
@@ -84,7 +91,10 @@ def test_parquet(tmp_path: Path) -> None:
     table = pq.read_table(place.workdir / "out.parquet")
     assert table.column_names == ["row", "vector"]
     assert table["row"].to_pylist() == list(range(len(TEXTS)))
-    right = [None if text == "t1" else row.tolist() for text, row in zip(TEXTS, expected(TEXTS), strict=True)]
+    right = [
+        None if text == "t1" else row.tolist()
+        for text, row in zip(TEXTS, expected(TEXTS), strict=True)
+    ]
     assert table["vector"].to_pylist() == right
     status = json.loads(place.here("status", str(place.workdir), "--json").stdout)
     assert status["state"] == "complete"
@@ -96,7 +106,10 @@ def test_parquet(tmp_path: Path) -> None:
     assert "out.parquet" in place.here("verify", str(place.workdir)).stderr
 
 
-SOURCE = [{"text": text, "id": number, "split": "b" if number == 3 else "a"} for number, text in enumerate(TEXTS)]
+SOURCE = [
+    {"text": text, "id": number, "split": "b" if number == 3 else "a"}
+    for number, text in enumerate(TEXTS)
+]
 KEPT = [number for number in range(len(TEXTS)) if number != 3]
 
 
@@ -116,7 +129,10 @@ def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
     assert place.run_here().returncode == 0
     np.testing.assert_array_equal(place.vectors(), expected([TEXTS[number] for number in KEPT]))
     table = place.workdir / "out.rows.parquet"
-    right = [("row", "source_row", "id"), *((row, number, number) for row, number in enumerate(KEPT))]
+    right = [
+        ("row", "source_row", "id"),
+        *((row, number, number) for row, number in enumerate(KEPT)),
+    ]
     assert rows_of(table) == right
     calls = len(place.calls())
     assert place.here("clean", str(place.workdir)).returncode == 0
@@ -134,7 +150,12 @@ def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
     assert "where: \"split = 'a'\" before" in refused.stderr
     assert len(place.calls()) == calls
     if importlib.util.find_spec("pyarrow") is not None:
-        assert place.run_here("--set", "outputs.out.format=parquet", "--set", "outputs.out.shards=2").returncode == 0
+        assert (
+            place.run_here(
+                "--set", "outputs.out.format=parquet", "--set", "outputs.out.shards=2"
+            ).returncode
+            == 0
+        )
         found = [rows_of(path) for path in sorted((place.workdir / "out").iterdir())]
         assert found[0][0] == found[1][0] == ("row", "source_row", "id", "vector")
         assert [row[:3] for row in found[0][1:] + found[1][1:]] == right[1:]
@@ -165,7 +186,10 @@ def test_side_by_side(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(place.workdir / "both.npy"), right)
     manifest = json.loads((place.workdir / "both.json").read_text())
     assert [row["row"] for row in manifest["quarantined"]] == [0, 7]
-    assert [(each["output"], each["dimension"]) for each in manifest["combined"]] == [("out", 8), ("again", 8)]
+    assert [(each["output"], each["dimension"]) for each in manifest["combined"]] == [
+        ("out", 8),
+        ("again", 8),
+    ]
     assert place.here("verify", str(place.workdir)).returncode == 0
     stamp = (place.workdir / "both.npy").stat().st_mtime_ns
     assert place.run_here().returncode == 3
@@ -194,7 +218,9 @@ def test_side_by_side_in_int8(tmp_path: Path) -> None:
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
     parts = [np.load(place.workdir / "out.npy")]
-    parts.append(np.concatenate([np.load(path) for path in sorted((place.workdir / "again").iterdir())]))
+    parts.append(
+        np.concatenate([np.load(path) for path in sorted((place.workdir / "again").iterdir())])
+    )
     found = np.load(place.workdir / "both.npy")
     np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
     assert (found.dtype, found[7, :8].any()) == (np.int8, False)

@@ -109,7 +109,11 @@ def test_memory_held_by_a_stranger_is_waited_for(smi: FakeSmi, place: ScriptedWo
     ("answers", "code", "words"),
     [
         ({"memory": 8100, "apps": "77, /usr/bin/intruder, 8000"}, 75, "/usr/bin/intruder (pid 77)"),
-        ({"action": "Drain and Reset"}, 69, "the driver asks for a recovery action: Drain and Reset"),
+        (
+            {"action": "Drain and Reset"},
+            69,
+            "the driver asks for a recovery action: Drain and Reset",
+        ),
     ],
     ids=["held", "broken"],
 )
@@ -149,7 +153,9 @@ def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace) -> N
     smi.say(memory_code=18)
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("continues without its readings, since CUDA may work all the same") == 1
+    assert (
+        ended.stderr.count("continues without its readings, since CUDA may work all the same") == 1
+    )
     check_rows(place, FEW)
 
 
@@ -158,7 +164,9 @@ def test_broken_nvml_is_one_warning(smi: FakeSmi, place: ScriptedWorkplace) -> N
 
 def message(ours_gib: float, *others_gib: float) -> str:
     """What torch says on a GPU of 8 GiB."""
-    others = "".join(f"Process {77 + n} has {gib:.2f} GiB memory in use. " for n, gib in enumerate(others_gib))
+    others = "".join(
+        f"Process {77 + n} has {gib:.2f} GiB memory in use. " for n, gib in enumerate(others_gib)
+    )
     return (
         "CUDA out of memory. Tried to allocate 0.50 GiB. GPU 0 has a total capacity of 8.00 GiB of which 0.10 GiB is "
         f"free. {others}Including non-PyTorch memory, this process has {ours_gib:.2f} GiB memory in use. Of the "
@@ -178,11 +186,17 @@ def gpus(smi: FakeSmi, workplace: Workplace) -> Workplace:
     ("said", "words", "tries"),
     [
         (message(7.9), "no other process held much of it", 1),
-        ("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.", "no other process held much of it", 2),
+        (
+            "RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.",
+            "no other process held much of it",
+            2,
+        ),
     ],
     ids=["figures", "none"],
 )
-def test_a_model_larger_than_the_gpu_ends_the_run(gpus: Workplace, said: str, words: str, tries: int) -> None:
+def test_a_model_larger_than_the_gpu_ends_the_run(
+    gpus: Workplace, said: str, words: str, tries: int
+) -> None:
     """One load says it, or a second where a plug-in's words have no figures: 69, and no waiting for others."""
     gpus.write_config("memory:make", device="cuda", model__kwargs={"at": "load", "message": said})
     ended = gpus.run()
@@ -209,7 +223,11 @@ def test_memory_of_others_is_waited_for_and_teaches_nothing(gpus: Workplace) -> 
 def test_a_lesson_is_paid_for_once(workplace: Workplace) -> None:
     """The verdict comes before the next worker's `go`: three halvings teach it all, whoever is ready meanwhile."""
     workplace.write_source(TEXTS)
-    kwargs = {"at": "encode", "fits": 6, "message": "CUDA out of memory. Tried to allocate 1.00 GiB."}
+    kwargs = {
+        "at": "encode",
+        "fits": 6,
+        "message": "CUDA out of memory. Tried to allocate 1.00 GiB.",
+    }
     workers = {"standby": 1, "start": "fresh"}
     workplace.write_config("memory:make", chunk__size=50, workers=workers, model__kwargs=kwargs)
     ended = workplace.run()
@@ -223,7 +241,9 @@ def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: F
     gpus.write_source(texts)
     kwargs = {"plan": {"out/1": "nvml_assert@encode"}, "times": None}
     recovery = {"wait_timeout": 1}  # it waits for others, of whom it can see nothing
-    gpus.write_config("misbehaving:make", device="cuda", chunk__size=1000, model__kwargs=kwargs, recovery=recovery)
+    gpus.write_config(
+        "misbehaving:make", device="cuda", chunk__size=1000, model__kwargs=kwargs, recovery=recovery
+    )
     smi.say(memory_code=255)
     ended = gpus.run()
     assert ended.returncode == 69, ended.stderr
@@ -242,7 +262,9 @@ def test_a_chunk_that_never_has_memory_ends_the_run_soon(gpus: Workplace, smi: F
 # --- several GPUs
 
 
-def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
+def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(
+    gpus: Workplace, smi: FakeSmi
+) -> None:
     """A GPU with a hardware fault gives its chunk back to the queue, the others finish, and the rows stay in order."""
     smi.say(gpus="0 1 2 3 4 5 6 7")
     kwargs = {"faulty": "GPU-00000003-aaaa", "wait_s": 0.2}
@@ -257,13 +279,19 @@ def test_every_visible_gpu_gets_work_and_a_dying_one_is_left_out(gpus: Workplace
 def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
     """An error that a text could cause, at every chunk of one GPU: it is the GPU, since the other does the same."""
     smi.say(gpus="0 1")
-    kwargs = {"faulty": "GPU-00000001-aaaa", "fault": [719, "unspecified launch failure"], "wait_s": 0.3}
+    kwargs = {
+        "faulty": "GPU-00000001-aaaa",
+        "fault": [719, "unspecified launch failure"],
+        "wait_s": 0.3,
+    }
     gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs)
     ended = gpus.run()
     assert ended.returncode == 0, ended.stderr
     (dropped,) = gpus.named("device_dropped")
     assert "GPU-00000001" in dropped["device"]
-    assert re.search("can no longer encode a text that it encoded before|has encoded no text", dropped["why"])
+    assert re.search(
+        "can no longer encode a text that it encoded before|has encoded no text", dropped["why"]
+    )
     assert not gpus.named("chunk_split", "chunk_set_aside", "quarantined")
     attempts = gpus.status()["attempts"]
     assert attempts.pop("committed") == 16
@@ -276,7 +304,12 @@ def test_a_gpu_on_which_all_fails_is_left_out(gpus: Workplace, smi: FakeSmi) -> 
 def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi) -> None:
     """A GPU where a CUDA error comes back before the first batch costs no chunk a try."""
     smi.say(gpus="0 1")
-    kwargs = {"faulty": "GPU-00000001-aaaa", "fault": [304, "OS call failed"], "at": "load", "wait_s": 0.2}
+    kwargs = {
+        "faulty": "GPU-00000001-aaaa",
+        "fault": [304, "OS call failed"],
+        "at": "load",
+        "wait_s": 0.2,
+    }
     gpus.write_config("gpus:make", device="cuda", model__kwargs=kwargs, recovery__wait_timeout=0.5)
     ended = gpus.run()
     assert ended.returncode == 0, ended.stderr
@@ -286,15 +319,21 @@ def test_a_gpu_that_cannot_start_is_left_out(gpus: Workplace, smi: FakeSmi) -> N
 
 
 @pytest.mark.parametrize(("encoder", "device"), [("make", "cpu"), ("make_on_gpu", "cuda")])
-def test_the_next_computes_while_vectors_are_written(gpus: Workplace, encoder: str, device: str) -> None:
+def test_the_next_computes_while_vectors_are_written(
+    gpus: Workplace, encoder: str, device: str
+) -> None:
     """A worker that needs the device no longer lets the next one have it before it has written and ended."""
     texts = [f"number {number}" for number in range(5)] + ["the last 5"]
     gpus.write_source(texts)
     changes: dict[str, Any] = {"workers.standby": 1, "chunk.size": 2, "device": device}
-    gpus.write_config(f"slow_writer:{encoder}", **changes, model__kwargs={"notes": str(gpus.folder)})
+    gpus.write_config(
+        f"slow_writer:{encoder}", **changes, model__kwargs={"notes": str(gpus.folder)}
+    )
     ended = gpus.run()
     assert ended.returncode == 0, ended.stderr
     assert (gpus.folder / "released").exists() == (device == "cuda")
     order = [(event["event"], event["chunk"]) for event in gpus.named("go", "worker_ended")]
-    assert all(order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2))
+    assert all(
+        order.index(("go", chunk + 1)) < order.index(("worker_ended", chunk)) for chunk in range(2)
+    )
     check_rows(gpus, texts)

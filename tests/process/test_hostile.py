@@ -31,7 +31,14 @@ from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts, read_fixed
 from chunkvisor.store.layout import Layout, read_holder
 from chunkvisor.store.ledger import ledger_of
-from chunkvisor.store.records import DamagedError, LessonFile, ModelRecord, Pin, read_models, write_record
+from chunkvisor.store.records import (
+    DamagedError,
+    LessonFile,
+    ModelRecord,
+    Pin,
+    read_models,
+    write_record,
+)
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Result, Spec
 from chunkvisor_worker.contract.wire import read_beat, read_message
@@ -60,8 +67,20 @@ def _keys(model: Any = Config, prefix: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield from _keys(info.annotation, (*prefix, name))
 
 
-KEYS = sorted({*_keys(), ("outputs", "a", "column"), ("outputs", "a", "source"), ("outputs", "a", "encode")})
-ODD = [b"\0", b"\xff\xfe", b"!!python/object:os.system ", b"&a [*a]", b"<<: *b\n", b"? ", b"%YAML 9\n", b"\t", b"\r"]
+KEYS = sorted(
+    {*_keys(), ("outputs", "a", "column"), ("outputs", "a", "source"), ("outputs", "a", "encode")}
+)
+ODD = [
+    b"\0",
+    b"\xff\xfe",
+    b"!!python/object:os.system ",
+    b"&a [*a]",
+    b"<<: *b\n",
+    b"? ",
+    b"%YAML 9\n",
+    b"\t",
+    b"\r",
+]
 ODD += [b"{" * 2000, b"- " * 500, b"'", b'"\\ud83d"', b"1:30", b".inf", b": "]
 
 
@@ -87,9 +106,15 @@ def test_config_of_any_bytes(tmp_path: Path, pieces: list[bytes]) -> None:
 
 @soaked(350)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4), VALUES)
-def test_config_of_any_values(tmp_path: Path, changes: dict[tuple[str, ...], Any], value: Any) -> None:
+def test_config_of_any_values(
+    tmp_path: Path, changes: dict[tuple[str, ...], Any], value: Any
+) -> None:
     """Any values under the keys that there are, in the file or by --set, make a config or are refused in words."""
-    config: dict[str, Any] = {"workdir": "w", "model": {"name": "m"}, "outputs": {"a": {"source": "a.csv"}}}
+    config: dict[str, Any] = {
+        "workdir": "w",
+        "model": {"name": "m"},
+        "outputs": {"a": {"source": "a.csv"}},
+    }
     for key, change in changes.items():
         node = config
         for part in key[:-1]:
@@ -104,16 +129,23 @@ def test_config_of_any_values(tmp_path: Path, changes: dict[tuple[str, ...], Any
 
 # Sources
 
-TEXT = st.text(max_size=12) | st.sampled_from(["", " ", 'a "quoted" one', "a\nb", "a\r\nb", ",", "\ufeff", "é" * 50])
+TEXT = st.text(max_size=12) | st.sampled_from(
+    ["", " ", 'a "quoted" one', "a\nb", "a\r\nb", ",", "\ufeff", "é" * 50]
+)
 
 
 @st.composite
 def source(draw: st.DrawFn) -> tuple[str, bytes, bytes]:
     """(suffix, content, what is compressed in it): rows of a text format, damaged before or after."""
-    suffix, texts = draw(st.sampled_from([".csv", ".jsonl", ".csv.gz", ".jsonl.zst"])), draw(st.lists(TEXT, max_size=5))
+    suffix, texts = (
+        draw(st.sampled_from([".csv", ".jsonl", ".csv.gz", ".jsonl.zst"])),
+        draw(st.lists(TEXT, max_size=5)),
+    )
     out = io.StringIO()
     if suffix.startswith(".csv"):
-        csv.writer(out).writerows([["n", "text"], *([str(n), text] for n, text in enumerate(texts))])
+        csv.writer(out).writerows(
+            [["n", "text"], *([str(n), text] for n, text in enumerate(texts))]
+        )
     else:
         out.writelines(json.dumps({"text": text}) + "\n" for text in texts)
     plain = draw(damaged(out.getvalue().encode(errors="replace")))
@@ -136,9 +168,15 @@ def test_source_of_any_bytes(tmp_path: Path, made: tuple[str, bytes, bytes]) -> 
         return
     text = plain.removeprefix(b"\xef\xbb\xbf").decode()
     if suffix.startswith(".csv"):
-        assert cells == [row["text"] for row in csv.DictReader(io.StringIO(text, newline=""), strict=True)]
-    elif all(type(cell) is str or cell is None for cell in cells):  # other JSON values are for templates
-        found = [json.loads(line).get("text") or "" for line in text.split("\n") if line.strip(" \t\r")]
+        assert cells == [
+            row["text"] for row in csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        ]
+    elif all(
+        type(cell) is str or cell is None for cell in cells
+    ):  # other JSON values are for templates
+        found = [
+            json.loads(line).get("text") or "" for line in text.split("\n") if line.strip(" \t\r")
+        ]
         assert [cell or "" for cell in cells] == found
 
 
@@ -150,7 +188,9 @@ class Made:
 
     def __init__(self, place: ScriptedWorkplace) -> None:
         self.place = place
-        self.files = {path: path.read_bytes() for path in sorted(place.workdir.rglob("*")) if path.is_file()}
+        self.files = {
+            path: path.read_bytes() for path in sorted(place.workdir.rglob("*")) if path.is_file()
+        }
 
     def restore(self) -> None:
         """As it was made."""
@@ -169,11 +209,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("hostile") / "place"
     outputs = {name: {"source": f"{name}.jsonl", "column": "text"} for name in ("out", "more")}
     place = ScriptedWorkplace.make(
-        folder, [], chunk__size=4, chunk__keep=True, recovery__attempts=1, encode__batch_size=4, outputs=outputs
+        folder,
+        [],
+        chunk__size=4,
+        chunk__keep=True,
+        recovery__attempts=1,
+        encode__batch_size=4,
+        outputs=outputs,
     )
     for name in outputs:
         texts = [f"{name}{number}" for number in range(6)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
     place.lay("out5", "value_error!")
     place.lay("out1", "oom")
     place.lay("more1", "value_error!")
@@ -182,11 +230,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     layout = Layout(place.workdir)
     write_record(layout.model, ModelRecord((Pin("org/model", None, str(folder), "abc"),)))
     attempt = next(path.parent for path in place.workdir.rglob("spec.json"))
-    result = {"fingerprint": "f", "output": "out", "chunk": 0, "start": 0, "stop": 1, "digest": "d", "size_bytes": 1}
+    result = {
+        "fingerprint": "f",
+        "output": "out",
+        "chunk": 0,
+        "start": 0,
+        "stop": 1,
+        "digest": "d",
+        "size_bytes": 1,
+    }
     result |= {"facts": {"dimension": 8}, "limits": {"rows": 1}}
     (attempt / "result.json").write_text(json.dumps(result))
     names = {path.name for path in place.workdir.rglob("*.json")}
-    assert names >= {"done.json", "lessons.json", "table.json", "beat.json", "verdict.json", "fault.json"}
+    assert names >= {
+        "done.json",
+        "lessons.json",
+        "table.json",
+        "beat.json",
+        "verdict.json",
+        "fault.json",
+    }
     return Made(place)
 
 
@@ -234,7 +297,12 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
             yield partial(look, name)
     for path in workdir.rglob("spec.json"):
         files = AttemptFiles(path.parent)
-        records: dict[type[Any], Path] = {Spec: files.spec, Beat: files.beat, Fault: files.fault, Result: files.result}
+        records: dict[type[Any], Path] = {
+            Spec: files.spec,
+            Beat: files.beat,
+            Fault: files.fault,
+            Result: files.result,
+        }
         for kind, record in records.items():
             yield partial(read_message, kind, record)
         yield partial(read_beat, files.beat)
@@ -244,7 +312,11 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
 @given(st.data())
 def test_state_of_any_content(made: Made, data: st.DataObject) -> None:
     """Whatever damage a state file has taken: who reads it reads it, or says that it is damaged."""
-    named = {path.relative_to(made.place.workdir).as_posix(): path for path in made.files if path.suffix != ".npy"}
+    named = {
+        path.relative_to(made.place.workdir).as_posix(): path
+        for path in made.files
+        if path.suffix != ".npy"
+    }
     kinds = sorted({path.name for path in named.values()})
     kind = data.draw(st.sampled_from(kinds))
     path = data.draw(st.sampled_from([each for each in named.values() if each.name == kind]))

@@ -32,7 +32,15 @@ pytestmark = [pytest.mark.soak, local_engine_only]
 
 CHUNK = ["a", "b", "", "c", "d", "e"]
 """Texts of the attempt; batches of two."""
-RECORDS = ("spec.json", "texts.jsonl", "beat.json", "batches.jsonl", "result.json", "embeddings.npy", "fault.json")
+RECORDS = (
+    "spec.json",
+    "texts.jsonl",
+    "beat.json",
+    "batches.jsonl",
+    "result.json",
+    "embeddings.npy",
+    "fault.json",
+)
 
 
 @made_once
@@ -40,7 +48,10 @@ def attempted(folder: Path) -> ScriptedWorkplace:
     """A whole attempt that nobody has judged, and another that died in its third batch."""
     place = ScriptedWorkplace.make(folder, [*CHUNK, *(f"x{text}" for text in CHUNK)], chunk__size=6)
     place.write_config(
-        "scripted:make", chunk__size=6, encode__batch_size=2, **{"outputs.out.source": str(place.source)}
+        "scripted:make",
+        chunk__size=6,
+        encode__batch_size=2,
+        **{"outputs.out.source": str(place.source)},
     )
     place.lay("a", "kill_supervisor")
     assert place.run().returncode == -9
@@ -53,7 +64,9 @@ def attempted(folder: Path) -> ScriptedWorkplace:
     dead.vectors.rename(dead.partial)
     lines = dead.batches.read_bytes().splitlines(keepends=True)
     dead.batches.write_bytes(b"".join(lines[:-1]))
-    dead.fault.write_bytes(b'{"phase":"forward","chain":[{"name":"E","bases":[],"message":"m"}],"traceback":""}')
+    dead.fault.write_bytes(
+        b'{"phase":"forward","chain":[{"name":"E","bases":[],"message":"m"}],"traceback":""}'
+    )
     return place
 
 
@@ -76,7 +89,9 @@ def right_rows(path: Path, rows: list[int]) -> None:
 
 @soaked(400)
 @given(st.data())
-def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject) -> None:
+def test_attempt_of_any_content(
+    place: ScriptedWorkplace, tmp_path: Path, data: st.DataObject
+) -> None:
     """Whatever an attempt leaves in its folder is judged, and no wrong vector counts as a result or as a batch."""
     original = data.draw(st.sampled_from(attempts(place)))
     folder = tmp_path / "attempt"
@@ -84,7 +99,11 @@ def test_attempt_of_any_content(place: ScriptedWorkplace, tmp_path: Path, data: 
     shutil.copytree(original.folder, folder)
     files, spec = AttemptFiles(folder), read_message(Spec, original.spec)
     assert spec is not None
-    names = [name for name in (*RECORDS, "embeddings.partial.npy", "worker.log") if (folder / name).exists()]
+    names = [
+        name
+        for name in (*RECORDS, "embeddings.partial.npy", "worker.log")
+        if (folder / name).exists()
+    ]
     for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
         path = folder / name
         path.write_bytes(data.draw(another(path.read_bytes())))

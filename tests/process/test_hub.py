@@ -53,7 +53,10 @@ class Visitor(http.server.BaseHTTPRequestHandler):
         if self.server.errors:
             status, headers = self.server.errors.pop(0), {}
         elif self.path.startswith("/api/models/some/model/tree/"):
-            tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in FILES.items()]
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": name}
+                for name, data in FILES.items()
+            ]
             status, body, headers = 200, json.dumps(tree).encode(), {}
         elif self.path.startswith("/api/models/some/model"):
             siblings = [{"rfilename": name} for name in FILES]
@@ -86,8 +89,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def resolve(folder: Path, waits: list[str], *, anew: bool = False, **model: Any) -> ModelSource:
     """The model, resolved in a workdir; no wait is waited for."""
-    config, cache, scratch = ModelConfig(**{"name": "some/model"} | model), folder / "model.json", folder / "fetch"
-    return resolve_hub(config, cache, scratch, WAIT_S, lambda _s, _w, why: waits.append(why), anew=anew)
+    config, cache, scratch = (
+        ModelConfig(**{"name": "some/model"} | model),
+        folder / "model.json",
+        folder / "fetch",
+    )
+    return resolve_hub(
+        config, cache, scratch, WAIT_S, lambda _s, _w, why: waits.append(why), anew=anew
+    )
 
 
 def names(source: ModelSource) -> set[str]:

@@ -41,14 +41,19 @@ def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
     told = {"lock", "events.jsonl", "report.html", "runs"}
     files = (path for path in place.workdir.rglob("*") if path.is_file())
     paths = {path.relative_to(place.workdir): path for path in files}
-    return {str(name): path.read_bytes() for name, path in paths.items() if told.isdisjoint(name.parts)}
+    return {
+        str(name): path.read_bytes() for name, path in paths.items() if told.isdisjoint(name.parts)
+    }
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"model__name": "other"}, ['model.name: "test" before, "other" now']),
-        ({"outputs": {"out": {**OUT, "encode": {"normalize": True}}}}, ["encode.normalize: false before, true now"]),
+        (
+            {"outputs": {"out": {**OUT, "encode": {"normalize": True}}}},
+            ["encode.normalize: false before, true now"],
+        ),
         (
             {"outputs": {"out": {"source": "rows.jsonl", "template": "x {text}"}}},
             ['column: "text" before, not set now', 'template: not set before, "x {text}" now'],
@@ -56,7 +61,9 @@ def snapshot(place: ScriptedWorkplace) -> dict[str, bytes]:
     ],
     ids=str,
 )
-def test_changed_config(place: ScriptedWorkplace, changes: dict[str, Any], words: list[str]) -> None:
+def test_changed_config(
+    place: ScriptedWorkplace, changes: dict[str, Any], words: list[str]
+) -> None:
     """A key that shapes the vectors is named with its old and its new value, and nothing is touched."""
     before = snapshot(place)
     configure(place, **changes)
@@ -112,9 +119,13 @@ def finished(place: ScriptedWorkplace) -> ScriptedWorkplace:
 
 
 @pytest.mark.parametrize(
-    "outputs", [{"out": {**OUT, "column": "txet"}}, {"out": OUT, "second": OUT}], ids=["typo", "taken"]
+    "outputs",
+    [{"out": {**OUT, "column": "txet"}}, {"out": OUT, "second": OUT}],
+    ids=["typo", "taken"],
 )
-def test_a_beginning_that_comes_to_nothing(finished: ScriptedWorkplace, outputs: dict[str, Any]) -> None:
+def test_a_beginning_that_comes_to_nothing(
+    finished: ScriptedWorkplace, outputs: dict[str, Any]
+) -> None:
     """A column that is not there, or an output whose name is taken, ends the run with 78; every file is as it was."""
     (finished.workdir / "second.npy").write_bytes(b"somebody's")
     before = snapshot(finished)
@@ -141,7 +152,9 @@ def test_what_was_there_stays_until_it_is_replaced(finished: ScriptedWorkplace) 
     assert not (finished.hidden / "out.before").exists()
 
 
-def test_killed_while_it_moves_on(finished: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_it_moves_on(
+    finished: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kill between the renames of the states loses nothing; the same command goes on."""
     final = (finished.workdir / "out.npy").read_bytes()
     rename = Path.rename

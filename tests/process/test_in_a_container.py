@@ -19,7 +19,8 @@ from harness import ROOT, Workplace, expected, finish, kill, local_engine_only, 
 
 EXAMPLES = ROOT / "examples" / "containers"
 (ENTRYPOINT,) = [
-    json.loads(line) for line in re.findall(r"^ENTRYPOINT (.+)$", (EXAMPLES / "Dockerfile").read_text(), re.M)
+    json.loads(line)
+    for line in re.findall(r"^ENTRYPOINT (.+)$", (EXAMPLES / "Dockerfile").read_text(), re.M)
 ]
 _, JOB = yaml.safe_load_all((EXAMPLES / "job.yaml").read_text())
 POD = JOB["spec"]["template"]["spec"]
@@ -40,14 +41,18 @@ TEXTS = [f"text {number}" for number in range(12)]
 def why_not() -> str:
     """Why there can be no namespace here; empty where there can."""
     try:
-        return subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False).stderr
+        return subprocess.run(
+            [*NAMESPACE, "true"], capture_output=True, text=True, check=False
+        ).stderr
     except OSError as error:
         return str(error)
 
 
 pytestmark = [
     local_engine_only,
-    pytest.mark.skipif(bool(why_not()), reason="unshare(1) may make no namespace of processes here"),
+    pytest.mark.skipif(
+        bool(why_not()), reason="unshare(1) may make no namespace of processes here"
+    ),
 ]
 
 
@@ -62,7 +67,9 @@ def start(workplace: Workplace) -> Iterator[Callable[[], subprocess.Popen[str]]]
     started: list[subprocess.Popen[str]] = []
 
     def one_more() -> subprocess.Popen[str]:
-        started.append(subprocess.Popen(command, stdout=PIPE, stderr=PIPE, stdin=DEVNULL, text=True))
+        started.append(
+            subprocess.Popen(command, stdout=PIPE, stderr=PIPE, stdin=DEVNULL, text=True)
+        )
         return started[-1]
 
     yield one_more
@@ -70,7 +77,9 @@ def start(workplace: Workplace) -> Iterator[Callable[[], subprocess.Popen[str]]]
         kill(process)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak(only=True))])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak(only=True))]
+)
 def test_a_container_is_continued(
     workplace: Workplace, start: Callable[[], subprocess.Popen[str]], number: signal.Signals
 ) -> None:
@@ -79,7 +88,9 @@ def test_a_container_is_continued(
     wait_for((workplace.folder / "waiting").exists)
 
     def committed() -> list[int]:
-        return [event["chunk"] for event in workplace.events() if event["event"] == "chunk_committed"]
+        return [
+            event["chunk"] for event in workplace.events() if event["event"] == "chunk_committed"
+        ]
 
     wait_for(lambda: committed() == [0])
     (process,) = psutil.Process(container.pid).children()

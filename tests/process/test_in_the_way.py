@@ -35,7 +35,9 @@ def place(finished: ScriptedWorkplace, tmp_path: Path) -> ScriptedWorkplace:
 def contents(folder: Path) -> dict[str, bytes | str]:
     """Every file under the folder, and every link."""
     return {
-        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        str(path.relative_to(folder)): str(path.readlink())
+        if path.is_symlink()
+        else path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_symlink() or path.is_file()
     }
@@ -44,7 +46,9 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 # Files of the person's in a folder that is to be the workdir
 
 
-@pytest.mark.parametrize("name", ["out.npy", "out.json", "report.html", "out.truncated.jsonl", "out/0000.npy"])
+@pytest.mark.parametrize(
+    "name", ["out.npy", "out.json", "report.html", "out.truncated.jsonl", "out/0000.npy"]
+)
 def test_folder_of_the_persons_is_left_alone(tmp_path: Path, name: str) -> None:
     """A run in a folder with something of the person's under a name that we need is refused by that name."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
@@ -70,7 +74,10 @@ def test_workdir_may_be_a_folder_with_other_files(tmp_path: Path) -> None:
     assert before.items() <= contents(place.folder).items()
     assert np.array_equal(np.load(place.folder / "out.npy"), expected(TEXTS))
     ours = {"out.npy", "out.json", "report.html", ".chunkvisor"}
-    assert {path.name for path in place.folder.iterdir()} - names - {"__pycache__", "calls.jsonl"} == ours
+    assert {path.name for path in place.folder.iterdir()} - names - {
+        "__pycache__",
+        "calls.jsonl",
+    } == ours
     assert stat.S_IMODE((place.folder / ".chunkvisor").stat().st_mode) == 0o700
 
 
@@ -103,7 +110,13 @@ ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give fi
 
 
 @pytest.mark.parametrize(
-    "change", [another_version, open_to_others, pytest.param(of_another_user, marks=ROOT_ALONE), a_link_to_state]
+    "change",
+    [
+        another_version,
+        open_to_others,
+        pytest.param(of_another_user, marks=ROOT_ALONE),
+        a_link_to_state,
+    ],
 )
 def test_state_that_is_not_ours(
     place: ScriptedWorkplace, change: Callable[[ScriptedWorkplace], tuple[str, ...]]
@@ -122,7 +135,9 @@ def test_source_is_not_a_state_file(tmp_path: Path, source: str) -> None:
     """A source that is a file of the run's own, or a pattern that matches one, is refused, by `plan` as well."""
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, workdir=".")
     assert place.run_here().returncode == 0
-    place.write_config("scripted:make", workdir=".", outputs={"more": {"source": source, "column": "text"}})
+    place.write_config(
+        "scripted:make", workdir=".", outputs={"more": {"source": source, "column": "text"}}
+    )
     for command in ("run", "plan"):
         ended = place.here(command, str(place.config_path))
         assert ended.returncode == 78, ended.stderr
@@ -146,11 +161,18 @@ def a_file(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, a_link, a_file, Path.mkdir])
 @pytest.mark.parametrize("command", ["report", "encode", "encode-manifest", "metrics"])
-def test_named_place_is_not_written_over(place: ScriptedWorkplace, command: str, make: Callable[[Path], None]) -> None:
+def test_named_place_is_not_written_over(
+    place: ScriptedWorkplace, command: str, make: Callable[[Path], None]
+) -> None:
     """What stands where -o or metrics.textfile points, and chunkvisor has not made, is refused and stays."""
     folder = place.folder / "there"
     folder.mkdir()
-    name = {"report": "night.html", "encode": "o.npy", "encode-manifest": "o.json", "metrics": "figures.prom"}[command]
+    name = {
+        "report": "night.html",
+        "encode": "o.npy",
+        "encode-manifest": "o.json",
+        "metrics": "figures.prom",
+    }[command]
     make(folder / name)
     before = contents(folder), os.lstat(folder / name).st_ino
     match command:
@@ -159,7 +181,16 @@ def test_named_place_is_not_written_over(place: ScriptedWorkplace, command: str,
         case "metrics":
             ended = place.run_here("--set", f"metrics.textfile={folder / name}")
         case _:
-            encode = ["encode", str(place.source), "--model", "test", "--encoder", "scripted:make", "--device", "cpu"]
+            encode = [
+                "encode",
+                str(place.source),
+                "--model",
+                "test",
+                "--encoder",
+                "scripted:make",
+                "--device",
+                "cpu",
+            ]
             ended = place.here(*encode, "--column", "text", "-o", str(folder / "o.npy"))
     assert ended.returncode in ((2, 78) if make is Path.mkdir else (78,)), ended.stderr
     assert name in ended.stderr
@@ -191,7 +222,9 @@ def test_verify_without_state(place: ScriptedWorkplace) -> None:
         shutil.copy(place.workdir / name, elsewhere)
     for folder in (place.workdir, elsewhere):
         ended = place.here("verify", str(folder))
-        assert (ended.returncode, ended.stdout) == (0, "2 files checked: all are intact\n"), ended.stderr
+        assert (ended.returncode, ended.stdout) == (0, "2 files checked: all are intact\n"), (
+            ended.stderr
+        )
         data = bytearray((folder / "out.npy").read_bytes())
         data[-3] ^= 1
         (folder / "out.npy").write_bytes(data)
@@ -202,7 +235,9 @@ def test_verify_without_state(place: ScriptedWorkplace) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, a_file, a_link, Path.mkdir])
 @pytest.mark.parametrize("name", ["out.npy", "out.json", "report.html"])
-def test_anything_in_the_place_of_a_final(place: ScriptedWorkplace, name: str, make: Callable[[Path], None]) -> None:
+def test_anything_in_the_place_of_a_final(
+    place: ScriptedWorkplace, name: str, make: Callable[[Path], None]
+) -> None:
     """A pipe, a file, a link or a folder there: each command ends, in words, and writes through no link."""
     path = place.workdir / name
     path.unlink()
@@ -226,7 +261,9 @@ def test_copy_of_a_live_workdir(tmp_path: Path) -> None:
         wait_for(lambda: place.has_struck("slow"))  # the copy's own worker is not to wait
         # Nothing is written any more: a file that vanishes would end the copying.
         wait_for(lambda: any(event["event"] == "chunk_committed" for event in place.events()))
-        workers = [event["pid"] for event in place.events() if event["event"] == "attempt_started"][-1:]
+        workers = [event["pid"] for event in place.events() if event["event"] == "attempt_started"][
+            -1:
+        ]
         copy = place.copy(tmp_path / "copy")
         assert read_holder(Layout(place.workdir).lock) is not None
         assert copy.status()["state"] == "stopped"

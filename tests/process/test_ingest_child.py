@@ -46,7 +46,10 @@ def test_table_is_put_in_place(tmp_path: Path) -> None:
         table = stage_table(request_for(source), folder, nothing)
         (folder.with_name(folder.name + ".partial")).mkdir()
     assert table.signature == signature(resolve([str(source)]))
-    for content, words in (("id,text\n1\n", "/a.csv, line 2: "), ("id,text\n", "The sources have no rows: ")):
+    for content, words in (
+        ("id,text\n1\n", "/a.csv, line 2: "),
+        ("id,text\n", "The sources have no rows: "),
+    ):
         source.write_text(content)
         with pytest.raises(Halt) as caught:
             stage_table(request_for(source), folder, nothing)
@@ -70,10 +73,16 @@ def test_the_first_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGKILL, ExitCode.TRY_AGAIN), (signal.SIGSEGV, ExitCode.BUG)], ids=["kill", "crash"]
+    ("signum", "code"),
+    [(signal.SIGKILL, ExitCode.TRY_AGAIN), (signal.SIGSEGV, ExitCode.BUG)],
+    ids=["kill", "crash"],
 )
 def test_child_that_dies(
-    tmp_path: Path, large: Path, signum: signal.Signals, code: ExitCode, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    large: Path,
+    signum: signal.Signals,
+    code: ExitCode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A killed child is taken for a lack of memory, a crash for a bug; both name the log."""
     # The child is a new interpreter, whose command line tells what it is.
@@ -127,7 +136,10 @@ def test_child_dies_with_the_parent(tmp_path: Path, large: Path) -> None:
     ("error", "code"),
     [
         (OSError(errno.EDQUOT, "Disk quota exceeded"), ExitCode.DISK),
-        (duckdb.IOException("IO Error: Could not write file: No space left on device"), ExitCode.DISK),
+        (
+            duckdb.IOException("IO Error: Could not write file: No space left on device"),
+            ExitCode.DISK,
+        ),
         (duckdb.OutOfMemoryException("Out of Memory Error: could not allocate"), ExitCode.MACHINE),
         (ZeroDivisionError(), None),
     ],

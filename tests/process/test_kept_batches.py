@@ -14,7 +14,9 @@ MANY = [f"text {number}" for number in range(1000)]
 
 def workplace(folder: Path, texts: list[str], **changes: object) -> ScriptedWorkplace:
     """A chunk of all texts, in calls of 32 texts: four batches of eight."""
-    return ScriptedWorkplace.make(folder, texts, **{"chunk__size": len(texts), "encode__batch_size": 8, **changes})
+    return ScriptedWorkplace.make(
+        folder, texts, **{"chunk__size": len(texts), "encode__batch_size": 8, **changes}
+    )
 
 
 def test_one_text_that_kills_costs_few_attempts_and_no_text_twice(tmp_path: Path) -> None:
@@ -45,7 +47,11 @@ def test_an_attempt_that_fails_once_is_gone_on_with(tmp_path: Path, fault: str) 
 
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(place.vectors(), expected(texts))
-    twice = {text for text, count in Counter(text for call in place.calls() for text in call).items() if count > 1}
+    twice = {
+        text
+        for text, count in Counter(text for call in place.calls() for text in call).items()
+        if count > 1
+    }
     assert twice <= {*texts[128:160], "text 0"}  # a canary
     assert [event["texts"] for event in place.named("batches_kept")] == [128]
 

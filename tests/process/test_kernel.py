@@ -26,13 +26,24 @@ CELLS = {
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Any]]:
     """What each cell has put out, by its name, as it is saved."""
     folder = tmp_path_factory.mktemp("notebook")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()]
+    )
     client = nbclient.NotebookClient(
-        notebook, timeout=120, allow_errors=True, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=120,
+        allow_errors=True,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     )
     path = os.pathsep.join([str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     client.execute(
-        env={**os.environ, "PYTHONPATH": path, "HF_ENDPOINT": "http://127.0.0.1:9", "IPYTHONDIR": str(folder)}
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "IPYTHONDIR": str(folder),
+        }
     )
     assert not notebook.cells[0].outputs
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
@@ -48,11 +59,18 @@ def test_an_error_shows_the_readers_line_and_the_message(shown: Mapping[str, lis
     """The line of the cell stands first, and the message last; a generator's own frames are shown."""
     said = traceback_in(shown["refused"])
     assert f"----> 1 {CELLS['refused']}" in said
-    assert "\n\nChunkvisorError: texts[1] is not a string: int 3\ndo:  Convert it, or give None for an empty" in said
-    assert "----> 2     yield 1 / 0" in traceback_in(shown["theirs"]), "the frames of a generator are the reader's own"
+    assert (
+        "\n\nChunkvisorError: texts[1] is not a string: int 3\ndo:  Convert it, or give None for an empty"
+        in said
+    )
+    assert "----> 2     yield 1 / 0" in traceback_in(shown["theirs"]), (
+        "the frames of a generator are the reader's own"
+    )
 
 
 def test_a_saved_notebook_has_the_warning(shown: Mapping[str, list[Any]]) -> None:
     """A text without a vector is warned of below its cell, and a hub that cannot be reached is an error in words."""
-    assert "QuarantineWarning: 1 row has no vector: texts[1]\n  bad_output: " in shown["lost"][-1].text
+    assert (
+        "QuarantineWarning: 1 row has no vector: texts[1]\n  bad_output: " in shown["lost"][-1].text
+    )
     assert "The model hub cannot be reached" in traceback_in(shown["no hub"])

@@ -32,7 +32,10 @@ def test_an_empty_log_is_said_to_be_so(place: ScriptedWorkplace, fault: str, emp
     assert ended.returncode == 78, ended.stderr
     (log,) = [line for line in ended.stderr.splitlines() if line.startswith("  log: ")]
     path, _, note = log.removeprefix("  log: ").partition(" (")
-    assert (Path(path).stat().st_size == 0, note) == (empty, "empty: nothing was written into it)" if empty else "")
+    assert (Path(path).stat().st_size == 0, note) == (
+        empty,
+        "empty: nothing was written into it)" if empty else "",
+    )
 
 
 def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
@@ -43,7 +46,9 @@ def test_the_command_to_type_again_is_whole(place: ScriptedWorkplace) -> None:
     assert command in failed.stderr
     assert f"how far it is: chunkvisor status {place.workdir}\n" in failed.stderr
     assert command in place.run_here().stderr
-    refused = place.run_here("--set", "outputs.out.column=txt", "--set", f"workdir={place.folder / 'other'}")
+    refused = place.run_here(
+        "--set", "outputs.out.column=txt", "--set", f"workdir={place.folder / 'other'}"
+    )
     assert refused.returncode == 78
     assert "to run it again" not in refused.stderr
     assert "how the run went" not in refused.stderr
@@ -55,7 +60,9 @@ def test_status_has_the_command(place: ScriptedWorkplace) -> None:
     secrets = ("--set", "env.TOKEN=hf_secret", "--set=env.A=hf_secret")
     ended = place.run_here(*secrets, "--set", "recovery.on_bad_row=fail", "--from-scratch", "--yes")
     assert ended.returncode == 78
-    given = shlex.join(["--set", "env.TOKEN=…", "--set=env.A=…", "--set", "recovery.on_bad_row=fail"])
+    given = shlex.join(
+        ["--set", "env.TOKEN=…", "--set=env.A=…", "--set", "recovery.on_bad_row=fail"]
+    )
     command = f"cd {Path.cwd()} && chunkvisor run {place.config_path} {given}"
     assert f"  the command: {command}\n" in place.call("status", str(place.workdir)).stdout
     assert place.status()["command"] == command
@@ -70,7 +77,9 @@ def test_status_has_the_command(place: ScriptedWorkplace) -> None:
         ("-c", f"{sys.executable} -m chunkvisor"),
     ],
 )
-def test_the_command_is_found_from_any_shell(called: str, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_is_found_from_any_shell(
+    called: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The program is named as it was called, with its folder: outside a virtual environment no shell knows its name."""
     monkeypatch.setattr(sys, "argv", [called, "run"])
     assert command_line("status", "a b") == f"{program} status 'a b'"
@@ -100,10 +109,18 @@ def test_nothing_is_kept_where_nothing_was_finished(place: ScriptedWorkplace) ->
     assert "Run the same command again to continue.\n" in ended.stderr
     place.lay("t4", "wait")
     run = place.start("run", str(place.config_path))
-    wait_for(lambda: len(place.calls()) == 4 and "chunk_committed" in {each["event"] for each in place.events()})
+    wait_for(
+        lambda: (
+            len(place.calls()) == 4
+            and "chunk_committed" in {each["event"] for each in place.events()}
+        )
+    )
     kill(run)
     status = place.call("status", str(place.workdir)).stdout
-    assert f"stopped: its process was killed, the machine went down, or the disk was full; {KEPT}\n" in status
+    assert (
+        f"stopped: its process was killed, the machine went down, or the disk was full; {KEPT}\n"
+        in status
+    )
 
 
 def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) -> None:
@@ -119,7 +136,8 @@ def test_a_stopped_run_names_the_rows_that_it_gave_up(place: ScriptedWorkplace) 
     assert stopped["quarantined"] == 1
     screen = place.call("status", str(place.workdir)).stdout
     assert (
-        f"{stopped['rows_done']} of 12 rows, {stopped['chunks_done']} of 3 chunks, 1 row without a vector\n" in screen
+        f"{stopped['rows_done']} of 12 rows, {stopped['chunks_done']} of 3 chunks, 1 row without a vector\n"
+        in screen
     )
     assert place_of_row in screen
     assert f"{place.source}:2" in (place.workdir / "report.html").read_text()

@@ -58,7 +58,9 @@ def switch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [switch, lambda folder: (folder / POOLING).write_text('{"mean": null}')], ids=["link", "content"]
+    "change",
+    [switch, lambda folder: (folder / POOLING).write_text('{"mean": null}')],
+    ids=["link", "content"],
 )
 def test_a_change_is_found(folder: Path, change: Callable[[Path], None]) -> None:
     """A file that is replaced, added, removed or switched is named, with exit code 78."""
@@ -133,7 +135,9 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     np.testing.assert_array_equal(job.vectors(), expected(TEXTS))
 
 
-def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(job: Workplace, folder: Path) -> None:
+def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(
+    job: Workplace, folder: Path
+) -> None:
     """The model loads before its digest is known; a file that changes meanwhile has it loaded once more.
 
     `status --json` has the seconds of each.
@@ -161,7 +165,9 @@ def test_a_killed_run_leaves_nothing_of_a_changed_model(job: Workplace, folder: 
     for hold in holds:
         hold.touch()
     process = job.start("run", str(job.config_path))
-    attempt = wait_for(lambda: next(job.hidden.glob("outputs/out/attempts/*/*/spec.json"), None)).parent
+    attempt = wait_for(
+        lambda: next(job.hidden.glob("outputs/out/attempts/*/*/spec.json"), None)
+    ).parent
     before = change_pooling(folder)
     holds[0].unlink()
     wait_for(lambda: any(event["event"] == "go" for event in job.events()))

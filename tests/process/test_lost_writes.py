@@ -8,12 +8,17 @@ import pytest
 from harness import ROOT, local_engine_only
 from lostwrites.recording import can_record
 
-pytestmark = [local_engine_only, pytest.mark.skipif(not can_record(), reason="both harnesses need gcc")]
+pytestmark = [
+    local_engine_only,
+    pytest.mark.skipif(not can_record(), reason="both harnesses need gcc"),
+]
 
 
 def played(*words: str, code: int = 0) -> str:
     """What a harness says that ends with this code."""
-    ended = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == code, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -28,5 +33,10 @@ def test_some_calls_of_a_run_fail() -> None:
     """There are words, and the right bytes at the next run; `make soak` fails all calls."""
     said = played("tests.iofault", "--part", "1/40", "--errors", "1")
     assert " 0 wrong" in said
-    for role, kind in (("supervisor", "open"), ("supervisor", "sync"), ("ingest", "rename"), ("worker", "write")):
+    for role, kind in (
+        ("supervisor", "open"),
+        ("supervisor", "sync"),
+        ("ingest", "rename"),
+        ("worker", "write"),
+    ):
         assert f" {role} {kind}" in said

@@ -73,7 +73,11 @@ def test_workdir_of_somebody_else(shared: Path, as_other: AsOther) -> None:
     place = ScriptedWorkplace.make(shared / "place", TEXTS)
     assert place.run_here().returncode == 0
     before = modes(place.workdir)
-    for arguments in (["run", str(place.config_path)], ["clean", str(place.workdir)], ["retry", str(place.workdir)]):
+    for arguments in (
+        ["run", str(place.config_path)],
+        ["clean", str(place.workdir)],
+        ["retry", str(place.workdir)],
+    ):
         ended = as_other(place, *arguments)
         assert ended.returncode == 78, ended
         assert "belongs to root" in ended.stderr

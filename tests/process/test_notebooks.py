@@ -29,7 +29,9 @@ PROMISED = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a model, from which workers find the encoders of the tests."""
     model_folder(tmp_path / "model")
-    path = os.pathsep.join([str(STAND_IN), str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(STAND_IN), str(ENCODERS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -48,8 +50,12 @@ def test_the_cells_run(notebook: Path, place: Path, capsys: pytest.CaptureFixtur
     without = {"pandas"} if importlib.util.find_spec("pandas") is None else set()
     names: dict[str, Any] = {}
     for cell in cells_of(notebook):
-        if cell["cell_type"] == "code" and not without.intersection(cell["metadata"].get("tags", ())):
-            source = re.sub(r"^MODEL = .*", 'MODEL = "model"', "".join(cell["source"]), flags=re.MULTILINE)
+        if cell["cell_type"] == "code" and not without.intersection(
+            cell["metadata"].get("tags", ())
+        ):
+            source = re.sub(
+                r"^MODEL = .*", 'MODEL = "model"', "".join(cell["source"]), flags=re.MULTILINE
+            )
             exec(compile(source, f"{notebook.name}, cell {cell['id']}", "exec"), names)
     printed = capsys.readouterr().out
     for words in PROMISED[notebook.stem]:
@@ -60,4 +66,7 @@ def test_the_cells_run(notebook: Path, place: Path, capsys: pytest.CaptureFixtur
 def test_a_notebook_is_clean(notebook: Path) -> None:
     """No output is stored in it, nor a count of executions, so that a change shows what was changed."""
     for cell in cells_of(notebook):
-        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
+        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == (
+            [],
+            None,
+        )

@@ -43,12 +43,25 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
     line, code = SHELL[which]
     here = tmp_path / "here"
     here.mkdir()
-    names = {"config": finished.config_path, "work": finished.workdir, "source": finished.source, "umlaut": "ümläut"}
+    names = {
+        "config": finished.config_path,
+        "work": finished.workdir,
+        "source": finished.source,
+        "umlaut": "ümläut",
+    }
     command = shlex.join([sys.executable, "-c", "from chunkvisor.cli import main; main()"])
     script = f"cd {here}; {'rmdir ../here;' if 'deleted' in which else ''} {command} {line.format(**names)}"
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} if which == "no umlauts" else {}
+    plain = (
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        if which == "no umlauts"
+        else {}
+    )
     ended = subprocess.run(
-        ["bash", "-c", script], capture_output=True, env=os.environ | plain, timeout=120, check=False
+        ["bash", "-c", script],
+        capture_output=True,
+        env=os.environ | plain,
+        timeout=120,
+        check=False,
     )
     assert ended.returncode == code, ended
     assert b"Traceback" not in ended.stderr + ended.stdout, ended
@@ -61,7 +74,18 @@ def test_streams(finished: ScriptedWorkplace, tmp_path: Path, which: str) -> Non
         ["run", LONG],
         ["init", LONG],
         ["encode", f"{LONG}.csv", "--model", "m", "--column", "text", "-o", "o.npy"],
-        ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o", f"{LONG}.npy"],
+        [
+            "encode",
+            "{source}",
+            "--model",
+            "m",
+            "--encoder",
+            "a:b",
+            "--column",
+            "text",
+            "-o",
+            f"{LONG}.npy",
+        ],
         ["report", "{work}", "-o", LONG],
         ["encode", "{source}", "--model", "m", "--encoder", "a:b", "--column", "text", "-o", ""],
         ["run", "{config}", "--max-rows", "1" + "0" * 23],

@@ -50,7 +50,9 @@ def test_a_run_leaves_its_figures(workplace: Workplace) -> None:
     texts = [f"text {number}" for number in range(40)]
     workplace.write_source([*texts, *texts])
     kwargs = {"plan": {"out/1": "segfault@encode"}, "times": 1}
-    workplace.write_config("misbehaving:make", model__kwargs=kwargs, metrics__textfile="chunkvisor.prom")
+    workplace.write_config(
+        "misbehaving:make", model__kwargs=kwargs, metrics__textfile="chunkvisor.prom"
+    )
 
     ended = workplace.run()
 
@@ -74,7 +76,11 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 def config(tmp_path: Path, **keys: Any) -> Config:
     """A config with these keys."""
-    values = {"workdir": "w", "model": {"name": "m"}, "outputs": {"o": {"source": "s.csv", "column": "c"}}}
+    values = {
+        "workdir": "w",
+        "model": {"name": "m"},
+        "outputs": {"o": {"source": "s.csv", "column": "c"}},
+    }
     return Config.model_validate({**values, **keys}, context={"folder": tmp_path})
 
 
@@ -128,12 +134,16 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 @needs("apprise")
-@pytest.mark.parametrize("plan", [{}, {"out/0": "segfault@encode"}], ids=["complete", "quarantined"])
+@pytest.mark.parametrize(
+    "plan", [{}, {"out/0": "segfault@encode"}], ids=["complete", "quarantined"]
+)
 def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[str, str]) -> None:
     """Rows, or the first bad row and the words of the command; no file and no terminal has an address."""
     workplace.write_source(TEXTS[:8])
     kwargs = {"plan": plan, "times": None}
-    workplace.write_config("misbehaving:make", model__kwargs=kwargs, chunk__size=4, notify=[receiver.url])
+    workplace.write_config(
+        "misbehaving:make", model__kwargs=kwargs, chunk__size=4, notify=[receiver.url]
+    )
     ended = workplace.run()
     assert ended.returncode == (3 if plan else 0), ended.stderr
     titles = [notice["title"].split(": ")[1] for notice in receiver.got]
@@ -150,7 +160,9 @@ def test_the_end_is_told(workplace: Workplace, receiver: Receiver, plan: dict[st
 
 
 @needs("apprise")
-@pytest.mark.parametrize("value", [["json://localhost", f"what://{SECRET}"], [["x", SECRET]]], ids=str)
+@pytest.mark.parametrize(
+    "value", [["json://localhost", f"what://{SECRET}"], [["x", SECRET]]], ids=str
+)
 def test_a_wrong_address_is_refused_unseen(workplace: Workplace, value: object) -> None:
     """What is wrong under notify is refused before the run, and not repeated."""
     workplace.write_source(["a"])

@@ -14,7 +14,11 @@ TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
 
 def tree(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file below, with size and time of change."""
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def plan_of(place: Workplace, *arguments: str, **environment: str) -> dict[str, Any]:
@@ -36,10 +40,16 @@ def test_before_the_first_run(workplace: Workplace, tmp_path: Path) -> None:
     assert out["rows_empty"] == 2
     assert out["duplicate_share"] == pytest.approx(1 / 3)
     assert (out["lengths"]["count"], out["dimension"]) == (0, None)
-    assert (found["time_s"], found["peak_disk_bytes"], found["host_memory_bytes"]) == (None, None, None)
+    assert (found["time_s"], found["peak_disk_bytes"], found["host_memory_bytes"]) == (
+        None,
+        None,
+        None,
+    )
     assert "only the plug-in encoder itself knows its tokens" in found["notes"][0]
     said = workplace.call("plan", str(workplace.config_path)).stdout
-    assert said.startswith("out: 6 rows, 4 distinct texts, 2 chunks\ntime: unknown until a run has a rate")
+    assert said.startswith(
+        "out: 6 rows, 4 distinct texts, 2 chunks\ntime: unknown until a run has a rate"
+    )
     assert "  empty    2 rows, with one vector for all; `where` leaves them out\n" in said
     assert "6 rows; the dimension is unknown until a run has made a chunk\n" in said
     assert not workplace.workdir.exists()
@@ -57,7 +67,11 @@ def test_beside_a_finished_run(workplace: Workplace) -> None:
     assert "nothing is left to be done" in ended.stdout
     assert "reading the source" not in ended.stderr
     found = plan_of(workplace)
-    assert (found["outputs"]["out"]["dimension"], found["peak_disk_bytes"], found["time_s"]) == (8, 0, 0.0)
+    assert (found["outputs"]["out"]["dimension"], found["peak_disk_bytes"], found["time_s"]) == (
+        8,
+        0,
+        0.0,
+    )
     assert found["texts_per_s"] > 0
     assert found["final_disk_bytes"] == (workplace.workdir / "out.npy").stat().st_size
     assert tree(workplace.workdir) == before
@@ -67,13 +81,18 @@ def test_in_the_middle(workplace: Workplace) -> None:
     """With some chunks done, only the rest counts; a change of the chunk size has no effect any more."""
     workplace.write_source([f"text {number}" for number in range(10)])
     kwargs = {"plan": {"out/1": "segfault@encode"}, "times": None}
-    workplace.write_config("misbehaving:make", model__kwargs=kwargs, chunk__size=4, recovery__on_bad_row="fail")
+    workplace.write_config(
+        "misbehaving:make", model__kwargs=kwargs, chunk__size=4, recovery__on_bad_row="fail"
+    )
     assert workplace.run().returncode == 78
     found = plan_of(workplace, "--set", "chunk.size=1")
     out = found["outputs"]["out"]
     left = out["texts_left"]
     assert (out["chunks"], out["chunk_size"]) == (3, 4)
-    assert (out["chunks_done"], left) in ((1, 6), (2, 4))  # the last chunk may be done before the fault ends the run
+    assert (out["chunks_done"], left) in (
+        (1, 6),
+        (2, 4),
+    )  # the last chunk may be done before the fault ends the run
     assert found["time_s"] == pytest.approx(left / found["texts_per_s"])
     assert found["peak_disk_bytes"] == 4 * 8 * (left + 10)
 
@@ -105,11 +124,17 @@ def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
 def test_with_a_real_tokenizer(workplace: Workplace, minilm_path: Path) -> None:
     """With a model folder, tokens, truncation, padding, dimension, disk and memory are known before any run."""
     workplace.write_source([*(f"commit number {number}" for number in range(50)), "word " * 999])
-    workplace.write_config("sentence-transformers", model__name=str(minilm_path), workers__standby=1, chunk__size=1000)
+    workplace.write_config(
+        "sentence-transformers", model__name=str(minilm_path), workers__standby=1, chunk__size=1000
+    )
     found = plan_of(workplace)
     out = found["outputs"]["out"]
     assert (out["length_unit"], out["max_length"], out["dimension"]) == ("tokens", 256, 384)
-    assert (out["lengths"]["median"], out["lengths"]["longest"], out["lengths"]["truncated"]) == (5, 1001, 1)
+    assert (out["lengths"]["median"], out["lengths"]["longest"], out["lengths"]["truncated"]) == (
+        5,
+        1001,
+        1,
+    )
     assert 0 <= out["padding_share"] < 1
     assert out["batches"] == 2
     assert found["weights_bytes"] == (minilm_path / "model.safetensors").stat().st_size

@@ -30,7 +30,9 @@ def assert_quarantined(place: ScriptedWorkplace, texts: list[str], rows: list[in
     assert vectors[others].tobytes() == right[others].tobytes()
     listed = place.manifest()["quarantined"]
     assert [each["row"] for each in listed] == rows
-    assert [Path(each["place"]).name for each in listed] == [f"rows.jsonl:{row + 1}" for row in rows]
+    assert [Path(each["place"]).name for each in listed] == [
+        f"rows.jsonl:{row + 1}" for row in rows
+    ]
     assert all(each["reason"] for each in listed)
     assert not list(parts_folder(place).glob("*/*.npy"))
 
@@ -76,10 +78,14 @@ def test_poison_rows_are_found(thousand: tuple[ScriptedWorkplace, Ended]) -> Non
     }
     assert place.status()["outputs"]["out"]["quarantined"] == 5
     chunks = re.findall(r"out chunk (\d+): looking for the text that fails", ended.stderr)
-    assert sorted(chunks) == ["1", "3", "5", "8"], "the steps of a search are read from one line of the view"
+    assert sorted(chunks) == ["1", "3", "5", "8"], (
+        "the steps of a search are read from one line of the view"
+    )
 
 
-def test_retry_computes_the_bad_texts_only(thousand: tuple[ScriptedWorkplace, Ended], tmp_path: Path) -> None:
+def test_retry_computes_the_bad_texts_only(
+    thousand: tuple[ScriptedWorkplace, Ended], tmp_path: Path
+) -> None:
     """After `retry`, mended texts are computed and nothing else; what is bad still stays in quarantine."""
     place = thousand[0].copy(tmp_path / "place")
     for row in (SEGFAULT, ASSERT, VALUE_ERROR):
@@ -123,7 +129,9 @@ FEW = [f"t{number}" for number in range(8)]
 
 def few(folder: Path, texts: list[str] = FEW, **changes: Any) -> ScriptedWorkplace:
     """Chunks of four texts; a chunk that fails is taken apart at once."""
-    return ScriptedWorkplace.make(folder, texts, **{"chunk__size": 4, "recovery__attempts": 1, **changes})
+    return ScriptedWorkplace.make(
+        folder, texts, **{"chunk__size": 4, "recovery__attempts": 1, **changes}
+    )
 
 
 def test_nan_that_goes_away_alone_is_mended(tmp_path: Path) -> None:
@@ -294,8 +302,12 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
-@pytest.mark.parametrize("name", ["parts/000001/index.json", "parts/000001/*.npy", "parts/000000/index.json"])
-def test_damaged(halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "name", ["parts/000001/index.json", "parts/000001/*.npy", "parts/000000/index.json"]
+)
+def test_damaged(
+    halfway: Halfway, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
     """What is damaged is computed again, and the result is the same."""
     place = halfway.copy(tmp_path / "place")
     (path,) = (place.hidden / "outputs/out").glob(name)

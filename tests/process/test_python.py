@@ -58,12 +58,16 @@ def test_in_a_workdir(tmp_path: Path) -> None:
     assert "staging" not in events[events.index("run_ended") :]
 
 
-@pytest.mark.parametrize(("more", "dimension"), [({}, 8), ({"truncate_dim": 4}, 4), ({"model": "org/model"}, 0)])
+@pytest.mark.parametrize(
+    ("more", "dimension"), [({}, 8), ({"truncate_dim": 4}, 4), ({"model": "org/model"}, 0)]
+)
 def test_no_texts(tmp_path: Path, more: dict[str, Any], dimension: int) -> None:
     """Of no texts there are no vectors, as wide as the model's folder says; no worker is started."""
     folder = model_folder(tmp_path / "model")
     (folder / "config.json").write_text('{"hidden_size": 8}')
-    vectors = chunkvisor.encode(iter([]), **{"model": str(folder), "workdir": "w", "device": "cuda:7", **more})
+    vectors = chunkvisor.encode(
+        iter([]), **{"model": str(folder), "workdir": "w", "device": "cuda:7", **more}
+    )
     assert vectors.shape == (0, dimension)
     assert vectors.dtype == np.float32
     assert list((tmp_path / "w").iterdir()) == []
@@ -72,13 +76,17 @@ def test_no_texts(tmp_path: Path, more: dict[str, Any], dimension: int) -> None:
 def test_other_texts_in_the_same_workdir() -> None:
     """Other texts in a workdir are refused, with what to do in Python's words, unless it is to begin anew."""
     encode(["one"], workdir="w")
-    with pytest.raises(chunkvisor.ChunkvisorError, match="same number of rows, other content") as caught:
+    with pytest.raises(
+        chunkvisor.ChunkvisorError, match="same number of rows, other content"
+    ) as caught:
         encode(["two"], workdir="w")
     assert caught.value.code is chunkvisor.ExitCode.CONFIG
     assert "from_scratch=True" in caught.value.remedy
     assert "--" not in caught.value.remedy
     assert not [entry for entry in caught.traceback if "supervise" in str(entry.path)]
-    np.testing.assert_array_equal(encode(["two"], workdir="w", from_scratch=True), expected(["two"]))
+    np.testing.assert_array_equal(
+        encode(["two"], workdir="w", from_scratch=True), expected(["two"])
+    )
 
 
 def test_update(tmp_path: Path) -> None:
@@ -99,13 +107,26 @@ def test_update(tmp_path: Path) -> None:
 def test_interrupted_work_goes_on() -> None:
     """What was done before a failure is not done again."""
     kwargs = {"plan": {"embeddings/1": "segfault@encode"}, "times": None}
-    arguments: dict[str, Any] = {"encoder": "misbehaving:make", "workdir": "w", "chunk_size": 1, "kwargs": kwargs}
+    arguments: dict[str, Any] = {
+        "encoder": "misbehaving:make",
+        "workdir": "w",
+        "chunk_size": 1,
+        "kwargs": kwargs,
+    }
     with pytest.raises(chunkvisor.ChunkvisorError) as caught:
         encode(["a", "b", "c"], set=("recovery.on_bad_row=fail",), **arguments)
     error = caught.value
-    assert (error.code, error.outcome, error.log is not None and error.log.exists()) == (78, "crashed", True)
+    assert (error.code, error.outcome, error.log is not None and error.log.exists()) == (
+        78,
+        "crashed",
+        True,
+    )
     halted = json.loads(Path("w/.chunkvisor/events.jsonl").read_text().splitlines()[-1])
-    assert (error.details()["outcome"], halted["event"], halted["outcome"]) == ("crashed", "halted", "crashed")
+    assert (error.details()["outcome"], halted["event"], halted["outcome"]) == (
+        "crashed",
+        "halted",
+        "crashed",
+    )
     assert error.what.endswith("a row cannot be encoded: texts[1]")
     assert str(error).splitlines() == error.lines()
     events: list[str] = []
@@ -123,7 +144,10 @@ def test_interrupted_work_goes_on() -> None:
     ("texts", "words"),
     [
         (["a", "b", "half \ud83d"], r"texts\[2\] has a lone surrogate"),
-        (SimpleNamespace(columns=["u"]), r"texts is SimpleNamespace, and not a list of texts\ndo:  Give a list of"),
+        (
+            SimpleNamespace(columns=["u"]),
+            r"texts is SimpleNamespace, and not a list of texts\ndo:  Give a list of",
+        ),
     ],
     ids=["surrogate", "frame"],
 )
@@ -138,13 +162,19 @@ def test_what_is_no_text(texts: Any, words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch_size": 0}, r"^encode.batch_size: 0 should be .*\ndo:  Correct this, then call it again\.$"),
+        (
+            {"batch_size": 0},
+            r"^encode.batch_size: 0 should be .*\ndo:  Correct this, then call it again\.$",
+        ),
         ({"chunk_size": 0}, "^chunk.size: 0 should be"),
         ({"set": ("chunk.sise=3",)}, "^set chunk.sise=3: chunk.sise: unknown key"),
         ({"set": "chunk.sise=3"}, "^set chunk.sise=3: chunk.sise: unknown key"),
         ({"encoder": "good"}, '^model.encoder: "good" should be'),
         ({"prompt": "a", "prompt_name": "b"}, "prompt and prompt_name"),
-        ({"set": ("outputs.embeddings.where=text<>''",)}, r"^outputs\.embeddings\.where is for chunkvisor\.run alone"),
+        (
+            {"set": ("outputs.embeddings.where=text<>''",)},
+            r"^outputs\.embeddings\.where is for chunkvisor\.run alone",
+        ),
     ],
     ids=str,
 )
@@ -177,7 +207,9 @@ def test_a_temporary_folder_outlives_a_failure(tmp_path: Path) -> None:
 
 def test_quarantined_texts_warn() -> None:
     """Texts without a vector are NaN and warned of by index; nothing is raised."""
-    with pytest.warns(chunkvisor.QuarantineWarning, match=r"1 row has no vector: texts\[1\]") as seen:
+    with pytest.warns(
+        chunkvisor.QuarantineWarning, match=r"1 row has no vector: texts\[1\]"
+    ) as seen:
         vectors = encode(["one", "bad", "two"], encoder="picky:make")
     assert np.isnan(vectors[1]).all()
     np.testing.assert_array_equal(vectors[[0, 2]], expected(["one", "two"]))
@@ -207,7 +239,12 @@ def test_run_reports(workplace: Workplace) -> None:
     assert (out.quarantined[0].row, out.quarantined[0].place) == (1, f"{workplace.source}:2")
     assert out.vectors().shape == (3, 8)
     Path("mended").touch()
-    assert chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True).outputs["out"].manifest["rows"] == 1
+    assert (
+        chunkvisor.run(workplace.config_path, max_rows=1, from_scratch=True)
+        .outputs["out"]
+        .manifest["rows"]
+        == 1
+    )
 
 
 def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +259,9 @@ def test_progress(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> No
 
 def test_errors_travel_between_processes() -> None:
     """An error keeps all of its parts through a process pool, which pickles it."""
-    error = chunkvisor.ChunkvisorError(chunkvisor.ExitCode.DISK, "full", why="it is", log=Path("worker.log"))
+    error = chunkvisor.ChunkvisorError(
+        chunkvisor.ExitCode.DISK, "full", why="it is", log=Path("worker.log")
+    )
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is chunkvisor.ChunkvisorError
     assert (again.code, again.lines()) == (error.code, error.lines())
@@ -240,7 +279,9 @@ print("imported once", vectors.shape, {"torch", "duckdb"} & sys.modules.keys())
 def test_in_a_script_without_a_guard(tmp_path: Path) -> None:
     """A plain script works: `import chunkvisor` is light, no worker runs the script again, torch stays outside."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    ended = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "imported once (2, 8) set()\n"
     assert ended.stderr == ""
@@ -264,9 +305,22 @@ except KeyboardInterrupt as interrupt:
 
 def test_ctrl_c(tmp_path: Path) -> None:
     """After SIGINT the chunk under way is finished, then KeyboardInterrupt is raised as anywhere in Python."""
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=99, check=False)
-    assert ended.stdout.startswith("interrupted: stopped by SIGINT. Call it again to continue"), ended.stderr
-    assert len(list((tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob("*.npy"))) == 1
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=99, check=False
+    )
+    assert ended.stdout.startswith("interrupted: stopped by SIGINT. Call it again to continue"), (
+        ended.stderr
+    )
+    assert (
+        len(
+            list(
+                (tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob(
+                    "*.npy"
+                )
+            )
+        )
+        == 1
+    )
 
 
 def test_public_names() -> None:
@@ -287,13 +341,23 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "workdir: cache/embeddings\nmodel: {name: model}\ndevice: cpu\n"
         "outputs: {titles: {source: articles.csv, column: title}}\n"
     )
-    pages = [ROOT / "docs" / "reference" / "python.md", ROOT / "docs" / "how-to" / "test-your-pipeline.md"]
+    pages = [
+        ROOT / "docs" / "reference" / "python.md",
+        ROOT / "docs" / "how-to" / "test-your-pipeline.md",
+    ]
     blocks = [
-        block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+        block
+        for page in pages
+        for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     ]
     assert len(blocks) >= 3
     script = "\n".join(blocks).replace("(3, 384)", "(3, 8)")
     ended = subprocess.run(
-        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr

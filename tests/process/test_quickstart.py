@@ -31,7 +31,9 @@ def test_harvest_and_neighbours(tmp_path: Path) -> None:
     assert all(set(row) == {"name", "kind", "doc"} and row["doc"] for row in rows)
 
     modules = sorted({name.partition(".")[0] for name in names})
-    vectors = np.eye(len(modules), dtype=np.float32)[[modules.index(name.partition(".")[0]) for name in names]]
+    vectors = np.eye(len(modules), dtype=np.float32)[
+        [modules.index(name.partition(".")[0]) for name in names]
+    ]
     vectors[3] = np.nan
     np.save(tmp_path / "vectors.npy", vectors)
     said = script("neighbours.py", tmp_path / "vectors.npy", harvest)

@@ -11,7 +11,9 @@ from local_cluster import LocalCluster, local_cluster
 
 from harness import MARK, SOAK_SEED, Workplace, bearing, expected, finish, kill, wait_for
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)"
+)
 
 TEXTS = [f"text {number}" for number in range(60)]
 """Six chunks of ten."""
@@ -39,29 +41,43 @@ def configure(place: Workplace, cluster: LocalCluster, encoder: str, **changes: 
 
 def bridges() -> list[psutil.Process]:
     """Bridges of this test's runs."""
-    return [each for each in bearing(os.environ[MARK]) if "chunkvisor.engine.ray.bridge" in each.cmdline()]
+    return [
+        each
+        for each in bearing(os.environ[MARK])
+        if "chunkvisor.engine.ray.bridge" in each.cmdline()
+    ]
 
 
 def agents() -> list[psutil.Process]:
     """Agents on the nodes, whose daemons are children of this process."""
     below = psutil.Process().children(recursive=True)
-    return [process for process in below if process.is_running() and process.name().startswith("ray::Agent")]
+    return [
+        process
+        for process in below
+        if process.is_running() and process.name().startswith("ray::Agent")
+    ]
 
 
 def test_no_cluster(place: Workplace) -> None:
     """Where no cluster answers, the run ends with 75 after recovery.wait_timeout, and says what to do."""
-    place.write_config("good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1})
+    place.write_config(
+        "good:make", engine={"kind": "ray", "address": "127.0.0.1:1"}, recovery={"wait_timeout": 1}
+    )
     ended = place.run()
     assert ended.returncode == 75, ended.stderr
     assert "ray start --head" in ended.stderr
 
 
-@pytest.mark.timeout(900)  # two nodes and some ten workers, one after the other where the machine is busy
+@pytest.mark.timeout(
+    900
+)  # two nodes and some ten workers, one after the other where the machine is busy
 def test_vectors_and_faults_come_home(place: Workplace, cluster: LocalCluster) -> None:
     """Every row has its vector; a crash, a fault of memory and a NaN on a node get the outcomes that they get here."""
     plan = {"out/0": "segfault@encode", "out/1": "cuda_oom@encode", "out/2": "nan@encode"}
     plan |= {"out/3": "fault_is_a_pipe@encode"}
-    configure(place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, encode={"batch_size": 4})
+    configure(
+        place, cluster, "misbehaving:make", model__kwargs={"plan": plan}, encode={"batch_size": 4}
+    )
 
     ended = finish(place.start("run", str(place.config_path)), timeout_s=600)
 
@@ -83,7 +99,9 @@ def test_a_node_dies_and_another_joins(
     run = place.start("run", str(place.config_path))
     wait_for((place.folder / "waiting").exists)
     wait_for(lambda: len(place.named("chunk_committed")) == 5)  # all the others
-    device = next(event["device"] for event in place.named("attempt_started") if event["chunk"] == 1)
+    device = next(
+        event["device"] for event in place.named("attempt_started") if event["chunk"] == 1
+    )
     with monkeypatch.context() as patch:
         patch.delenv(MARK)  # the cluster outlives this test
         cluster.add()
@@ -136,7 +154,9 @@ def test_a_killed_bridge_ends_the_run(place: Workplace, cluster: LocalCluster) -
 
 
 @pytest.mark.soak(only=True)
-def test_a_broken_node_is_left_out(place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_node_is_left_out(
+    place: Workplace, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node on which all fails is named and left out; no text is blamed, and no chunk is charged for it."""
     with monkeypatch.context() as patch:
         patch.delenv(MARK)
@@ -170,7 +190,10 @@ esac
 
 @pytest.mark.soak(only=True)
 def test_gpus_of_a_node(
-    place: Workplace, cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    place: Workplace,
+    cluster: LocalCluster,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The GPUs of a node are found and asked for there; one that is faulty is left out, and the other goes on."""
     folder = tmp_path_factory.mktemp("bin")
@@ -181,7 +204,14 @@ def test_gpus_of_a_node(
         patch.setenv("PATH", str(folder), prepend=":")
         cluster.add(gpus=2)
     kwargs = {"wait_s": 0.1, "faulty": "GPU-00000001-aaaa"}
-    configure(place, cluster, "gpus:make", device="cuda", model__kwargs=kwargs, workers={"start": "auto", "standby": 1})
+    configure(
+        place,
+        cluster,
+        "gpus:make",
+        device="cuda",
+        model__kwargs=kwargs,
+        workers={"start": "auto", "standby": 1},
+    )
 
     ended = place.run()
 

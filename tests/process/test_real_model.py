@@ -23,7 +23,10 @@ TEXTS = [
     "a\nb\tc  d",
     "long " * 700,
     "   ",
-    *(f"Commit number {number}: fix the {number % 7}th bug in module {number % 5}" for number in range(40)),
+    *(
+        f"Commit number {number}: fix the {number % 7}th bug in module {number % 5}"
+        for number in range(40)
+    ),
     "How do I sort a list?",
 ]
 
@@ -40,8 +43,17 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     from sentence_transformers import SentenceTransformer
 
     workplace.write_source(TEXTS)
-    short = {"source": "rows.jsonl", "column": "text", "encode": {"truncate_dim": 128, "normalize": True}}
-    keys = {"chunk__size": 16, "workers": {}, "env__CHUNKVISOR_LINEAR": "onednn", "outputs__a_short": short}
+    short = {
+        "source": "rows.jsonl",
+        "column": "text",
+        "encode": {"truncate_dim": 128, "normalize": True},
+    }
+    keys = {
+        "chunk__size": 16,
+        "workers": {},
+        "env__CHUNKVISOR_LINEAR": "onednn",
+        "outputs__a_short": short,
+    }
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), **keys)
 
     ended = workplace.run()
@@ -50,7 +62,9 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     model = SentenceTransformer(str(minilm_path), device="cpu")
     plain = model.encode([text or "" for text in TEXTS], **ALIKE)
     np.testing.assert_allclose(workplace.vectors(), plain, rtol=0, atol=1e-6)
-    plain = model.encode([text or "" for text in TEXTS], truncate_dim=128, normalize_embeddings=True, **ALIKE)
+    plain = model.encode(
+        [text or "" for text in TEXTS], truncate_dim=128, normalize_embeddings=True, **ALIKE
+    )
     np.testing.assert_allclose(np.load(workplace.workdir / "a_short.npy"), plain, rtol=0, atol=1e-6)
     manifest = workplace.manifest()
     assert manifest["rows"] == len(TEXTS)
@@ -60,7 +74,9 @@ def test_run_equals_plain_encode(workplace: Workplace, minilm_path: Path) -> Non
     assert manifest["linear"] == "onednn"
 
 
-def test_a_row_that_kills_workers_with_several_batches_under_way(workplace: Workplace, minilm_path: Path) -> None:
+def test_a_row_that_kills_workers_with_several_batches_under_way(
+    workplace: Workplace, minilm_path: Path
+) -> None:
     """Of the batches that are under way when a row kills their worker, only that row is lost."""
     from sentence_transformers import SentenceTransformer
 

@@ -9,10 +9,19 @@ from scripted_workplace import ScriptedWorkplace
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "task": ({"encode__task": "query"}, "encode.task is for a model of sentence-transformers"),
-    "encode.kwargs": ({"encode__kwargs": {"a": 1}}, "encode.kwargs is for a model of sentence-transformers"),
+    "encode.kwargs": (
+        {"encode__kwargs": {"a": 1}},
+        "encode.kwargs is for a model of sentence-transformers",
+    ),
     "pooling": ({"model__pooling": "cls"}, "pooling is for a model of sentence-transformers"),
-    "batch_tokens": ({"encode__batch_tokens": 512}, "encode.batch_tokens is for a model of sentence-transformers"),
-    "textfile": ({"metrics__textfile": "nowhere/figures.prom"}, "metrics.textfile: there is no folder"),
+    "batch_tokens": (
+        {"encode__batch_tokens": 512},
+        "encode.batch_tokens is for a model of sentence-transformers",
+    ),
+    "textfile": (
+        {"metrics__textfile": "nowhere/figures.prom"},
+        "metrics.textfile: there is no folder",
+    ),
 }
 
 

@@ -20,12 +20,16 @@ Put = Callable[[str, bytes], Any]
 @pytest.fixture
 def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     """Writes into a bucket `texts`."""
-    moto_server = pytest.importorskip("moto.server", reason="moto is not installed (dependency group: remote)")
+    moto_server = pytest.importorskip(
+        "moto.server", reason="moto is not installed (dependency group: remote)"
+    )
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
     host, port = server.get_host_and_port()
-    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()  # what another test has left
+    urlopen(
+        Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    ).close()  # what another test has left
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "testing",
@@ -51,7 +55,9 @@ def test_sources_elsewhere(workplace: Workplace, put: Put) -> None:
 
     for name, data in (("b.csv", b"t\nthree\n"), ("a.csv", b"t\none\ntwo\n"), ("c.md", b"no")):
         put(name, data)
-    workplace.write_config("good:make", outputs={"out": {"source": f"{address}*.csv", "column": "t"}})
+    workplace.write_config(
+        "good:make", outputs={"out": {"source": f"{address}*.csv", "column": "t"}}
+    )
     run(0)
     np.testing.assert_array_equal(workplace.vectors(), expected(["one", "two", "three"]))
     assert workplace.manifest()["source"]["files"] == [f"{address}{name}.csv" for name in "ab"]

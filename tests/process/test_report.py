@@ -29,7 +29,9 @@ class Page(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note it."""
         self.tags.append(tag)
-        assert {value for name, value in attrs if name in ("src", "href", "data", "action")} <= {"data:,"}
+        assert {value for name, value in attrs if name in ("src", "href", "data", "action")} <= {
+            "data:,"
+        }
         assert not [name for name, _ in attrs if name.startswith("on")]
         if tag not in VOID:
             self._open.append(tag)
@@ -81,16 +83,28 @@ def test_a_run_writes_its_report(place: ScriptedWorkplace) -> None:
     assert "Segmentation fault" in page.text
     assert "Over time Throughput" in page.text
     assert page.tags.count("svg") == page.tags.count("figcaption") >= 2
-    headings = ["What failed", "Over time", "What happened", "Files", str(place.workdir / "out.json")]
-    assert sorted(headings, key=page.text.rindex) == headings, "the failure comes first, the paths last"
+    headings = [
+        "What failed",
+        "Over time",
+        "What happened",
+        "Files",
+        str(place.workdir / "out.json"),
+    ]
+    assert sorted(headings, key=page.text.rindex) == headings, (
+        "the failure comes first, the paths last"
+    )
 
 
 def test_a_report_goes_where_it_is_wanted(place: ScriptedWorkplace, tmp_path: Path) -> None:
     """-o names the file; where it cannot be written, the words say so."""
     assert place.run_here().returncode == 0
 
-    assert place.here("report", str(place.workdir), "-o", str(tmp_path / "night.html")).returncode == 0
-    refused = place.here("report", str(place.workdir), "-o", str(tmp_path / "nowhere" / "night.html"))
+    assert (
+        place.here("report", str(place.workdir), "-o", str(tmp_path / "night.html")).returncode == 0
+    )
+    refused = place.here(
+        "report", str(place.workdir), "-o", str(tmp_path / "nowhere" / "night.html")
+    )
 
     assert "complete" in page_of(tmp_path / "night.html").text
     assert refused.returncode == 74
@@ -126,7 +140,10 @@ def test_a_damaged_folder_has_a_report(place: ScriptedWorkplace, damage: str) ->
             events.unlink()
         case "garbage":
             events.write_bytes(
-                bytes(range(256)) * 300 + b"\n" + events.read_bytes() + b'\n{"event": 1}\n[]\n{"event": "go"}'
+                bytes(range(256)) * 300
+                + b"\n"
+                + events.read_bytes()
+                + b'\n{"event": 1}\n[]\n{"event": "go"}'
             )
         case "no-state":
             shutil.rmtree(place.hidden / "outputs")
@@ -151,9 +168,24 @@ def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
     with open(place.hidden / "events.jsonl", "a") as events:
         for name in ("halted", "attempt_failed", "quarantined", "waiting", "run_started"):
             values = dict.fromkeys(
-                ("what", "why", "remedy", "reason", "output", "outcome", "rule", "place", "row", "device"), hostile
+                (
+                    "what",
+                    "why",
+                    "remedy",
+                    "reason",
+                    "output",
+                    "outcome",
+                    "rule",
+                    "place",
+                    "row",
+                    "device",
+                ),
+                hostile,
             )
-            events.write(json.dumps({"event": name, "t": 1_800_000_000, "run": hostile, "code": 1, **values}) + "\n")
+            events.write(
+                json.dumps({"event": name, "t": 1_800_000_000, "run": hostile, "code": 1, **values})
+                + "\n"
+            )
 
     page = report(place)
 
@@ -166,7 +198,9 @@ def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
     assert (place.workdir / "report.html").stat().st_size < 300_000
 
 
-def test_a_journal_cannot_show_files_from_elsewhere(place: ScriptedWorkplace, tmp_path: Path) -> None:
+def test_a_journal_cannot_show_files_from_elsewhere(
+    place: ScriptedWorkplace, tmp_path: Path
+) -> None:
     """Logs are looked up in the workdir by output and number, whatever path a journal gives."""
     place.lay("text 5", "crash")
     assert place.run_here().returncode == 0
@@ -174,14 +208,23 @@ def test_a_journal_cannot_show_files_from_elsewhere(place: ScriptedWorkplace, tm
     (elsewhere / "attempts" / "000000" / "001").mkdir(parents=True)
     (elsewhere / "attempts" / "000000" / "001" / "worker.log").write_text("private words")
     output = "../../../elsewhere"
-    event = {"event": "attempt_failed", "t": 1_800_000_000, "run": "r", "output": output, "chunk": 0, "attempt": 1}
+    event = {
+        "event": "attempt_failed",
+        "t": 1_800_000_000,
+        "run": "r",
+        "output": output,
+        "chunk": 0,
+        "attempt": 1,
+    }
     with open(place.hidden / "events.jsonl", "a") as events:
         events.write(json.dumps({**event, "outcome": "crashed", "log": str(elsewhere)}) + "\n")
 
     assert "private words" not in report(place).text
 
 
-@pytest.mark.parametrize(("owner", "value"), [("outside.MOST_BYTES", 100), ("report.render", lambda *_: 1 / 0)])
+@pytest.mark.parametrize(
+    ("owner", "value"), [("outside.MOST_BYTES", 100), ("report.render", lambda *_: 1 / 0)]
+)
 def test_a_report_does_not_hold_up_the_end(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, owner: str, value: object
 ) -> None:

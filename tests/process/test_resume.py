@@ -36,7 +36,9 @@ def test_killed_again_and_again(tmp_path: Path, targets: tuple[str, ...], share:
 
 @local_engine_only
 @pytest.mark.parametrize(
-    ("fault", "first"), [("kill_worker", 0), ("kill_supervisor", -9), ("kill_both", -9)], ids=lambda value: str(value)
+    ("fault", "first"),
+    [("kill_worker", 0), ("kill_supervisor", -9), ("kill_both", -9)],
+    ids=lambda value: str(value),
 )
 def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
     """A worker that is killed is replaced at once; where the supervisor is killed, the next run goes on."""
@@ -46,7 +48,9 @@ def test_killed_while_computing(tmp_path: Path, fault: str, first: int) -> None:
     assert place.run().returncode == 0
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     canary = Counter({("t0",): not first})
-    assert Counter(map(tuple, place.calls())) == Counter({("t0", "t1"): 1, ("t2", "t3"): 2}) + canary
+    assert (
+        Counter(map(tuple, place.calls())) == Counter({("t0", "t1"): 1, ("t2", "t3"): 2}) + canary
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def test_finished_output_serves_a_new_one(tmp_path: Path, shards: int | None) ->
     np.testing.assert_array_equal(vectors(place, "more"), expected(SECOND))
 
 
-@pytest.mark.parametrize(("flags", "keys"), [(["--set", "reuse=false"], {}), ([], {"encode": {"prompt": "q: "}})])
+@pytest.mark.parametrize(
+    ("flags", "keys"), [(["--set", "reuse=false"], {}), ([], {"encode": {"prompt": "q: "}})]
+)
 def test_nothing_to_take_over(tmp_path: Path, flags: list[str], keys: dict[str, Any]) -> None:
     """With `reuse: false`, and where the vectors would be others, everything is encoded."""
     place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
@@ -67,7 +69,13 @@ def test_nothing_to_take_over(tmp_path: Path, flags: list[str], keys: dict[str, 
     write_more(place, SECOND)
     set_output(place, **keys)
     assert place.run_here(*flags).returncode == 0
-    assert sorted(text.removeprefix("q: ") for text in encoded(place)[5:]) == ["b", "d", "e", "x", "y"]
+    assert sorted(text.removeprefix("q: ") for text in encoded(place)[5:]) == [
+        "b",
+        "d",
+        "e",
+        "x",
+        "y",
+    ]
 
 
 def test_other_workdir_is_only_read(tmp_path: Path) -> None:
@@ -75,16 +83,22 @@ def test_other_workdir_is_only_read(tmp_path: Path) -> None:
     other = ScriptedWorkplace.make(tmp_path / "other", FIRST, chunk__size=2)
     assert other.run_here().returncode == 0
     before = {path: path.stat() for path in other.workdir.rglob("*") if path.is_file()}
-    place = ScriptedWorkplace.make(tmp_path / "place", SECOND, chunk__size=2, reuse_from=[str(other.workdir)])
+    place = ScriptedWorkplace.make(
+        tmp_path / "place", SECOND, chunk__size=2, reuse_from=[str(other.workdir)]
+    )
     place.lay("y", "crash!")
-    assert place.run_here("--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail").returncode not in (0, 3)
+    assert place.run_here(
+        "--set", "recovery.attempts=1", "--set", "recovery.on_bad_row=fail"
+    ).returncode not in (0, 3)
     after = {path: path.stat() for path in other.workdir.rglob("*") if path.is_file()}
     assert {path: (each.st_mtime_ns, each.st_ctime_ns) for path, each in before.items()} == {
         path: (each.st_mtime_ns, each.st_ctime_ns) for path, each in after.items()
     }
     (other.workdir / "out.npy").unlink()
     place.lift("y")
-    calls = len(encoded(place))  # after the crash a text that was taken over may have been the canary
+    calls = len(
+        encoded(place)
+    )  # after the crash a text that was taken over may have been the canary
     ended = place.run_here()
     assert ended.returncode == 0, ended.stderr
     assert not {"b", "d", "e"}.intersection(encoded(place)[calls:])
@@ -139,7 +153,9 @@ NEW_TEXTS = ["n0", *TEXTS[3:], TEXTS[4]]
 )
 def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None:
     """From float32, only new texts are encoded, whatever is made of it; nothing is taken from what is rounded."""
-    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3, outputs__out__dtype=before)
+    place = ScriptedWorkplace.make(
+        tmp_path / "place", TEXTS, chunk__size=3, outputs__out__dtype=before
+    )
     assert place.run_here().returncode == 0
     done = len(encoded(place))
     place.write_source(NEW_TEXTS)
@@ -150,7 +166,9 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
     assert ("which is rounded" in ended.stderr) == (before == "int8")
     files = {"out.npy", "out.json"} | ({"out.ranges.npy"} if after == "int8" else set())
     assert {path.name for path in place.workdir.glob("out*")} == files
-    fresh = ScriptedWorkplace.make(tmp_path / "fresh", NEW_TEXTS, chunk__size=3, outputs__out__dtype=after)
+    fresh = ScriptedWorkplace.make(
+        tmp_path / "fresh", NEW_TEXTS, chunk__size=3, outputs__out__dtype=after
+    )
     assert fresh.run_here().returncode == 0
     assert (place.workdir / "out.npy").read_bytes() == (fresh.workdir / "out.npy").read_bytes()
     assert place.here("verify", str(place.workdir)).returncode == 0
@@ -187,5 +205,8 @@ def test_what_tables_have_is_not_encoded_again(tmp_path: Path) -> None:
     assert place.here("retry", str(place.workdir)).returncode == 0
     assert place.run_here().returncode == 0
     assert encoded(place)[done:] == ["bad"]
-    assert pq.read_table(place.workdir / "more.parquet")["vector"].to_pylist() == expected(more).tolist()
+    assert (
+        pq.read_table(place.workdir / "more.parquet")["vector"].to_pylist()
+        == expected(more).tolist()
+    )
     assert place.here("verify", str(place.workdir)).returncode == 0

@@ -25,11 +25,20 @@ from harness import Workplace
 
 pytestmark = pytest.mark.model
 
-TEXTS = ["fix: close the file", "", "word " * 60, "Ünïcödé naïve 漢字", "a\x00b", "fix: close the file"]
+TEXTS = [
+    "fix: close the file",
+    "",
+    "word " * 60,
+    "Ünïcödé naïve 漢字",
+    "a\x00b",
+    "fix: close the file",
+]
 Build = Callable[[Path], Path]
 
 
-def encoded(path: Path, model: dict[str, Any], encode: dict[str, Any]) -> tuple[npt.NDArray[np.float32], Loaded]:
+def encoded(
+    path: Path, model: dict[str, Any], encode: dict[str, Any]
+) -> tuple[npt.NDArray[np.float32], Loaded]:
     """The vectors as a run makes them, by the checks of the parent and the worker; and what was loaded."""
     values = {
         "workdir": "w",
@@ -64,7 +73,9 @@ def plain(path: Path, model: dict[str, Any], **encode: Any) -> Any:
     return library.encode(TEXTS, batch_size=1, show_progress_bar=False, **encode)
 
 
-of_prompts = functools.partial(kinds.bert, prompts={"query": "look for: "}, default_prompt_name="query")
+of_prompts = functools.partial(
+    kinds.bert, prompts={"query": "look for: "}, default_prompt_name="query"
+)
 with_truncate_dim = functools.partial(kinds.bert, truncate_dim=8)
 
 
@@ -84,7 +95,12 @@ def with_left_over(folder: Path) -> Path:
     return path
 
 
-MODERN: dict[str, Any] = {"local_attention": 16, "pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6}
+MODERN: dict[str, Any] = {
+    "local_attention": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 5,
+    "eos_token_id": 6,
+}
 MODERN |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2}
 T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 
@@ -95,14 +111,24 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "ModernBERT": (kinds.encoder("ModernBert", **MODERN), {}, {}, {}),
     "Qwen2": (kinds.decoder("Qwen2"), {}, {}, {}),
     "Qwen2, is_causal: false": (kinds.decoder("Qwen2", "mean", is_causal=False), {}, {}, {}),
-    "EmbeddingGemma": (kinds.decoder("Gemma3Text", "mean", use_bidirectional_attention=True), {}, {}, {}),
+    "EmbeddingGemma": (
+        kinds.decoder("Gemma3Text", "mean", use_bidirectional_attention=True),
+        {},
+        {},
+        {},
+    ),
     "T5": (kinds.encoder("T5Encoder", **T5), {}, {}, {}),
     "static": (kinds.static, {}, {}, {}),
     "Dense": (kinds.dense, {}, {}, {}),
     "default prompt": (of_prompts, {}, {}, {}),
     "task: query": (of_prompts, {}, {"task": "query"}, {"prompt_name": "query"}),
     "task: document": (of_prompts, {}, {"task": "document"}, {"prompt": ""}),
-    "truncate_dim saved, another asked for": (with_truncate_dim, {}, {"truncate_dim": 16}, {"truncate_dim": 16}),
+    "truncate_dim saved, another asked for": (
+        with_truncate_dim,
+        {},
+        {"truncate_dim": 16},
+        {"truncate_dim": 16},
+    ),
     "Router, query": (kinds.router, {}, {"task": "query"}, {"task": "query"}),
     "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
     "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
@@ -142,7 +168,9 @@ def with_renamed_weights(folder: Path) -> Path:
     from safetensors.torch import load_file, save_file
 
     path = kinds.bert(folder)
-    weights = {f"module.{name}": value for name, value in load_file(path / "model.safetensors").items()}
+    weights = {
+        f"module.{name}": value for name, value in load_file(path / "model.safetensors").items()
+    }
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     return path
 
@@ -151,7 +179,9 @@ def without_token(key: str) -> Build:
     """A builder of a model whose tokenizer is to add a token, and does not."""
 
     def build(folder: Path) -> Path:
-        path = kinds.save(folder, kinds.of("Qwen2", num_key_value_heads=2), kinds.tokenizer("$A"), "lasttoken")
+        path = kinds.save(
+            folder, kinds.of("Qwen2", num_key_value_heads=2), kinds.tokenizer("$A"), "lasttoken"
+        )
         kinds.change(path / "tokenizer_config.json", **{key: True})
         return path
 
@@ -188,7 +218,11 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     "sparse": (sparse, {}, "class SparseEncoder.*config_sentence_transformers.json.*plug-in"),
     "no modules.json": (without_modules, {}, "no modules.json.*make up a pooling.*model.pooling"),
     "pooling twice": (kinds.bert, {"pooling": "cls"}, "model.pooling is cls.*modules.json"),
-    "code, undecided": (with_negative_code, {}, r"modeling_own\.py.*config\.json.*model\.trust_remote_code"),
+    "code, undecided": (
+        with_negative_code,
+        {},
+        r"modeling_own\.py.*config\.json.*model\.trust_remote_code",
+    ),
     "code with an unsaved buffer": (
         lambda folder: kinds.with_code(folder, kinds.UNSAVED_BUFFER),
         {"trust_remote_code": True},
@@ -210,11 +244,27 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
         {"kwargs": {"config_kwargs": {"is_causal": False}}},
         "is_causal: false.*no effect.*config.json",
     ),
-    "is_causal without effect": (blind_to_is_causal, {"trust_remote_code": True}, '"is_causal": false.*before it'),
+    "is_causal without effect": (
+        blind_to_is_causal,
+        {"trust_remote_code": True},
+        '"is_causal": false.*before it',
+    ),
     "no pad token": (without_pad("Mistral"), {}, "no pad token.*pad_token"),
-    "made-up pad token": (without_pad("Qwen2"), {}, "pad token <.endoftext.> has the id 263.*263 rows.*pad_token"),
-    "length beyond positions": (too_long, {}, "200 tokens.*positions for 38.*model.max_length to 38"),
-    "Router, undecided": (kinds.router, {}, "query, document.*router_config.json.*encode.task to query or document"),
+    "made-up pad token": (
+        without_pad("Qwen2"),
+        {},
+        "pad token <.endoftext.> has the id 263.*263 rows.*pad_token",
+    ),
+    "length beyond positions": (
+        too_long,
+        {},
+        "200 tokens.*positions for 38.*model.max_length to 38",
+    ),
+    "Router, undecided": (
+        kinds.router,
+        {},
+        "query, document.*router_config.json.*encode.task to query or document",
+    ),
 }
 
 
@@ -242,7 +292,9 @@ def test_pooling_of_a_model_without_modules(tmp_path: Path) -> None:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     path = without_modules(tmp_path)
-    library = SentenceTransformer(modules=[Transformer(str(path)), Pooling(kinds.WIDTH, "lasttoken")], device="cpu")
+    library = SentenceTransformer(
+        modules=[Transformer(str(path)), Pooling(kinds.WIDTH, "lasttoken")], device="cpu"
+    )
 
     vectors, loaded = encoded(path, {"pooling": "lasttoken"}, {})
 
@@ -268,7 +320,10 @@ def test_what_was_loaded_is_told(tmp_path: Path) -> None:
     assert (loaded.pooling, loaded.causal, loaded.padding_side) == ("lasttoken", True, "left")
 
     _, loaded = encoded(kinds.router(tmp_path / "d"), {}, {"task": "query"})
-    query, document = "query: Transformer (BertModel), Pooling", "document: Transformer (RobertaModel), Pooling"
+    query, document = (
+        "query: Transformer (BertModel), Pooling",
+        "document: Transformer (RobertaModel), Pooling",
+    )
     assert loaded.modules == (f"Router ({query}; {document})",)
     assert loaded.pooling == "mean, cls"
 
@@ -326,7 +381,9 @@ def job(workplace: Workplace) -> Workplace:
 
 def configure(job: Workplace, path: Path, **keys: Any) -> None:
     """Write its config for the model in that folder."""
-    job.write_config("sentence-transformers", model__name=str(path), chunk__size=4, device="cpu", **keys)
+    job.write_config(
+        "sentence-transformers", model__name=str(path), chunk__size=4, device="cpu", **keys
+    )
 
 
 def test_plan_doctor_and_run_refuse_alike(job: Workplace, tmp_path: Path) -> None:
@@ -363,14 +420,26 @@ def test_the_first_worker_ends_the_run(job: Workplace, tmp_path: Path) -> None:
 def test_what_the_libraries_say_is_said_once(job: Workplace, tmp_path: Path) -> None:
     """What is left out, and what the libraries warn of, is said once, and stands in the manifest."""
     path = with_negative_code(tmp_path)
-    kinds.change(path / "config_sentence_transformers.json", default_prompt_name="mine", prompts={"mine": "a: "})
+    kinds.change(
+        path / "config_sentence_transformers.json",
+        default_prompt_name="mine",
+        prompts={"mine": "a: "},
+    )
     configure(job, path, model__trust_remote_code=False)
 
     ended = job.run()
 
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("(modeling_own.py) is left out, because model.trust_remote_code is false") == 1
+    assert (
+        ended.stderr.count(
+            "(modeling_own.py) is left out, because model.trust_remote_code is false"
+        )
+        == 1
+    )
     assert ended.stderr.count("Default prompt name is set to 'mine'") == 1
     model = job.manifest()["model"]
-    assert (model["trust_remote_code"], model["loaded"]["modules"][0]) == (False, "Transformer (BertModel)")
+    assert (model["trust_remote_code"], model["loaded"]["modules"][0]) == (
+        False,
+        "Transformer (BertModel)",
+    )
     assert any("Default prompt name" in note for note in model["loaded"]["notes"])

@@ -140,14 +140,19 @@ def test_batches_are_padded_as_the_tokenizer_does(library: Any, side: str) -> No
     """Each column of the tokenizer has its own filling, on the side that the model wants."""
     library.tokenizer.padding_side = side
     given = library.tokenizer(TEXTS[:3])
-    rows = [dict(zip(given, map(np.array, each), strict=True)) for each in zip(*given.values(), strict=True)]
+    rows = [
+        dict(zip(given, map(np.array, each), strict=True))
+        for each in zip(*given.values(), strict=True)
+    ]
     theirs = library.tokenizer.pad(given, return_tensors="np")
     assert {key: block.tolist() for key, block in padded(rows, library.tokenizer).items()} == {
         key: block.tolist() for key, block in theirs.items()
     }
 
 
-def test_limits_and_length_change_the_work_and_not_the_vectors(minilm: ModelSpec, library: Any) -> None:
+def test_limits_and_length_change_the_work_and_not_the_vectors(
+    minilm: ModelSpec, library: Any
+) -> None:
     """A text is cut at the length asked for; one row or all in a batch give equal vectors; each row is told once."""
     model, progress = replace(minilm, max_length=64), _Progress()
     one, _ = run(model, limits=Limits(rows=1))
@@ -162,7 +167,9 @@ def test_limits_and_length_change_the_work_and_not_the_vectors(minilm: ModelSpec
     assert progress.batches == [(len(TEXTS), 64 * len(TEXTS))]
     facts = encoder.facts()
     assert (facts.dimension, facts.dtype, facts.max_length) == (384, "float32", 64)
-    assert {"python", "torch", "sentence-transformers", "transformers", "numpy"} <= set(facts.versions)
+    assert {"python", "torch", "sentence-transformers", "transformers", "numpy"} <= set(
+        facts.versions
+    )
     slow = _Progress()
     encoder.tokenize(["a"] * 300, slow)
     assert slow.ticks == 2  # a sign of life before each 256 texts
@@ -175,7 +182,11 @@ def test_limits_and_length_change_the_work_and_not_the_vectors(minilm: ModelSpec
     [
         ({"max_length": 513}, {}, "513, but the model has positions for 512"),
         ({}, {"truncate_dim": 385}, "385, but the model's vectors have 384"),
-        ({}, {"prompt_name": "passage"}, "'passage' is not a prompt of this model; it has: 'query', 'document'"),
+        (
+            {},
+            {"prompt_name": "passage"},
+            "'passage' is not a prompt of this model; it has: 'query', 'document'",
+        ),
     ],
 )
 def test_what_the_model_cannot_meet_is_refused(
@@ -236,13 +247,17 @@ def test_what_is_loaded_on_the_device(
 FLAT = "end_to_end"
 
 
-def attend(module: Any, query: Any, key: Any, value: Any, _: Any, *, cu_seq_lens_q: Any = None, **__: Any) -> Any:
+def attend(
+    module: Any, query: Any, key: Any, value: Any, _: Any, *, cu_seq_lens_q: Any = None, **__: Any
+) -> Any:
     """Attention on the CPU, within each text; tensors of shape (1, heads, tokens of all texts, width)."""
     import torch
 
     ends = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
     parts = [
-        torch.nn.functional.scaled_dot_product_attention(*(each[:, :, start:stop] for each in (query, key, value)))
+        torch.nn.functional.scaled_dot_product_attention(
+            *(each[:, :, start:stop] for each in (query, key, value))
+        )
         for start, stop in itertools.pairwise(ends)
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
@@ -256,7 +271,9 @@ def test_flash_attention_takes_texts_end_to_end(
     from transformers import AttentionInterface, DataCollatorWithFlattening
 
     def can_flatten(self: Any) -> bool:
-        self.data_collator = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)
+        self.data_collator = DataCollatorWithFlattening(
+            return_seq_idx=True, return_flash_attn_kwargs=True
+        )
         return True
 
     AttentionInterface.register(FLAT, attend)  # in the place of a kernel that only GPUs have
@@ -264,9 +281,13 @@ def test_flash_attention_takes_texts_end_to_end(
     monkeypatch.setenv(LINEAR, "torch")
     model = ModelSpec("flat", str(minilm_path), kwargs={"attn_implementation": FLAT})
     encode, progress = EncodeSpec(prompt="Represent this commit: ", normalize=True), _Progress()
-    vectors, _ = run(model, encode=encode, limits=Limits(rows=1000, tokens=400, padding=0), progress=progress)
+    vectors, _ = run(
+        model, encode=encode, limits=Limits(rows=1000, tokens=400, padding=0), progress=progress
+    )
     assert all(tokens == worked for _, tokens, worked in progress.advances)
     assert max(tokens for _, tokens in progress.batches) <= 400
     assert len(progress.batches) < len(TEXTS) / 4
-    expected = library.encode(TEXTS, prompt=encode.prompt, normalize_embeddings=encode.normalize, **ALIKE)
+    expected = library.encode(
+        TEXTS, prompt=encode.prompt, normalize_embeddings=encode.normalize, **ALIKE
+    )
     assert np.abs(vectors - expected).max() < 1e-5

@@ -17,7 +17,9 @@ TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5", "t6", ""]
 
 def finished(folder: Path, **changes: object) -> ScriptedWorkplace:
     """A complete output of three shards, unless the changes say otherwise."""
-    place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2, **(changes or {"outputs__out__shards": 3}))
+    place = ScriptedWorkplace.make(
+        folder, TEXTS, chunk__size=2, **(changes or {"outputs__out__shards": 3})
+    )
     assert place.run_here().returncode == 0
     return place
 
@@ -125,27 +127,45 @@ def test_cut_anew_keeps_what_is_not_ours(place: ScriptedWorkplace) -> None:
 CUTS = [
     ({"shards": 3}, {"shards": 2}, "after"),
     ({}, {"dtype": "int8"}, "after"),
-    *wide(({}, {"shards": 3}, "before"), ({"shards": 3}, {"dtype": "int8"}, "before"), ({"shards": 3}, {}, "after")),
+    *wide(
+        ({}, {"shards": 3}, "before"),
+        ({"shards": 3}, {"dtype": "int8"}, "before"),
+        ({"shards": 3}, {}, "after"),
+    ),
 ]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("before", "after", "when"), CUTS)
-def test_killed_while_cutting(tmp_path: Path, before: dict[str, object], after: dict[str, object], when: str) -> None:
+def test_killed_while_cutting(
+    tmp_path: Path, before: dict[str, object], after: dict[str, object], when: str
+) -> None:
     """A run killed at any step from one form to another loses no row; the next one ends with one form of them."""
     output = {"source": "rows.jsonl", "column": "text"}
     place = finished(tmp_path / "place", outputs={"out": output | before})
     place.write_config("scripted:make", chunk__size=2, outputs={"out": output | after})
     calls, right = len(place.calls()), finished(tmp_path / "right", outputs={"out": output | after})
-    targets = [f"chunkvisor.assemble.manifest:{name}" for name in ("set_aside", "sync_folder", "remove_final")]
-    lines = sweep("each", when, place.folder, tmp_path / "scratch", *targets, share="1:" if SOAK_SEED else "2:a")
+    targets = [
+        f"chunkvisor.assemble.manifest:{name}"
+        for name in ("set_aside", "sync_folder", "remove_final")
+    ]
+    lines = sweep(
+        "each",
+        when,
+        place.folder,
+        tmp_path / "scratch",
+        *targets,
+        share="1:" if SOAK_SEED else "2:a",
+    )
     assert lines
     for line in lines:
         assert line.get("returncode") == 0, line
         result = ScriptedWorkplace(Path(line["folder"]))
         assert visible(result) == visible(right), line
         for path in result.workdir.glob("out/*.npy"):
-            assert path.read_bytes() == (right.workdir / path.relative_to(result.workdir)).read_bytes(), line
+            assert (
+                path.read_bytes() == (right.workdir / path.relative_to(result.workdir)).read_bytes()
+            ), line
         for path in result.workdir.glob("out*.npy"):
             assert path.read_bytes() == (right.workdir / path.name).read_bytes(), line
         assert len(result.calls()) == calls, line

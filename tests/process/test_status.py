@@ -68,13 +68,20 @@ def test_live_killed_stopped_complete(place: ScriptedWorkplace) -> None:
         ],
     )
     told = json.loads(place.here("verify", str(place.config_path), "--json").stdout)
-    assert (told["ok"], told["complete"], told["files"], told["unfinished"]["out"]["rows_done"]) == (True, False, 1, 3)
+    assert (
+        told["ok"],
+        told["complete"],
+        told["files"],
+        told["unfinished"]["out"]["rows_done"],
+    ) == (True, False, 1, 3)
 
     process = place.start("run", str(place.config_path))
     wait_for(lambda: len(place.calls()) == 3)
     assert status_here(place)["state"] == "running"
     process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "draining" in {each["event"] for each in place.events()})  # two at once would be taken for one
+    wait_for(
+        lambda: "draining" in {each["event"] for each in place.events()}
+    )  # two at once would be taken for one
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert status_here(place)["state"] == "stopped"
@@ -102,7 +109,9 @@ def test_halted(place: ScriptedWorkplace) -> None:
     assert "out: 50 %, about 3 of 6 rows, 1 of 2 chunks" in words
     assert "out chunk 1 failed in every try" in words
     assert "worker.log" in words
-    place.write_config("scripted:make", outputs={"other": {"source": "rows.jsonl", "template": "x{text}"}})
+    place.write_config(
+        "scripted:make", outputs={"other": {"source": "rows.jsonl", "template": "x{text}"}}
+    )
     assert place.run_here().returncode == 0
     now = status_here(place)
     assert (now["state"], now["outputs"]["out"]["complete"]) == ("complete", False)
@@ -122,7 +131,9 @@ def test_a_run_on_another_host(place: ScriptedWorkplace) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "verify", "clean", "retry", "report", "audit"])
-def test_a_path_without_a_name_is_no_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_a_path_without_a_name_is_no_workdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     """Any folder that is not a workdir is answered in words, whatever the command, and stays as it is."""
     monkeypatch.chdir(tmp_path)
     ended = ScriptedWorkplace(tmp_path).here(command, ".")
@@ -136,7 +147,9 @@ def test_combined_files_are_named(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
     place.write_source(["a", "b"])
     output = {"source": "rows.jsonl", "column": "text"}
-    place.write_config("good:make", outputs={"one": output, "two": output}, combine={"both": ["one", "two"]})
+    place.write_config(
+        "good:make", outputs={"one": output, "two": output}, combine={"both": ["one", "two"]}
+    )
     assert place.call("run", str(place.config_path)).returncode == 0
     assert "both: combined, complete" in place.call("status", str(place.workdir)).stdout
     shown = json.loads(place.call("status", "--json", str(place.workdir)).stdout)

@@ -17,11 +17,15 @@ TEXTS = [f"text {number}" for number in range(12)]
 def waiting(workplace: Workplace) -> subprocess.Popen[str]:
     """A run whose second chunk is on the device."""
     workplace.write_source(TEXTS)
-    workplace.write_config("waiting:make", model__kwargs={"chunk": 1}, chunk__size=4, workers__standby=1)
+    workplace.write_config(
+        "waiting:make", model__kwargs={"chunk": 1}, chunk__size=4, workers__standby=1
+    )
     process = workplace.start("run", str(workplace.config_path))
     wait_for((workplace.folder / "waiting").exists)
     # It computes while the one before it, if there was one, is being committed.
-    wait_for(lambda: {event["chunk"] for event in workplace.named("go")} == committed(workplace) | {1})
+    wait_for(
+        lambda: {event["chunk"] for event in workplace.named("go")} == committed(workplace) | {1}
+    )
     return process
 
 
@@ -45,7 +49,9 @@ def check_resume(workplace: Workplace) -> None:
     assert workplace.vectors().tobytes() == expected(TEXTS).tobytes()
 
 
-@pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(SIGINT, 130), (SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
 def test_first_signal_drains(
     workplace: Workplace, waiting: subprocess.Popen[str], number: signal.Signals, code: int
 ) -> None:
@@ -82,7 +88,9 @@ def test_signal_ends_a_wait(workplace: Workplace) -> None:
     """A run that waits for the hub or the disk does not wait to the end before it obeys."""
     workplace.write_source(TEXTS)
     workplace.write_config(
-        "misbehaving:make", model__kwargs={"plan": {"out/0": "hub_429@load"}, "times": None}, chunk__size=4
+        "misbehaving:make",
+        model__kwargs={"plan": {"out/0": "hub_429@load"}, "times": None},
+        chunk__size=4,
     )
     process = workplace.start("run", str(workplace.config_path))
     wait_for(lambda: workplace.named("waiting"))
@@ -91,7 +99,9 @@ def test_signal_ends_a_wait(workplace: Workplace) -> None:
     assert workplace.status()["state"] == "stopped"
 
 
-def test_killed_supervisor_takes_its_workers_along(workplace: Workplace, waiting: subprocess.Popen[str]) -> None:
+def test_killed_supervisor_takes_its_workers_along(
+    workplace: Workplace, waiting: subprocess.Popen[str]
+) -> None:
     """Workers end with a supervisor that had no time to end them, and the next run goes on."""
     workers = psutil.Process(waiting.pid).children(recursive=True)
     waiting.kill()

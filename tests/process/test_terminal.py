@@ -53,7 +53,11 @@ def half_way(place: ScriptedWorkplace, look: Callable[[], list[str]]) -> list[st
     def seen() -> list[str] | None:
         lines = look()
         return (
-            lines if all(text in "\n".join(lines) for text in ("4 of 8 rows", "CPU: out chunk 2, computing")) else None
+            lines
+            if all(
+                text in "\n".join(lines) for text in ("4 of 8 rows", "CPU: out chunk 2, computing")
+            )
+            else None
         )
 
     return wait_for(seen)
@@ -112,7 +116,9 @@ def test_pipe(place: ScriptedWorkplace) -> None:
     release(place)
     ended = place.run()
     assert (ended.returncode, ended.stdout) == (0, "")
-    assert all(line.isprintable() and STAMP.match(line) for line in ended.stderr.splitlines()), ended.stderr
+    assert all(line.isprintable() and STAMP.match(line) for line in ended.stderr.splitlines()), (
+        ended.stderr
+    )
     assert "4 chunks encoded in" in ended.stderr
 
 
@@ -123,9 +129,9 @@ def test_quiet(place: ScriptedWorkplace, fault: str, code: int) -> None:
     release(place)
     ended = place.run_here("--quiet")
     assert ended.returncode == code
-    assert [line.partition("finished")[0][-12:] for line in ended.stderr.splitlines()[1:2]] == ["chunkvisor: "] * (
-        code > 0
-    )
+    assert [line.partition("finished")[0][-12:] for line in ended.stderr.splitlines()[1:2]] == [
+        "chunkvisor: "
+    ] * (code > 0)
     assert "out row 0" in ended.stderr or not code
 
 

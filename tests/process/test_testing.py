@@ -42,7 +42,11 @@ class Told:
     def failed(self) -> list[tuple[int, str]]:
         """(chunk, outcome) of each failed attempt."""
         names = ("attempt_failed", "part_failed", "late_crash")
-        return [(each["chunk"], each.get("outcome", "committed")) for name, each in self.events if name in names]
+        return [
+            (each["chunk"], each.get("outcome", "committed"))
+            for name, each in self.events
+            if name in names
+        ]
 
 
 def prepared(workplace: Workplace, **changes: Any) -> Told:
@@ -58,14 +62,23 @@ def test_each_fault_strikes_once_and_is_survived(workplace: Workplace, temporary
     texts = [f"text number {number}" for number in range(2 * len(names) + 2)]
     workplace.write_source(texts)
     # One row a batch: no out-of-memory fault can lower the limits. The first chunk shows that the setup works.
-    workplace.write_config("good:make", chunk__size=2, encode__batch_size=1, recovery__stall_timeout=4)
+    workplace.write_config(
+        "good:make", chunk__size=2, encode__batch_size=1, recovery__stall_timeout=4
+    )
     told = Told()
     with ExitStack() as stack:
-        faults = [stack.enter_context(testing.fault(name, chunk=chunk)) for chunk, name in enumerate(names, start=1)]
+        faults = [
+            stack.enter_context(testing.fault(name, chunk=chunk))
+            for chunk, name in enumerate(names, start=1)
+        ]
         chunkvisor.run(workplace.config_path, on_event=told)
 
-    assert {name: fault.struck for name, fault in zip(names, faults, strict=True)} == dict.fromkeys(names, 1)
-    assert sorted(told.failed()) == [(chunk, OUTCOMES[name]) for chunk, name in enumerate(names, start=1)]
+    assert {name: fault.struck for name, fault in zip(names, faults, strict=True)} == dict.fromkeys(
+        names, 1
+    )
+    assert sorted(told.failed()) == [
+        (chunk, OUTCOMES[name]) for chunk, name in enumerate(names, start=1)
+    ]
     np.testing.assert_array_equal(workplace.vectors(), expected(texts))
     assert list(temporary.iterdir()) == []
 
@@ -97,7 +110,10 @@ def test_every_outcome_has_its_fault() -> None:
     ("arguments", "words"),
     [
         ({"name": "gpu_omm", "chunk": 1}, "no fault gpu_omm to provoke; did you mean gpu_oom"),
-        ({"name": "supervisor-killed", "chunk": 1}, "there is no fault supervisor-killed to provoke"),
+        (
+            {"name": "supervisor-killed", "chunk": 1},
+            "there is no fault supervisor-killed to provoke",
+        ),
         ({"name": "oom", "chunk": -1}, "chunk=-1"),
         ({"name": "oom", "chunk": 1, "times": 0}, "times=0"),
     ],
@@ -105,7 +121,10 @@ def test_every_outcome_has_its_fault() -> None:
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
     """Unknown names are refused with the nearest one, and impossible numbers by name, before anything is set."""
-    with pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught, testing.fault(**arguments):
+    with (
+        pytest.raises(chunkvisor.ChunkvisorError, match=words) as caught,
+        testing.fault(**arguments),
+    ):
         pytest.fail("the block was entered")
     assert caught.value.code is chunkvisor.ExitCode.USAGE
     assert TESTING_FAULTS not in os.environ
@@ -114,11 +133,15 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> Non
 def test_times_and_output(workplace: Workplace) -> None:
     """A fault strikes that many attempts of its output's chunk, and no other's."""
     outputs = {name: {"source": "rows.jsonl", "column": "text"} for name in ("first", "second")}
-    told = prepared(workplace, outputs=outputs, reuse=False)  # else the second has nothing to encode
+    told = prepared(
+        workplace, outputs=outputs, reuse=False
+    )  # else the second has nothing to encode
     with testing.fault("sigkill", chunk=0, output="second", times=2) as fault:
         chunkvisor.run(workplace.config_path, on_event=told)
 
-    failed = [(each["output"], each["chunk"]) for name, each in told.events if name == "attempt_failed"]
+    failed = [
+        (each["output"], each["chunk"]) for name, each in told.events if name == "attempt_failed"
+    ]
     assert (fault.struck, failed) == (2, [("second", 0)] * 2)
 
 
@@ -145,7 +168,10 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
 def test_a_fault_that_never_struck_is_an_error(workplace: Workplace) -> None:
     """A block whose fault never struck fails the test; one that ended in another error keeps that."""
     prepared(workplace)
-    with pytest.raises(AssertionError, match=r"oom never struck: .* chunk 7"), testing.fault("oom", chunk=7):
+    with (
+        pytest.raises(AssertionError, match=r"oom never struck: .* chunk 7"),
+        testing.fault("oom", chunk=7),
+    ):
         chunkvisor.run(workplace.config_path)
     with pytest.raises(KeyError), testing.fault("oom", chunk=0):
         raise KeyError("mine")

@@ -14,7 +14,15 @@ pytestmark = pytest.mark.model
 
 LONG = "w" * 100
 """102 tokens with those at both ends; the small model reads 64."""
-TEXTS = ["short", LONG, "brief", LONG, "w" * 62, "w" * 63, *(f"text {number}" for number in range(6))]
+TEXTS = [
+    "short",
+    LONG,
+    "brief",
+    LONG,
+    "w" * 62,
+    "w" * 63,
+    *(f"text {number}" for number in range(6)),
+]
 CUT = {1: 102, 3: 102, 5: 65}
 
 
@@ -86,5 +94,8 @@ def test_cut_rows_of_one_file(workplace: Workplace, model: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "1 row cut at 64 tokens" in ended.stderr
     assert out.with_suffix(".truncated.jsonl").read_text() == '{"row": 1, "tokens": 102}\n'
-    assert json.loads(out.with_suffix(".json").read_text())["truncated"]["file"] == "mine.truncated.jsonl"
+    assert (
+        json.loads(out.with_suffix(".json").read_text())["truncated"]["file"]
+        == "mine.truncated.jsonl"
+    )
     assert workplace.call("verify", str(out)).returncode == 0

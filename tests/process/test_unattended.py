@@ -16,7 +16,9 @@ from chunkvisor.errors import ExitCode
 from harness import ROOT, finish, wait_for
 
 EXAMPLES = ROOT / "examples" / "unattended"
-UNIT, JOB, LOOP = (EXAMPLES / name for name in ("chunkvisor@.service", "chunkvisor.sbatch", "until-done.sh"))
+UNIT, JOB, LOOP = (
+    EXAMPLES / name for name in ("chunkvisor@.service", "chunkvisor.sbatch", "until-done.sh")
+)
 
 
 class Service:
@@ -24,10 +26,17 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+        self._env = {
+            **os.environ,
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "4711",
+        }
         (folder / "bin").mkdir()
         run = shlex.join([sys.executable, "-S", str(ROOT / "tests" / "drivers" / "pretend_run.py")])
-        for name, line in {"chunkvisor": f'exec {run} "$@"', "scontrol": 'echo "$@" >> scontrol'}.items():
+        for name, line in {
+            "chunkvisor": f'exec {run} "$@"',
+            "scontrol": 'echo "$@" >> scontrol',
+        }.items():
             (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
             (folder / "bin" / name).chmod(0o700)
 
@@ -60,7 +69,11 @@ def service(tmp_path: Path) -> Service:
 def codes_of(restart: str) -> set[int]:
     """The exit codes for which docs/reference/exit-codes.md gives this answer to "restart it?"."""
     text = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
-    return {int(code) for code, answer in re.findall(r"^\| (\d+) \| .* \| (.*) \|$", text, re.M) if answer == restart}
+    return {
+        int(code)
+        for code, answer in re.findall(r"^\| (\d+) \| .* \| (.*) \|$", text, re.M)
+        if answer == restart
+    }
 
 
 def test_unit_restarts_what_is_worth_it() -> None:
@@ -72,11 +85,15 @@ def test_unit_restarts_what_is_worth_it() -> None:
     stopped = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
     assert service["Restart"] == "on-failure"
-    assert set(map(int, service["RestartPreventExitStatus"].split())) == codes_of("no") | codes_of("after a repair")
+    assert set(map(int, service["RestartPreventExitStatus"].split())) == codes_of("no") | codes_of(
+        "after a repair"
+    )
     assert set(map(int, service["RestartForceExitStatus"].split())) == stopped
     assert set(map(int, service["SuccessExitStatus"].split())) == stopped
     assert codes_of("yes") == stopped | {ExitCode.TRY_AGAIN}
-    assert codes_of("no") | codes_of("after a repair") | codes_of("yes") | {ExitCode.COMPLETE} == set(ExitCode)
+    assert codes_of("no") | codes_of("after a repair") | codes_of("yes") | {
+        ExitCode.COMPLETE
+    } == set(ExitCode)
 
 
 def test_slurm_is_asked_for_a_signal_in_time() -> None:
@@ -100,7 +117,9 @@ def test_slurm_is_asked_for_a_signal_in_time() -> None:
         (ExitCode.TRY_AGAIN, "20", False),
     ],
 )
-def test_slurm_job_goes_back_into_the_queue(service: Service, code: ExitCode, restarts: str, requeued: bool) -> None:
+def test_slurm_job_goes_back_into_the_queue(
+    service: Service, code: ExitCode, restarts: str, requeued: bool
+) -> None:
     """A passing cause requeues the job, a number of times; the job ends with the run's own code."""
     ended = finish(service.start(JOB, CODES=str(int(code)), SLURM_RESTART_COUNT=restarts))
     assert ended.returncode == code, ended.stderr
@@ -116,7 +135,9 @@ def test_slurm_job_goes_back_into_the_queue(service: Service, code: ExitCode, re
         (ExitCode.COMPLETE, 1, "1000", False),  # they were the last ones
     ],
 )
-def test_slurm_time_limit(service: Service, code: ExitCode, terms: int, drain_s: str, requeued: bool) -> None:
+def test_slurm_time_limit(
+    service: Service, code: ExitCode, terms: int, drain_s: str, requeued: bool
+) -> None:
     """When the time is nearly up the run is drained, then stopped, and what is left goes back into the queue."""
     process = service.start(JOB, CODES=str(int(code)), TERMS=str(terms), DRAIN_S=drain_s)
     wait_for(lambda: service.lines("calls"))
@@ -129,7 +150,13 @@ def test_slurm_time_limit(service: Service, code: ExitCode, terms: int, drain_s:
 
 @pytest.mark.parametrize(
     ("codes", "tries", "code", "calls"),
-    [("75 75 0", "20", 0, 3), ("137 0", "20", 0, 2), ("75", "2", 75, 2), ("78", "20", 78, 1), ("75 3", "20", 3, 2)],
+    [
+        ("75 75 0", "20", 0, 3),
+        ("137 0", "20", 0, 2),
+        ("75", "2", 75, 2),
+        ("78", "20", 78, 1),
+        ("75 3", "20", 3, 2),
+    ],
 )
 def test_loop_tries_again_after_a_passing_cause(
     service: Service, codes: str, tries: str, code: int, calls: int

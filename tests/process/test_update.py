@@ -14,7 +14,10 @@ from scripted_workplace import ScriptedWorkplace
 TEXTS = [f"t{number}" for number in range(12)]
 
 CHANGES: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
-    "edited": (lambda texts: [f"{text}!" if text in ("t2", "t9") else text for text in texts], ["t2!", "t9!"]),
+    "edited": (
+        lambda texts: [f"{text}!" if text in ("t2", "t9") else text for text in texts],
+        ["t2!", "t9!"],
+    ),
     "repeated": (lambda texts: [text for text in texts for _ in range(2)], []),
     "all at once": (lambda texts: ["n0", *texts[:5:-1], "t1", "n1", "t1", "n0"], ["n0", "n1"]),
 }
@@ -23,7 +26,9 @@ CHANGES: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> ScriptedWorkplace:
     """A finished output, to be copied."""
-    made = ScriptedWorkplace.make(tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=4)
+    made = ScriptedWorkplace.make(
+        tmp_path_factory.mktemp("finished") / "place", TEXTS, chunk__size=4
+    )
     assert made.run_here().returncode == 0
     return made
 
@@ -118,10 +123,17 @@ def test_killed_anywhere(finished: ScriptedWorkplace, tmp_path: Path, when: str)
     place = finished.copy(tmp_path / "place")
     texts = ["n0", *TEXTS[6:], *TEXTS[:2], "n1"]
     place.write_source(texts)
-    targets = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink", "shutil:rmtree")
+    targets = (
+        "pathlib:Path.rename",
+        "pathlib:Path.replace",
+        "pathlib:Path.unlink",
+        "shutil:rmtree",
+    )
     chance = random.Random(SOAK_SEED or 0)
     share = "1:" if SOAK_SEED else f"4:{chance.random()}"
-    told = sweep("each", when, place.folder, tmp_path / "scratch", *targets, options="--update", share=share)
+    told = sweep(
+        "each", when, place.folder, tmp_path / "scratch", *targets, options="--update", share=share
+    )
     assert len(told) > 3
     for line in told:
         left = ScriptedWorkplace(Path(line["folder"]))

@@ -13,7 +13,9 @@ import yaml
 from harness import ROOT, Workplace
 
 PAGE = (ROOT / "docs" / "how-to" / "use-the-vectors.md").read_text()
-BLOCKS = re.findall(r"^## ([^\n]*)\n(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+    r"^## ([^\n]*)\n(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+)
 WIDE = """
 import numpy as np, good
 class Encoder(good.Encoder):
@@ -32,13 +34,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("use")
     workplace = Workplace(folder)
     (folder / "wide.py").write_text(WIDE)
-    rows: list[dict[str, str | None]] = [{"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)]
+    rows: list[dict[str, str | None]] = [
+        {"name": f"f{number}", "doc": f"does {number:04d}"} for number in range(60)
+    ]
     rows[30:30] = [{"name": "none", "doc": None}, {"name": "blank", "doc": " "}]
     (folder / "docstrings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     workplace.write_config("wide:make")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     said = yaml.safe_load(block)
-    config = yaml.safe_load(workplace.config_path.read_text()) | {key: said[key] for key in ("workdir", "outputs")}
+    config = yaml.safe_load(workplace.config_path.read_text()) | {
+        key: said[key] for key in ("workdir", "outputs")
+    }
     if importlib.util.find_spec("pyarrow") is None:
         del config["outputs"]["docs_table"]
     workplace.config_path.write_text(yaml.safe_dump(config))
@@ -46,7 +52,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("heading", "block"), [pytest.param(*each, id=each[0].split()[0]) for each in BLOCKS])
+@pytest.mark.parametrize(
+    ("heading", "block"), [pytest.param(*each, id=each[0].split()[0]) for each in BLOCKS]
+)
 def test_example(place: Path, heading: str, block: str) -> None:
     """The block finds, for the first row, that row itself, or what else it asserts."""
     for library in re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE):
@@ -54,7 +62,13 @@ def test_example(place: Path, heading: str, block: str) -> None:
     if "parquet" in block:
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     ended = subprocess.run(
-        [sys.executable, "-"], input=block, cwd=place, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-"],
+        input=block,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
 

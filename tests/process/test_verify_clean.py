@@ -82,11 +82,16 @@ def publish(place: ScriptedWorkplace, value: float) -> None:
         (lambda place: manifest(place).unlink(), "out.json: is missing"),
         (lambda place: flip(manifest(place)), "out.json: failed its integrity check"),
         (lambda place: flip(chunk(place)), "does not have the digest in its name"),
-        (lambda place: flip(state(place, "identity.json")), "identity.json: failed its integrity check"),
+        (
+            lambda place: flip(state(place, "identity.json")),
+            "identity.json: failed its integrity check",
+        ),
         (lambda place: state(place, "identity.json").unlink(), "identity.json: is missing"),
     ],
 )
-def test_verify_finds(place: ScriptedWorkplace, damage: Callable[[ScriptedWorkplace], None], words: str) -> None:
+def test_verify_finds(
+    place: ScriptedWorkplace, damage: Callable[[ScriptedWorkplace], None], words: str
+) -> None:
     """Each kind of damage is named with its file, and is exit 74."""
     damage(place)
     ended = place.here("verify", str(place.workdir))
@@ -99,7 +104,10 @@ def test_a_damaged_chunk_that_no_run_needs_is_cleaned_away(place: ScriptedWorkpl
     """`verify` names `clean`, after which nothing is damaged."""
     flip(chunk(place))
     ended = place.here("verify", str(place.workdir))
-    assert (ended.returncode, "`chunkvisor clean` removes chunk files" in ended.stderr) == (74, True)
+    assert (ended.returncode, "`chunkvisor clean` removes chunk files" in ended.stderr) == (
+        74,
+        True,
+    )
     assert place.here("clean", str(place.workdir)).returncode == 0
     ended = place.here("verify", str(place.workdir))
     assert (ended.returncode, ended.stdout) == (0, "2 files checked: all are intact\n")
@@ -147,7 +155,9 @@ def test_clean(place: ScriptedWorkplace) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
-def test_clean_leaves_what_is_needed(place: ScriptedWorkplace, damage: Callable[[Path], None]) -> None:
+def test_clean_leaves_what_is_needed(
+    place: ScriptedWorkplace, damage: Callable[[Path], None]
+) -> None:
     """An output that is not finished, or whose final file is damaged, keeps everything."""
     damage(final(place))
     files = sorted(place.workdir.rglob("*"))

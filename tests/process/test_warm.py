@@ -25,7 +25,12 @@ PLAIN = [f"text {number}" for number in range(12)]
 def prepare(place: Workplace, texts: list[str], start: Any = "warm", **changes: Any) -> None:
     """A run of tests/encoders/told.py, two texts a chunk."""
     place.write_source(texts)
-    changes = {"chunk.size": 2, "workers.start": start, "model.kwargs": {"notes": str(place.folder)}, **changes}
+    changes = {
+        "chunk.size": 2,
+        "workers.start": start,
+        "model.kwargs": {"notes": str(place.folder)},
+        **changes,
+    }
     place.write_config("told:make", **changes)
 
 
@@ -46,7 +51,10 @@ def run_here(place: Workplace) -> tuple[int, str]:
 
 def starts(place: Workplace) -> list[tuple[int, int, str]]:
     """(chunk, attempt, how it started) of every attempt, in order."""
-    return [(event["chunk"], event["attempt"], event["start"]) for event in place.named("attempt_started")]
+    return [
+        (event["chunk"], event["attempt"], event["start"])
+        for event in place.named("attempt_started")
+    ]
 
 
 def counts(place: Workplace) -> Counter[str]:
@@ -70,7 +78,8 @@ def test_warm_workers_make_the_same_vectors(workplace: Workplace, start: str, st
 
 
 @pytest.mark.parametrize(
-    ("start", "deed", "reason"), [("warm", "segfault", "Segmentation fault"), ("auto", "leave", "exit code 44")]
+    ("start", "deed", "reason"),
+    [("warm", "segfault", "Segmentation fault"), ("auto", "leave", "exit code 44")],
 )
 def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
     workplace: Workplace, start: str, deed: str, reason: str
@@ -89,7 +98,9 @@ def test_a_dead_warm_worker_is_reported_right_and_its_retry_is_fresh(
 
 @local_engine_only
 @pytest.mark.parametrize("deed", ["kill_template", "stop_template"])
-def test_auto_goes_on_without_a_template_that_dies_or_stops(workplace: Workplace, deed: str) -> None:
+def test_auto_goes_on_without_a_template_that_dies_or_stops(
+    workplace: Workplace, deed: str
+) -> None:
     """The worker under way keeps its vectors, the others are fresh, and it is said once."""
     texts = [*PLAIN[:4], deed, *PLAIN]
     prepare(workplace, texts, start="auto", **{"workers.standby": 1})
@@ -132,7 +143,9 @@ def test_a_run_without_a_template(workplace: Workplace, why: str) -> None:
 
     assert ended.returncode == 78, ended.stderr
     assert words in ended.stderr
-    assert re.search(r"do: +(Write|.*\. Or write) `workers.start: auto`", ended.stderr), ended.stderr
+    assert re.search(r"do: +(Write|.*\. Or write) `workers.start: auto`", ended.stderr), (
+        ended.stderr
+    )
     assert str(workplace.hidden / "template" / "worker.log") in ended.stderr
     assert starts(workplace) == []
 
@@ -171,7 +184,9 @@ def test_a_worker_refuses_a_template_that_was_tainted_late(workplace: Workplace)
     fake = workplace.folder / "dev" / "nvidia0"
     fake.parent.mkdir()
     fake.touch()
-    text = workplace.config_path.read_text().replace("PYTHONPATH: ", f"FAKE: {fake}\n  PYTHONPATH: {workplace.folder}:")
+    text = workplace.config_path.read_text().replace(
+        "PYTHONPATH: ", f"FAKE: {fake}\n  PYTHONPATH: {workplace.folder}:"
+    )
     workplace.config_path.write_text(text)
 
     ended = workplace.run()
@@ -235,7 +250,8 @@ def test_a_template_loads_while_the_source_is_read(workplace: Workplace) -> None
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kind", "cores", "threads"), [(None, "cpu", 6, 6), (None, "cuda", 64, 8), ("4,2", "cuda", 64, 4)]
+    ("wanted", "kind", "cores", "threads"),
+    [(None, "cpu", 6, 6), (None, "cuda", 64, 8), ("4,2", "cuda", 64, 4)],
 )
 def test_thread_count(wanted: str | None, kind: str, cores: int, threads: int) -> None:
     """The user's OMP_NUM_THREADS counts, else the cores, few of them next to a GPU."""
@@ -247,7 +263,9 @@ def test_a_fault_keeps_its_exit_code(workplace: Workplace, start: str) -> None:
     """What would abort when the failed frames are freed does not get to it: the worker leaves with its own code."""
     workplace.write_source(PLAIN)
     notes = {"notes": str(workplace.folder)}
-    workplace.write_config("clinging:make", **{"workers.start": start, "chunk.size": 6, "model.kwargs": notes})
+    workplace.write_config(
+        "clinging:make", **{"workers.start": start, "chunk.size": 6, "model.kwargs": notes}
+    )
 
     ended = workplace.run()
 

@@ -29,7 +29,9 @@ def run_apart(*command: str | Path, **env: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.skipif(find_spec("hatchling") is None, reason="hatchling, which builds the wheel, is not installed")
+@pytest.mark.skipif(
+    find_spec("hatchling") is None, reason="hatchling, which builds the wheel, is not installed"
+)
 def test_the_wheel_runs(workplace: Workplace) -> None:
     """Built, installed beside the dependencies and started by its own script, it embeds three texts."""
     made, installed = workplace.folder / "made", workplace.folder / "installed"
@@ -39,15 +41,24 @@ def test_the_wheel_runs(workplace: Workplace) -> None:
 
     names = set(zipfile.ZipFile(wheel).namelist())
     for package, folder in PACKAGES.items():
-        files = [path for path in (folder / package).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        files = [
+            path
+            for path in (folder / package).rglob("*")
+            if path.is_file() and path.suffix != ".pyc"
+        ]
         assert {str(path.relative_to(folder)) for path in files} <= names
-    assert {name.partition("/")[0] for name in names} == {*PACKAGES, wheel.name.partition("-py3")[0] + ".dist-info"}
+    assert {name.partition("/")[0] for name in names} == {
+        *PACKAGES,
+        wheel.name.partition("-py3")[0] + ".dist-info",
+    }
 
     run_apart(*pip, "install", "--no-deps", "--no-index", "--target", installed, wheel)
     workplace.write_source(["a", "b", "c"])
     workplace.write_config("good:make")
     path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
-    where = run_apart(sys.executable, "-c", "import chunkvisor; print(chunkvisor.__file__)", PYTHONPATH=path)
+    where = run_apart(
+        sys.executable, "-c", "import chunkvisor; print(chunkvisor.__file__)", PYTHONPATH=path
+    )
     assert Path(where.strip()).is_relative_to(installed)
     run_apart(installed / "bin" / "chunkvisor", "run", workplace.config_path, PYTHONPATH=path)
 

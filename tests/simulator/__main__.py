@@ -54,7 +54,9 @@ def play(first: int, size: str, seconds: float) -> int:
         try:
             codes[simulate(seed, size).codes[-1].name] += 1
         except Broken as broken:
-            print(f"life {lives}: {broken}\n  python -m tests.simulator --seed {seed} --size {size}")
+            print(
+                f"life {lives}: {broken}\n  python -m tests.simulator --seed {seed} --size {size}"
+            )
             return 1
     print(f"{lives} lives in {time.process_time() - began:.1f} s of one core; ends: {dict(codes)}")
     return 0

@@ -12,7 +12,9 @@ MISSING, VECTOR, BAD = 0, 1, 2  # what a text has: nothing yet, its vector, or i
 class Output:
     """One output on the disk; it is the scheduler's `OutputProgress`."""
 
-    def __init__(self, name: str, limits: Limits, bounds: list[tuple[int, int]], lengths: Sequence[int] = ()) -> None:
+    def __init__(
+        self, name: str, limits: Limits, bounds: list[tuple[int, int]], lengths: Sequence[int] = ()
+    ) -> None:
         """`lengths` are the tokens of each text; by default they are alike."""
         self.name, self.limits, self.chunks = name, limits, len(bounds)
         self.texts = bounds[-1][1]

@@ -165,7 +165,12 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         "twenty attempts in a row that repeat what failed end the run: it is not the texts",
         {"chunks": 30, "attempts": 30},
         "join 0 look none | start 1 on 0: 0..8\n"
-        + many(19, lambda n: f"ready {n}, unread {n} | go {n}: 32, start {n + 1} on 0: {8 * n}..{8 * n + 8}")
+        + many(
+            19,
+            lambda n: (
+                f"ready {n}, unread {n} | go {n}: 32, start {n + 1} on 0: {8 * n}..{8 * n + 8}"
+            ),
+        )
         + "ready 20, unread 20 | go 20: 32, halt 75",
     ),
     (
@@ -174,7 +179,10 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         "join 0 look none | start 1 on 0: 0..64\n"
         + many(6, lambda n: f"ready {n}, input {n} | go {n}: 32, start {n + 1} on 0: 0..{64 >> n}")
         + many(
-            6, lambda n: f"ready {n + 6}, unread {n + 6} | go {n + 6}: 32, start {n + 7} on 0: {1 << n - 1}..{1 << n}"
+            6,
+            lambda n: (
+                f"ready {n + 6}, unread {n + 6} | go {n + 6}: 32, start {n + 7} on 0: {1 << n - 1}..{1 << n}"
+            ),
         )
         + many(
             8,
@@ -313,7 +321,9 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         "join 0 look none | start 1 on 0: 3..6\n"
         + many(
             19,
-            lambda n: f"ready {n}, raised {n} 2x10 | go {n}: 32, start {n + 1} on 0: {3 * n + 3}..{3 * n + 6} canary 0",
+            lambda n: (
+                f"ready {n}, raised {n} 2x10 | go {n}: 32, start {n + 1} on 0: {3 * n + 3}..{3 * n + 6} canary 0"
+            ),
         )
         + "ready 20, raised 20 2x10 done 60 | go 20: 32, keep 20, start 21 on 0: 63..66 canary 0\n"
         + "ready 21, ok 21 | go 21: 32, keep 21, start 22 on 0: 66..69",

@@ -56,12 +56,16 @@ class Process:
     phase: Phase = Phase.START
     batch: tuple[int, int] = (0, 0)  # rows and padded tokens of the batch that it is at
     rows_done: int = 0
-    batches: list[list[int]] = field(default_factory=list)  # texts of each batch up to the one that it is at
+    batches: list[list[int]] = field(
+        default_factory=list
+    )  # texts of each batch up to the one that it is at
     saved: frozenset[int] = frozenset()  # texts of batches that are written, however it ends
     under_way: frozenset[int] = frozenset()
     batch_ends_s: list[float] = field(default_factory=list)  # when each of those is done
     left_after: int | None = None  # batches after which it has left, asked to
-    result: Verdict | None = None  # what it leaves if nobody ends it before it has written everything
+    result: Verdict | None = (
+        None  # what it leaves if nobody ends it before it has written everything
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -121,11 +125,21 @@ class Life:
             code = self.run_once()
             self.codes.append(code)
             self.note(f"--- ended with {code.name}")
-            if code in (ExitCode.COMPLETE, ExitCode.QUARANTINED, ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG):
+            if code in (
+                ExitCode.COMPLETE,
+                ExitCode.QUARANTINED,
+                ExitCode.MACHINE,
+                ExitCode.DISK,
+                ExitCode.CONFIG,
+            ):
                 self.watchdog.at_the_end(code, self.codes, self.now_s)
                 return self
             self.now_s += RESTART_S
-            barren = barren + 1 if began_calm and self.disk.progress == progress and code is ExitCode.TRY_AGAIN else 0
+            barren = (
+                barren + 1
+                if began_calm and self.disk.progress == progress and code is ExitCode.TRY_AGAIN
+                else 0
+            )
             if barren >= 3:
                 self.watchdog.given_up(self.codes)
                 return self
@@ -155,7 +169,11 @@ class Life:
 
     def mishap(self, name: str) -> bool:
         """Whether this one happens now."""
-        if not self.mishaps or self.now_s > MISHAPS_S or self.chance.random() >= self.world.chances.get(name, 0.0):
+        if (
+            not self.mishaps
+            or self.now_s > MISHAPS_S
+            or self.chance.random() >= self.world.chances.get(name, 0.0)
+        ):
             return False
         self.mishaps -= 1
         return True
@@ -190,7 +208,9 @@ class _Run:
         self.began_s = life.now_s
         self.watchdog.begin()
         hands, outputs = cast("Any", self), cast("Any", self.outputs)
-        self.scheduler = Scheduler(outputs, life.world.config, self.disk.lessons.get, hands, lambda: life.now_s)
+        self.scheduler = Scheduler(
+            outputs, life.world.config, self.disk.lessons.get, hands, lambda: life.now_s
+        )
 
     # --- what the scheduler asks: see Loop
 
@@ -214,7 +234,9 @@ class _Run:
         step_s, scheduler = 0.25, self.scheduler
         idle = 0
         self._begin_joins()
-        while not (scheduler.finished and not self.joining and not (self.join_due and not self.draining)):
+        while not (
+            scheduler.finished and not self.joining and not (self.join_due and not self.draining)
+        ):
             self.turns += 1
             busy = self._happen()
             self._engine_waits()
@@ -225,8 +247,14 @@ class _Run:
             step_s = 0.25 if busy or self.over_s != NEVER else min(step_s * 4, 16.0)
             idle = 0 if busy else idle + 1
             if idle > IDLE_TURNS:
-                raise Broken("ends", f"nothing has happened for {idle} turns, and the run has not ended")
-            if scheduler.finished and not self.joining and not (self.join_due and not self.draining):
+                raise Broken(
+                    "ends", f"nothing has happened for {idle} turns, and the run has not ended"
+                )
+            if (
+                scheduler.finished
+                and not self.joining
+                and not (self.join_due and not self.draining)
+            ):
                 break
             next_s = life.now_s + step_s
             if self.events and self.events[0][0] < next_s:
@@ -238,7 +266,11 @@ class _Run:
             lacks_memory = all(outcome is Outcome.GPU_OOM for outcome in self.set_aside)
             return ExitCode.MACHINE if lacks_memory else ExitCode.TRY_AGAIN
         self.watchdog.finished()
-        return ExitCode.QUARANTINED if any(output.bad_count for output in self.outputs) else ExitCode.COMPLETE
+        return (
+            ExitCode.QUARANTINED
+            if any(output.bad_count for output in self.outputs)
+            else ExitCode.COMPLETE
+        )
 
     def _happen(self) -> bool:
         """All that has happened since the last turn."""
@@ -248,7 +280,10 @@ class _Run:
             self.draining, self.stopping = True, self.stopping or grace_s == 0
             if grace_s:
                 self.over_s = min(self.over_s, life.now_s + grace_s)
-            self._tell(self.scheduler.stop, (self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf)
+            self._tell(
+                self.scheduler.stop,
+                (self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf,
+            )
         while events and events[0][0] <= life.now_s:
             _, _, act, subject, plan = heapq.heappop(events)
             if isinstance(subject, Process) and subject.plan != plan:
@@ -298,7 +333,9 @@ class _Run:
             return Opinion(Health.BLIND, "nobody can tell")
         if self.life.now_s >= gpu.fails_from_s and gpu.fails_as is Failure.GPU_LOST:
             return Opinion(Health.BROKEN, "it is lost")
-        return Opinion(Health.BUSY, "somebody has it") if within(gpu.busy, self.life.now_s) else GOOD
+        return (
+            Opinion(Health.BUSY, "somebody has it") if within(gpu.busy, self.life.now_s) else GOOD
+        )
 
     def _looked(self, device: Device) -> None:
         if not device.left:
@@ -318,7 +355,9 @@ class _Run:
             self.watchdog.too_many(ending)
         raise _Ended(ending.code, ending)
 
-    def waits(self, device: int | None, delay_s: float, _waited_s: float, _verdict: Verdict) -> None:
+    def waits(
+        self, device: int | None, delay_s: float, _waited_s: float, _verdict: Verdict
+    ) -> None:
         until_s = self.life.now_s + delay_s
         if device is None:
             self.paused_until_s = max(self.paused_until_s, until_s)
@@ -326,7 +365,9 @@ class _Run:
             paused = self.devices[device]
             paused.paused_until_s = max(paused.paused_until_s, until_s)
 
-    def failed(self, _worker: int, _work: Work, verdict: Verdict, step: policy.Step | None, _under_way: Any) -> None:
+    def failed(
+        self, _worker: int, _work: Work, verdict: Verdict, step: policy.Step | None, _under_way: Any
+    ) -> None:
         if isinstance(step, policy.GiveUp):
             self.set_aside.append(verdict.outcome)
 
@@ -381,7 +422,9 @@ class _Run:
 
     # --- workers
 
-    def start(self, worker: int, number: int, work: Work, limits: Limits, canary: int | None) -> None:
+    def start(
+        self, worker: int, number: int, work: Work, limits: Limits, canary: int | None
+    ) -> None:
         device = self.devices[number]
         warm = self.world.warm and not work.fresh
         process = Process(worker, work, device, limits, self.life.now_s, warm, canary)
@@ -413,11 +456,17 @@ class _Run:
         elif process.warm and self.life.mishap("refused"):
             self._at(took_s / 4, self._refuse, process)
         elif self.life.mishap("early"):
-            process.phase = self.chance.choice((Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE))
+            process.phase = self.chance.choice(
+                (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE)
+            )
             if process.phase is Phase.TOKENIZE and not self.watchdog.may_fail_by_chance(process):
                 process.phase = Phase.START
             process.proven = process.phase is Phase.TOKENIZE and process.canary is not None
-            self._fail(process, took_s, self.chance.choice((Failure.SEGFAULT, Failure.HOST_OOM, Failure.KILLED)))
+            self._fail(
+                process,
+                took_s,
+                self.chance.choice((Failure.SEGFAULT, Failure.HOST_OOM, Failure.KILLED)),
+            )
         else:
             self._at(took_s, self._ready, process)
 
@@ -461,7 +510,11 @@ class _Run:
         order = sorted(work.texts, key=lengths.__getitem__, reverse=True)
         first = None
         if process.canary is not None:
-            first = process.canary if process.canary >= 0 else order.pop(max(0, len(order) + process.canary))
+            first = (
+                process.canary
+                if process.canary >= 0
+                else order.pop(max(0, len(order) + process.canary))
+            )
         took_s, at, count = 0.2, 0, len(order)
         transient = self.watchdog.may_fail_by_chance(process) and self.life.mishap("transient")
         while at < count or first is not None:
@@ -510,9 +563,15 @@ class _Run:
         if any(poison[text] is Failure.DIMENSION for text in bad):
             # As if another attempt had found the right dimension.
             alike = all(poison.get(text) is Failure.DIMENSION for text in work.texts) and not known
-            return verdict(Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits)
+            return verdict(
+                Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits
+            )
         if bad:
-            return verdict(Failure.NAN, limits=process.limits, bad_rows=tuple(text - work.texts[0] for text in bad))
+            return verdict(
+                Failure.NAN,
+                limits=process.limits,
+                bad_rows=tuple(text - work.texts[0] for text in bad),
+            )
         return verdict(Failure.NONE)
 
     def _frees(self, process: Process) -> None:
@@ -536,7 +595,9 @@ class _Run:
     def _fail(self, process: Process, after_s: float, failure: Failure) -> None:
         rows, tokens = process.batch
         self._at(after_s, self._failed, process)
-        process.result = verdict(failure, process.phase, process.limits, rows, tokens, rows_done=process.rows_done)
+        process.result = verdict(
+            failure, process.phase, process.limits, rows, tokens, rows_done=process.rows_done
+        )
 
     def _failed(self, process: Process) -> None:
         assert process.result is not None
@@ -597,7 +658,9 @@ class _Run:
         began_s = None if process.warm else process.started_s
         self._salvage(process, judged)
         company, saved, under_way = self._company(process, judged), process.saved, process.under_way
-        end = AttemptEnded(process.number, judged, company, began_s, saved, under_way, process.proven)
+        end = AttemptEnded(
+            process.number, judged, company, began_s, saved, under_way, process.proven
+        )
         said = self._hear(self.scheduler.ended, end)
         self.watchdog.answered(process, judged, said, self.life.steps)
         self._obey()
@@ -607,14 +670,22 @@ class _Run:
         batches, work = process.batches, process.work
         if not batches or judged.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
             return
-        at = self.chance.randrange(len(batches)) if judged.asked_for or judged.outcome is Outcome.LOST else -1
+        at = (
+            self.chance.randrange(len(batches))
+            if judged.asked_for or judged.outcome is Outcome.LOST
+            else -1
+        )
         at = process.left_after if process.left_after is not None and judged.asked_for else at
         poison = self.world.poison[work.output]
         if judged.phase is Phase.FORWARD and at < len(batches):
             process.under_way = frozenset(batches[at])
         done = [text for batch in batches[:at] for text in batch]
-        if judged.outcome is not Outcome.LOST and not any(poison.get(text) is Failure.DIMENSION for text in done):
-            process.saved = frozenset(text for text in done if text not in poison and text != process.canary)
+        if judged.outcome is not Outcome.LOST and not any(
+            poison.get(text) is Failure.DIMENSION for text in done
+        ):
+            process.saved = frozenset(
+                text for text in done if text not in poison and text != process.canary
+            )
         process.proven = process.proven or any(text not in poison for text in done)
 
     def _company(self, process: Process, judged: Verdict) -> Company:
@@ -687,7 +758,9 @@ class _Run:
             if now_s - since_s >= self.world.config.recovery.wait_timeout:
                 raise _Ended(ExitCode.DISK, "no space to join")
             self.join_due[number] = now_s + 5
-        elif self.life.mishap("damaged chunk") or (output.parts and self.life.mishap("damaged part")):
+        elif self.life.mishap("damaged chunk") or (
+            output.parts and self.life.mishap("damaged part")
+        ):
             chunk = self.chance.randrange(output.chunks)
             self.damaged[number] += 1
             if output.parts and self.chance.random() < 0.5:
@@ -727,11 +800,15 @@ class _Run:
 
 def _output(world: World, number: int) -> Output:
     texts = len(world.lengths[number])
-    bounds = [(first, min(first + world.chunk_size, texts)) for first in range(0, texts, world.chunk_size)]
+    bounds = [
+        (first, min(first + world.chunk_size, texts)) for first in range(0, texts, world.chunk_size)
+    ]
     return Output(f"out{number}", world.limits, bounds, world.lengths[number])
 
 
-def simulate(seed: int, size: str = "small", *, world: World | None = None, trace: bool = False) -> Life:
+def simulate(
+    seed: int, size: str = "small", *, world: World | None = None, trace: bool = False
+) -> Life:
     """Play the life of the seed to its end. Raises Broken where an invariant does not hold; its `life` tells how."""
     life = Life(world if world is not None else draw(seed, size), seed, trace=trace)
     try:

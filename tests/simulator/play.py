@@ -32,7 +32,12 @@ FAILURES = {
     "sigterm": Failure.SIGTERM, "exclusive": Failure.EXCLUSIVE, "unread": Failure.UNREAD,
 }  # fmt: skip
 COMPANIES = {str(each.value) for each in Company}
-PHASES = {"busy": Phase.CUDA_INIT, "hub": Phase.MODEL_LOAD, "disk": Phase.WRITE, "init": Phase.CUDA_INIT}
+PHASES = {
+    "busy": Phase.CUDA_INIT,
+    "hub": Phase.MODEL_LOAD,
+    "disk": Phase.WRITE,
+    "init": Phase.CUDA_INIT,
+}
 LONGEST = 10  # tokens of the longest text of a batch, where a line does not say it
 
 
@@ -66,7 +71,9 @@ class Play:
         self._longest = LONGEST
         self._said: list[str] = []
         hands, progress = cast("Any", self), cast("Any", self.outputs)
-        self.scheduler = Scheduler(progress, asked(**given), lambda _: None, hands, lambda: self.now_s)
+        self.scheduler = Scheduler(
+            progress, asked(**given), lambda _: None, hands, lambda: self.now_s
+        )
 
     def line(self, line: str) -> list[str]:
         """What is said to the line, in words."""
@@ -119,7 +126,10 @@ class Play:
                 shown = Opinion(Health(health), "so it looks")
                 return [lambda: scheduler.seen(int(device), "", "", shown, gone=False)]
             case "leaves", [node]:
-                return [partial(scheduler.seen, each, node, "", None, gone=True) for each in self.devices.pop(node, [])]
+                return [
+                    partial(scheduler.seen, each, node, "", None, gone=True)
+                    for each in self.devices.pop(node, [])
+                ]
             case (("damaged" | "part-damaged"), [output, chunk]):
                 self.joined.discard(int(output))
                 progress = self.outputs[int(output)]
@@ -137,7 +147,11 @@ class Play:
                 return [lambda: scheduler.called(int(worker), freed=verb == "freed")]
             case _:
                 end = self._end_of(verb, int(rest[0]), rest[1:])
-                freed = [lambda: scheduler.called(end.worker, freed=True)] if verb in ("ok", "nan") else []
+                freed = (
+                    [lambda: scheduler.called(end.worker, freed=True)]
+                    if verb in ("ok", "nan")
+                    else []
+                )
                 return [*freed, lambda: scheduler.ended(end)]
         return []
 
@@ -168,30 +182,48 @@ class Play:
             at = rest.index("done")
             saved = frozenset(map(int, rest[at + 1].split(",")))
             rest = rest[:at] + rest[at + 2 :]
-        phase = Phase(rest.pop()) if rest and rest[-1][0].isalpha() else PHASES.get(verb, Phase.FORWARD)
+        phase = (
+            Phase(rest.pop()) if rest and rest[-1][0].isalpha() else PHASES.get(verb, Phase.FORWARD)
+        )
         # "8x10": rows and longest text of the batch; "8x10+8": eight texts were done before it.
-        rows, longest, before = map(int, re.split("[x+]", f"{rest[0]}+0")[:3]) if rest else (0, 0, 0)
+        rows, longest, before = (
+            map(int, re.split("[x+]", f"{rest[0]}+0")[:3]) if rest else (0, 0, 0)
+        )
         self._longest = longest or LONGEST
         judged = verdict(FAILURES[verb], phase, limits, rows, rows * longest, rows_done=before)
         proven = bool(before or saved) or (good_canary and not canary_failed)
-        return AttemptEnded(worker, judged, company, self.began_s.get(worker), done=saved, proven=proven)
+        return AttemptEnded(
+            worker, judged, company, self.began_s.get(worker), done=saved, proven=proven
+        )
 
     # --- the hands: see Loop
 
     def holding(self, _device: int) -> bool:
         return False
 
-    def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:
+    def start(
+        self, worker: int, device: int, work: Work, limits: Limits, canary: int | None
+    ) -> None:
         mark = " fresh" if self._templates and work.fresh else ""
         if canary is not None:
-            mark += f" canary {canary}" if canary >= 0 else " own first" if canary == -1 else f" own {-canary}"
+            mark += (
+                f" canary {canary}"
+                if canary >= 0
+                else " own first"
+                if canary == -1
+                else f" own {-canary}"
+            )
         where = f"{work.output}/" if work.output else ""
-        self._said.append(f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}")
+        self._said.append(
+            f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}"
+        )
         self.canaries[worker] = canary
         if not self.host_oom and (work.fresh or not self._templates):
             self.began_s[worker] = self.now_s
         if self.host_oom:
-            self.scheduler.ended(AttemptEnded(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1)))
+            self.scheduler.ended(
+                AttemptEnded(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1))
+            )
         elif self.disk_full:
             self.scheduler.ended(AttemptEnded(worker, FULL))
 
@@ -221,7 +253,9 @@ class Play:
             self.outputs[work.output].quarantine(work.chunk, work.texts[0])
         self.scheduler.stored(work, FULL if self.disk_full else None)
 
-    def failed(self, _worker: int, work: Work, _verdict: Verdict, step: policy.Step | None, *_: Any) -> None:
+    def failed(
+        self, _worker: int, work: Work, _verdict: Verdict, step: policy.Step | None, *_: Any
+    ) -> None:
         if isinstance(step, policy.GiveUp):
             self._said.append(f"set aside {work.chunk}")
 
@@ -232,7 +266,9 @@ class Play:
         self._said.append("wait for all" if device is None else f"wait for {device}")
 
     def learnt(self, kind: str, lesson: Lesson, **_: Any) -> None:
-        self._said.append(f"learn {kind} {lesson.rows if lesson.tokens is None else lesson.tokens // self._longest}")
+        self._said.append(
+            f"learn {kind} {lesson.rows if lesson.tokens is None else lesson.tokens // self._longest}"
+        )
 
     def drop(self, ending: Ending) -> None:
         self._said.append(f"drop {ending.device} {int(ending.code)}")

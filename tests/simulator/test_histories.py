@@ -16,7 +16,9 @@ from .verdicts import Failure, asked
 from .world import Gpu, World
 
 
-@pytest.mark.parametrize(("given", "history"), [each[1:] for each in HISTORIES], ids=[each[0] for each in HISTORIES])
+@pytest.mark.parametrize(
+    ("given", "history"), [each[1:] for each in HISTORIES], ids=[each[0] for each in HISTORIES]
+)
 def test_history(given: dict[str, Any], history: str) -> None:
     """What happens is answered as the table says."""
     play = Play(**given)
@@ -51,7 +53,9 @@ def test_histories_have_names_of_their_own() -> None:
     assert len({each[0] for each in HISTORIES}) == len(HISTORIES) >= 25
 
 
-def world(*, bad: dict[int, Failure] | None = None, texts: int = 64, gpus: int = 1, **changes: Any) -> World:
+def world(
+    *, bad: dict[int, Failure] | None = None, texts: int = 64, gpus: int = 1, **changes: Any
+) -> World:
     """One chunk of 64 texts per device, on sound devices."""
     lengths = [[10] * texts]
     return World(
@@ -60,7 +64,10 @@ def world(*, bad: dict[int, Failure] | None = None, texts: int = 64, gpus: int =
         changes.pop("chunk_size", 64),
         lengths,
         [bad or {}],
-        [Gpu("", "a", 10**9, **changes) if number == 0 else Gpu("", "a", 10**9) for number in range(gpus)],
+        [
+            Gpu("", "a", 10**9, **changes) if number == 0 else Gpu("", "a", 10**9)
+            for number in range(gpus)
+        ],
     )
 
 
@@ -98,7 +105,9 @@ def test_bad_texts_are_found_in_one_run(bad: dict[int, Failure], attempts: int) 
 @pytest.mark.parametrize("gpus", [1, 4])
 @pytest.mark.parametrize("bad", [1, 8])
 @pytest.mark.parametrize("rows", [8, 64])
-def test_long_texts_that_fail_in_every_chunk_end_no_run(failure: Failure, gpus: int, bad: int, rows: int) -> None:
+def test_long_texts_that_fail_in_every_chunk_end_no_run(
+    failure: Failure, gpus: int, bad: int, rows: int
+) -> None:
     """The longest come first: though not one text is encoded before many have failed alone, the others are."""
     poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(bad)}
     long = world(bad=poison, texts=16 * 64, gpus=gpus, rows=rows, max_bad_rows=1000)
@@ -111,7 +120,15 @@ def test_long_texts_that_fail_in_every_chunk_end_no_run(failure: Failure, gpus: 
 def test_long_texts_that_fail_beside_a_broken_gpu_end_no_run(failure: Failure) -> None:
     """What is broken from the beginning is left out, whatever is tried on it; the sound one does the rest."""
     poison = {chunk * 64 + text: failure for chunk in range(16) for text in range(2)}
-    sick = world(bad=poison, texts=1024, gpus=2, rows=64, fails_from_s=0.0, fails_as=Failure.HANG, max_bad_rows=1000)
+    sick = world(
+        bad=poison,
+        texts=1024,
+        gpus=2,
+        rows=64,
+        fails_from_s=0.0,
+        fails_as=Failure.HANG,
+        max_bad_rows=1000,
+    )
     for text in poison:
         sick.lengths[0][text] = 100
     ends(sick, ExitCode.QUARANTINED, attempts=300)
@@ -120,7 +137,9 @@ def test_long_texts_that_fail_beside_a_broken_gpu_end_no_run(failure: Failure) -
 @pytest.mark.parametrize("failure", [Failure.HANG, Failure.SEGFAULT])
 def test_a_first_chunk_that_is_all_bad_ends_no_run(failure: Failure) -> None:
     """Short texts are tried in other chunks as well."""
-    poison = dict.fromkeys([*range(64), *(chunk * 64 + text for chunk in range(1, 5) for text in range(8))], failure)
+    poison = dict.fromkeys(
+        [*range(64), *(chunk * 64 + text for chunk in range(1, 5) for text in range(8))], failure
+    )
     first = world(bad=poison, texts=16 * 64, max_bad_rows=1000)
     for text in poison:
         first.lengths[0][text] = 100
@@ -132,20 +151,29 @@ def test_a_first_chunk_that_is_all_bad_ends_no_run(failure: Failure) -> None:
     [
         pytest.param({"fails_as": Failure.SEGFAULT}, id="in the first batch"),
         pytest.param({"fails_as": Failure.ILLEGAL, "watched": False}, id="unseen by NVML"),
-        pytest.param({"fails_as": Failure.DOES_NOT_START, "fails_at_start": True}, id="E1 E2 before the first batch"),
+        pytest.param(
+            {"fails_as": Failure.DOES_NOT_START, "fails_at_start": True},
+            id="E1 E2 before the first batch",
+        ),
         pytest.param({"fails_as": Failure.GPU_LOST}, id="lost"),
     ],
 )
 @pytest.mark.parametrize("from_s", [0.0, 12.0])
 def test_a_broken_gpu_is_left_out(broken: dict[str, Any], from_s: float) -> None:
     """E2: beside a sound one it costs a few attempts, no text and no run."""
-    ends(world(texts=240, gpus=2, chunk_size=8, fails_from_s=from_s, **broken), ExitCode.COMPLETE, attempts=40)
+    ends(
+        world(texts=240, gpus=2, chunk_size=8, fails_from_s=from_s, **broken),
+        ExitCode.COMPLETE,
+        attempts=40,
+    )
 
 
 @pytest.mark.parametrize("texts", [1, 2, 60])
 def test_a_gpu_that_never_starts_ends_the_run(texts: int) -> None:
     """E1: before the first batch no text is the cause, nothing is taken apart, and the end is 69."""
-    sick = world(texts=texts, fails_from_s=0.0, fails_as=Failure.DOES_NOT_START, fails_at_start=True)
+    sick = world(
+        texts=texts, fails_from_s=0.0, fails_as=Failure.DOES_NOT_START, fails_at_start=True
+    )
     life = ends(sick, ExitCode.MACHINE, attempts=8)
     assert not any(output.parts for output in life.disk.outputs)
 
@@ -179,7 +207,9 @@ def test_a_chunk_without_memory_is_set_aside(chunks: int, gpus: int) -> None:
         sick.lengths[0][:] = [10 + 7 * text % 97 for text in range(chunks * 1000)]
         life = ends(sick, ExitCode.MACHINE, attempts=40)
         (output,) = life.disk.outputs
-        assert [output.committed(chunk) for chunk in range(chunks)] == [chunk != at for chunk in range(chunks)]
+        assert [output.committed(chunk) for chunk in range(chunks)] == [
+            chunk != at for chunk in range(chunks)
+        ]
         assert output.bad_count <= 5
 
 
@@ -203,6 +233,10 @@ def _hub(world: World, until_s: float) -> World:
 
 @pytest.mark.parametrize("trouble", [_full, _hub])
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_spell_within_wait_timeout_ends_no_run(trouble: Callable[[World, float], World], devices: int) -> None:
+def test_a_spell_within_wait_timeout_ends_no_run(
+    trouble: Callable[[World, float], World], devices: int
+) -> None:
     """B10: it is the wall time of the spell that counts, not the sum over workers and devices."""
-    ends(trouble(world(texts=64, gpus=devices, chunk_size=4), 45.0), ExitCode.COMPLETE, attempts=300)
+    ends(
+        trouble(world(texts=64, gpus=devices, chunk_size=4), 45.0), ExitCode.COMPLETE, attempts=300
+    )

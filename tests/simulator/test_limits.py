@@ -16,7 +16,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
 def rows() -> dict[str, str]:
     """By limit, what happens at its end, as the page has it."""
     section = PAGE.read_text().partition("### Waits and limits")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][
+        1:
+    ]
     cells = [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in lines]
     assert all(bounds and end for _, bounds, end in cells)
     return {name: end for name, _, end in cells if name}

@@ -41,22 +41,45 @@ class Failure(Enum):
 _ERROR = ("builtins.RuntimeError", "builtins.Exception")
 _CAUSES = {
     Failure.ILLEGAL: Cause(
-        "torch.AcceleratorError", _ERROR, "CUDA error: an illegal memory access was encountered", 700
+        "torch.AcceleratorError",
+        _ERROR,
+        "CUDA error: an illegal memory access was encountered",
+        700,
     ),
-    Failure.RAISES: Cause("builtins.ValueError", ("builtins.Exception",), "the encoder does not like it"),
-    Failure.BAD_INPUT: Cause("builtins.UnicodeEncodeError", ("builtins.ValueError",), "surrogates not allowed"),
+    Failure.RAISES: Cause(
+        "builtins.ValueError", ("builtins.Exception",), "the encoder does not like it"
+    ),
+    Failure.BAD_INPUT: Cause(
+        "builtins.UnicodeEncodeError", ("builtins.ValueError",), "surrogates not allowed"
+    ),
     Failure.DIMENSIONS: Cause(
-        "chunkvisor_worker.plugin.BadOutputError", _ERROR, "vectors of 5 dimensions follow vectors of 4"
+        "chunkvisor_worker.plugin.BadOutputError",
+        _ERROR,
+        "vectors of 5 dimensions follow vectors of 4",
     ),
-    Failure.OOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
-    Failure.NO_ROOM: Cause("torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."),
-    Failure.EXCLUSIVE: Cause("torch.AcceleratorError", _ERROR, "CUDA error: CUDA-capable device(s) is/are busy", 46),
-    Failure.DOES_NOT_START: Cause("torch.AcceleratorError", _ERROR, "CUDA error: unspecified launch failure", 719),
+    Failure.OOM: Cause(
+        "torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."
+    ),
+    Failure.NO_ROOM: Cause(
+        "torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."
+    ),
+    Failure.EXCLUSIVE: Cause(
+        "torch.AcceleratorError", _ERROR, "CUDA error: CUDA-capable device(s) is/are busy", 46
+    ),
+    Failure.DOES_NOT_START: Cause(
+        "torch.AcceleratorError", _ERROR, "CUDA error: unspecified launch failure", 719
+    ),
     Failure.GPU_LOST: Cause("torch.AcceleratorError", _ERROR, "CUDA error: GPU is lost"),
-    Failure.HUB: Cause("huggingface_hub.errors.HfHubHTTPError", ("builtins.OSError",), "503", http_status=503),
+    Failure.HUB: Cause(
+        "huggingface_hub.errors.HfHubHTTPError", ("builtins.OSError",), "503", http_status=503
+    ),
     Failure.HOST_OOM: Cause("builtins.MemoryError", ("builtins.Exception",), ""),
-    Failure.UNREAD: Cause("chunkvisor_worker.job.TextsDamagedError", _ERROR, "not those that were written"),
-    Failure.DISK: Cause("builtins.OSError", ("builtins.Exception",), "No space left on device", errno=28),
+    Failure.UNREAD: Cause(
+        "chunkvisor_worker.job.TextsDamagedError", _ERROR, "not those that were written"
+    ),
+    Failure.DISK: Cause(
+        "builtins.OSError", ("builtins.Exception",), "No space left on device", errno=28
+    ),
 }
 _SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9, Failure.SIGTERM: -15}
 _RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
@@ -83,7 +106,9 @@ def asked(
         max_bad_rows=max_bad_rows,
         on_bad_row=OnBadRow.FAIL if fail else OnBadRow.QUARANTINE,
     )
-    return Config.model_construct(recovery=recovery, workers=WorkersConfig(per_device=per_device, standby=standby))
+    return Config.model_construct(
+        recovery=recovery, workers=WorkersConfig(per_device=per_device, standby=standby)
+    )
 
 
 @functools.cache
@@ -100,7 +125,11 @@ def _judged(failure: Failure, phase: Phase) -> Verdict:
     if failure is Failure.NAN:
         return judge(Evidence(0, result=_RESULT, vectors_problem="are not finite", bad_rows=(0,)))
     if failure is Failure.DIMENSION:
-        return judge(Evidence(0, result=_RESULT, vectors_problem="have dimension 5, not 4", other_dimension=True))
+        return judge(
+            Evidence(
+                0, result=_RESULT, vectors_problem="have dimension 5, not 4", other_dimension=True
+            )
+        )
     if failure in _SIGNALS:
         return judge(Evidence(_SIGNALS[failure], beat=beat))
     return judge(Evidence(1, fault=Fault(phase, (_CAUSES[failure],), "", 1, 1)))
@@ -119,7 +148,14 @@ def verdict(
     judged = _judged(failure, phase)
     if failure is Failure.NONE:
         return judged
-    return replace(judged, limits=limits, batch_rows=rows, batch_tokens=tokens, bad_rows=bad_rows, rows_done=rows_done)
+    return replace(
+        judged,
+        limits=limits,
+        batch_rows=rows,
+        batch_tokens=tokens,
+        bad_rows=bad_rows,
+        rows_done=rows_done,
+    )
 
 
 def is_taken_apart(failure: Failure) -> bool:

@@ -42,7 +42,9 @@ class Watchdog:
         self._untouched: list[int] = []
         self._unforgiving = world.config.recovery.attempts == 1
         """Whether the config wants a text to be lost to the first fault that it could have caused."""
-        self._fails = any(gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus)
+        self._fails = any(
+            gpu.fails_from_s != NEVER or gpu.hangs_from_s != NEVER for gpu in world.gpus
+        )
 
     def begin(self) -> None:
         """A run begins."""
@@ -65,11 +67,15 @@ class Watchdog:
         """A worker is to be started."""
         work, device = process.work, process.device
         if device.left:
-            raise Broken("no start on a dropped device", f"worker {process.number} on device {device.number}")
+            raise Broken(
+                "no start on a dropped device", f"worker {process.number} on device {device.number}"
+            )
         if run.draining:
             raise Broken("no start while draining", f"worker {process.number}")
         if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
-            raise Broken("no start on a paused device", f"worker {process.number} on device {device.number}")
+            raise Broken(
+                "no start on a paused device", f"worker {process.number} on device {device.number}"
+            )
         if not len(work.texts):
             raise Broken("no start without texts", f"{work}")
         state = self._disk.outputs[work.output].state
@@ -81,7 +87,9 @@ class Watchdog:
         for other in run.processes.values():
             same_chunk = (other.work.output, other.work.chunk) == (work.output, work.chunk)
             if same_chunk and not frozenset(work.texts).isdisjoint(other.work.texts):
-                raise Broken("no two workers at a text", f"{work} while worker {other.number} is at it")
+                raise Broken(
+                    "no two workers at a text", f"{work} while worker {other.number} is at it"
+                )
         if process.canary is not None and process.canary >= 0 and state[process.canary] != VECTOR:
             raise Broken("a canary is a good text", f"{work} {process.canary}")
         self._untouched[work.output] = max(self._untouched[work.output], work.chunk + 1)
@@ -93,7 +101,9 @@ class Watchdog:
         if process.gone or process.ending or not process.told_ready:
             raise Broken("go is for who waits at the gate", f"worker {process.number}")
         if computing >= self._world.config.workers.per_device:
-            raise Broken("no more at a device than per_device", f"{computing + 1} on device {device.number}")
+            raise Broken(
+                "no more at a device than per_device", f"{computing + 1} on device {device.number}"
+            )
         if device.left or run.draining:
             raise Broken("no go on a dropped device, or while draining", f"worker {process.number}")
         if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
@@ -104,7 +114,10 @@ class Watchdog:
     def leaves(self, run: "_Run", process: "Process") -> None:
         """A worker is to end after its batch."""
         if not run.draining or run.over_s == NEVER or not process.gone or process.ending:
-            raise Broken("who is asked to leave has its device, in a run that has to end", f"worker {process.number}")
+            raise Broken(
+                "who is asked to leave has its device, in a run that has to end",
+                f"worker {process.number}",
+            )
 
     def ends(self, process: "Process", judged: Verdict) -> None:
         """A worker has ended; the scheduler has not heard of it yet."""
@@ -113,10 +126,20 @@ class Watchdog:
             return
         kind, longest = process.device.gpu.kind, tokens // rows
         for known, step, known_rows, known_longest in self._known:
-            if known == kind and process.go_step >= step and rows >= known_rows and longest >= known_longest:
-                raise Broken("no lesson is paid for twice", f"{rows} rows of {longest} tokens did not fit before")
+            if (
+                known == kind
+                and process.go_step >= step
+                and rows >= known_rows
+                and longest >= known_longest
+            ):
+                raise Broken(
+                    "no lesson is paid for twice",
+                    f"{rows} rows of {longest} tokens did not fit before",
+                )
 
-    def answered(self, process: "Process", judged: Verdict, said: list[partial[None]], step: int) -> None:
+    def answered(
+        self, process: "Process", judged: Verdict, said: list[partial[None]], step: int
+    ) -> None:
         """The scheduler has answered to its end."""
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
             if any(each.func.__name__ == "waits" for each in said):
@@ -133,7 +156,11 @@ class Watchdog:
             raise Broken("what is kept was just verified", f"{work}")
         own = frozenset(process.work.texts)
         bad = frozenset(process.work.texts[0] + row for row in judged.bad_rows)
-        good = own if judged.outcome is Outcome.COMMITTED else process.saved or (own - bad if bad else frozenset())
+        good = (
+            own
+            if judged.outcome is Outcome.COMMITTED
+            else process.saved or (own - bad if bad else frozenset())
+        )
         if work.output != process.work.output or not frozenset(work.texts) <= own:
             raise Broken("what is kept are the worker's own texts", f"{work}")
         if frozenset(work.texts) != good or not good:
@@ -148,7 +175,10 @@ class Watchdog:
             raise Broken("quarantine is for one missing text", f"{work}")
         if work.texts[0] not in self._world.poison[work.output]:
             raise Broken("no good text is quarantined", f"{work}")
-        if sum(each.bad_count for each in self._disk.outputs) >= self._world.config.recovery.max_bad_rows:
+        if (
+            sum(each.bad_count for each in self._disk.outputs)
+            >= self._world.config.recovery.max_bad_rows
+        ):
             raise Broken("no more than max_bad_rows", f"{work}")
 
     def joins(self, number: int) -> None:
@@ -170,8 +200,14 @@ class Watchdog:
         """No device waits while work is due; a run that has to end does."""
         # A worker needs 0.3 s to end, which the loop sees within two turns.
         if run.life.now_s > run.over_s + 1.0 and run.processes and not self._fails:
-            raise Broken("a run with a grace has ended by then", f"{len(run.processes)} workers are left")
-        if run.draining or run.damaged_turn == run.turns or (len(run.devices) > 100 and run.turns % 50):
+            raise Broken(
+                "a run with a grace has ended by then", f"{len(run.processes)} workers are left"
+            )
+        if (
+            run.draining
+            or run.damaged_turn == run.turns
+            or (len(run.devices) > 100 and run.turns % 50)
+        ):
             return
         idle = [
             each
@@ -200,7 +236,9 @@ class Watchdog:
                 raise Broken("a finished run has published all", output.name)
             for text, state in enumerate(output.state):
                 if state != (BAD if text in poison else VECTOR):
-                    raise Broken("every row has its vector or its quarantine", f"{output.name} text {text}")
+                    raise Broken(
+                        "every row has its vector or its quarantine", f"{output.name} text {text}"
+                    )
 
     def at_the_end(self, code: ExitCode, codes: list[ExitCode], now_s: float) -> None:
         """The exit code fits what is wrong with the world."""
@@ -221,13 +259,20 @@ class Watchdog:
         if code is ExitCode.DISK and not world.disk_full and not damaged:
             raise Broken("74 is for disks", f"{told}")
         # Two workers in a row that die by chance while they load the model are as good as a model that cannot be.
-        if code is ExitCode.CONFIG and not any(world.poison) and not self._fails and not self._damaging(world):
+        if (
+            code is ExitCode.CONFIG
+            and not any(world.poison)
+            and not self._fails
+            and not self._damaging(world)
+        ):
             raise Broken("78 is for texts, config and model", f"{told}")
 
     @staticmethod
     def _all_bad(world: World) -> bool:
         """Whether nothing of an output can be encoded: where workers crash over it, it may as well be the machine."""
-        return any(len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True))
+        return any(
+            len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True)
+        )
 
     @staticmethod
     def _chunk_without_memory(world: World) -> bool:
@@ -238,7 +283,8 @@ class Watchdog:
             for first in range(0, len(texts), world.chunk_size)
         )
         return any(
-            all(bad.get(first + text) is Failure.OOM for text in range(world.chunk_size)) for bad, first in starts
+            all(bad.get(first + text) is Failure.OOM for text in range(world.chunk_size))
+            for bad, first in starts
         )
 
     @staticmethod
@@ -248,6 +294,8 @@ class Watchdog:
     def given_up(self, codes: list[ExitCode]) -> None:
         """Runs end with 75 again and again, and nothing is gained."""
         world = self._world
-        lasting = any(stop == NEVER for gpu in world.gpus for _, stop in (*gpu.busy, *gpu.neighbours))
+        lasting = any(
+            stop == NEVER for gpu in world.gpus for _, stop in (*gpu.busy, *gpu.neighbours)
+        )
         if not lasting and not self._fails and not self._all_bad(world):
             raise Broken("75 ends", f"run again and again, nothing is gained: {Counter(codes)}")

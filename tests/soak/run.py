@@ -26,17 +26,23 @@ def tests(only: str) -> dict[str, list[str]]:
     """Node ids by test function, so that one with many parameters is not chosen more often."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "soak"]
     environment = {**os.environ, "CHUNKVISOR_SOAK_SEED": "1"}  # some tables are longer in a soak
-    listed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     found: dict[str, list[str]] = {}
     for line in listed.stdout.splitlines():
         if "::" in line and only in line:
             found.setdefault(line.partition("[")[0], []).append(line)
     if not found:
-        sys.exit(f"no test of the soak has {only!r} in its name:\n{listed.stdout[-2000:]}{listed.stderr[-2000:]}")
+        sys.exit(
+            f"no test of the soak has {only!r} in its name:\n{listed.stdout[-2000:]}{listed.stderr[-2000:]}"
+        )
     return found
 
 
-def chosen(found: dict[str, list[str]], chance: random.Random, *, each: bool) -> Iterator[tuple[str, int]]:
+def chosen(
+    found: dict[str, list[str]], chance: random.Random, *, each: bool
+) -> Iterator[tuple[str, int]]:
     """Yield (node, seed): every node once, or one at random without end."""
     nodes = [node for listed in found.values() for node in listed]
     chance.shuffle(nodes)
@@ -54,7 +60,13 @@ def play(node: str, seed: int, timeout_s: float) -> str:
     command = [sys.executable, "-m", "pytest", *options, node]
     try:
         ended = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"not done in time: {node}, seed {seed}"
@@ -69,10 +81,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument(
-        "--seed", type=int, default=secrets.randbelow(1 << 32), help="chooses the tests and their seeds"
+        "--seed",
+        type=int,
+        default=secrets.randbelow(1 << 32),
+        help="chooses the tests and their seeds",
     )
     parser.add_argument("--only", default="", help="tests with this in their name")
-    parser.add_argument("--each", action="store_true", help="every test once, with each of its parameters")
+    parser.add_argument(
+        "--each", action="store_true", help="every test once, with each of its parameters"
+    )
     parser.add_argument("--at-once", type=int, default=max(1, min(4, os.cpu_count() or 1)))
     arguments = parser.parse_args()
     found, deadline_s = tests(arguments.only), time.monotonic() + arguments.seconds
@@ -84,9 +101,13 @@ def main() -> int:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
-            failed += filter(None, pool.map(lambda pair: play(pair[0], pair[1], left_s + GRACE_S), batch))  # noqa: B023 - used at once
+            limit_s = left_s + GRACE_S
+            played_now = pool.map(lambda pair, s=limit_s: play(pair[0], pair[1], s), batch)
+            failed += filter(None, played_now)
             played += len(batch)
-    print("\n".join([*failed, f"soak: {played} tests, {len(failed)} failed; seed {arguments.seed}"]))
+    print(
+        "\n".join([*failed, f"soak: {played} tests, {len(failed)} failed; seed {arguments.seed}"])
+    )
     return 1 if failed else 0
 
 

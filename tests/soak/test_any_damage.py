@@ -38,7 +38,9 @@ def test_any_files_damaged(tmp_path: Path, chance: random.Random) -> None:
             damage(place.workdir / name)
         ended = place.run_here()
         what = (state, list(zip(names, damages, strict=True)))
-        if ended.returncode == 75:  # the staged texts are read without a look at each: the next run knows
+        if (
+            ended.returncode == 75
+        ):  # the staged texts are read without a look at each: the next run knows
             assert any("table" in name.parts for name in names), what
             ended = place.run_here()
         assert_harmless(place, ended, what)

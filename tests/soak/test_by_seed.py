@@ -16,7 +16,9 @@ needs_gcc = pytest.mark.skipif(not can_record(), reason="it is built by gcc")
 
 def play(*words: str) -> None:
     """A failure prints what plays it again."""
-    ended = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -24,7 +26,15 @@ def test_lives(chance: random.Random) -> None:
     """A few thousand lives keep what they have, blame no good text and end."""
     size = chance.choice(["small", "medium", "large"])
     # Seconds of one core; on a busy machine that is minutes.
-    play("tests.simulator", "--first", str(chance.randrange(10**9)), "--size", size, "--seconds", "15")
+    play(
+        "tests.simulator",
+        "--first",
+        str(chance.randrange(10**9)),
+        "--size",
+        size,
+        "--seconds",
+        "15",
+    )
 
 
 @needs_gcc

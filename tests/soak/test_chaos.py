@@ -32,7 +32,15 @@ ALLOWED = {0, 3, 69, 74, 75, 78, 130, 143, -signal.SIGKILL, -signal.SIGINT, -sig
 which a shell calls 130 and 143."""
 LONGEST_CALM_S = 240
 WORKER_SIGNALS = [
-    *(signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV),
+    *(
+        signal.SIGKILL,
+        signal.SIGKILL,
+        signal.SIGTERM,
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGSEGV,
+    ),
     *(signal.SIGABRT, signal.SIGBUS, signal.SIGQUIT, signal.SIGUSR1, signal.SIGSTOP),
 ]
 
@@ -58,7 +66,9 @@ def stray(path: Path, chance: random.Random) -> None:
     kind = chance.choice(["stray.json", "000001", "lost+found", "loop"])
     target = path.with_name(kind)
     if not os.path.lexists(target):
-        {"stray.json": target.touch, "loop": lambda: target.symlink_to("loop")}.get(kind, target.mkdir)()
+        {"stray.json": target.touch, "loop": lambda: target.symlink_to("loop")}.get(
+            kind, target.mkdir
+        )()
 
 
 def pipe(path: Path, _chance: random.Random) -> None:
@@ -80,7 +90,12 @@ class Job:
     """One job under fire."""
 
     def __init__(self, folder: Path, seed: int, number: int) -> None:
-        self._chance, self._seed, self._run, self._anew = random.Random(f"{seed} {number}"), seed, 0, False
+        self._chance, self._seed, self._run, self._anew = (
+            random.Random(f"{seed} {number}"),
+            seed,
+            0,
+            False,
+        )
         self._place, self._safe = Workplace(folder), folder / "safe"
         self._safe.mkdir(parents=True)
         self._texts, outputs = {}, {}
@@ -91,9 +106,18 @@ class Job:
             lines = [json.dumps({"text": text}) + "\n" for text in self._texts[name]]
             (folder / f"{name}.jsonl").write_text("".join(lines))
             outputs[name] = {"source": f"{name}.jsonl", "column": "text"}
-        recovery = {"max_bad_rows": 1_000_000, "stall_timeout": 2, "startup_timeout": 20, "wait_timeout": 5}
+        recovery = {
+            "max_bad_rows": 1_000_000,
+            "stall_timeout": 2,
+            "startup_timeout": 20,
+            "wait_timeout": 5,
+        }
         self._place.write_config(
-            "chaotic:make", model__kwargs={"plan": {}}, chunk__size=CHUNK, recovery=recovery, outputs=outputs
+            "chaotic:make",
+            model__kwargs={"plan": {}},
+            chunk__size=CHUNK,
+            recovery=recovery,
+            outputs=outputs,
         )
 
     def play(self, deadline_s: float) -> None:
@@ -106,13 +130,17 @@ class Job:
                 self._command("retry", str(self._place.workdir))
             elif code == 78:
                 self._heal()
-            done = code == 0 and self._chance.random() < 0.4  # else what is complete is damaged, too
+            done = (
+                code == 0 and self._chance.random() < 0.4
+            )  # else what is complete is damaged, too
             for _ in range(self._chance.randrange(9) if not done else 0):
                 self._damage()
         (self._place.folder / "chaos.json").unlink(missing_ok=True)
         self._calm()
         for name, wanted in self._texts.items():
-            np.testing.assert_array_equal(np.load(self._place.workdir / f"{name}.npy"), expected(wanted))
+            np.testing.assert_array_equal(
+                np.load(self._place.workdir / f"{name}.npy"), expected(wanted)
+            )
             manifest = json.loads((self._place.workdir / f"{name}.json").read_text())
             assert (manifest["rows"], manifest["quarantined"]) == (ROWS, [])
         assert self._command("verify", str(self._place.workdir)) == 0
@@ -122,7 +150,9 @@ class Job:
         log = self._place.folder / f"{self._run}.stderr"
         with open(log, "wb") as stderr:
             command = self._place.command(*arguments)
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr), log
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
+            ), log
 
     def _command(self, *arguments: str) -> int:
         process, log = self._start(*arguments)
@@ -145,7 +175,9 @@ class Job:
             "recovery.attempts": self._chance.choice([2, 3, 5]),
             "chunk.keep": self._chance.choice(["true", "false"]),
         }
-        overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        overrides = [
+            word for key, value in settings.items() for word in ("--set", f"{key}={value}")
+        ]
         if self._anew:
             overrides += ["--from-scratch", "--yes"]
             self._anew = False
@@ -155,7 +187,13 @@ class Job:
             time.sleep(self._chance.uniform(0.1, 0.9))
             self._disturb(process.pid)
         for number in self._chance.choice(
-            [*[[signal.SIGKILL]] * 4, [signal.SIGTERM], [signal.SIGINT], [signal.SIGTERM] * 2, [signal.SIGINT] * 3]
+            [
+                *[[signal.SIGKILL]] * 4,
+                [signal.SIGTERM],
+                [signal.SIGINT],
+                [signal.SIGTERM] * 2,
+                [signal.SIGINT] * 3,
+            ]
         ):
             if process.poll() is None:
                 process.send_signal(number)
@@ -166,13 +204,19 @@ class Job:
         """Hurt a worker, let the parent open no more files or stop it for a moment, or call another command."""
         dice = self._chance.random()
         with contextlib.suppress(psutil.Error, OSError):  # it has ended
-            workers = [each for each in psutil.Process(parent).children() if "CHUNKVISOR_RUN_ID" in each.environ()]
+            workers = [
+                each
+                for each in psutil.Process(parent).children()
+                if "CHUNKVISOR_RUN_ID" in each.environ()
+            ]
             if dice < 0.85 and workers:
                 self._chance.choice(workers).send_signal(self._chance.choice(WORKER_SIGNALS))
             elif dice < 0.92 and workers:
                 in_use = sum(1 for _ in Path(f"/proc/{parent}/fd").iterdir())
                 soft, hard = resource.prlimit(parent, resource.RLIMIT_NOFILE)
-                resource.prlimit(parent, resource.RLIMIT_NOFILE, (in_use + self._chance.randrange(4), hard))
+                resource.prlimit(
+                    parent, resource.RLIMIT_NOFILE, (in_use + self._chance.randrange(4), hard)
+                )
                 time.sleep(self._chance.uniform(0.1, 0.6))
                 resource.prlimit(parent, resource.RLIMIT_NOFILE, (soft, hard))
             elif 0.92 <= dice < 0.96:
@@ -180,7 +224,10 @@ class Job:
                 time.sleep(self._chance.uniform(0.2, 1.5))
                 os.kill(parent, signal.SIGCONT)
         if dice >= 0.96:  # looks, or mistakes a live workdir for a finished one
-            self._command(self._chance.choice(["status", "verify", "retry", "clean"]), str(self._place.workdir))
+            self._command(
+                self._chance.choice(["status", "verify", "retry", "clean"]),
+                str(self._place.workdir),
+            )
 
     def _damage(self) -> None:
         # What outlives its parent is found by the run id in the lock file: spare it unless nothing lives.
@@ -192,7 +239,9 @@ class Job:
                 kind = path.suffix if path.stem.isdecimal() or "chunks" in path.parts else path.name
                 found.setdefault(kind, []).append(path)
         if found:
-            self._chance.choice(DAMAGES)(self._chance.choice(self._chance.choice(list(found.values()))), self._chance)
+            self._chance.choice(DAMAGES)(
+                self._chance.choice(self._chance.choice(list(found.values()))), self._chance
+            )
 
     def _save_identities(self) -> None:
         """Remember them; only the first is sure to be whole, and it never changes."""
@@ -216,7 +265,9 @@ class Job:
         """Everything is mended: run until it is complete."""
         deadline_s, anew = time.monotonic() + LONGEST_CALM_S, list[str]()
         while (code := self._command("run", str(self._place.config_path), *anew)) != 0:
-            assert time.monotonic() < deadline_s, (self._place.folder / f"{self._run}.stderr").read_text()
+            assert time.monotonic() < deadline_s, (
+                self._place.folder / f"{self._run}.stderr"
+            ).read_text()
             if code == 3:
                 self._command("retry", str(self._place.workdir))
             elif code == 78:

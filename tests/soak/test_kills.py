@@ -7,7 +7,14 @@ from harness import sweep
 from killed import assert_whole, eventful
 
 CALLS = (
-    *("chunkvisor.events.journal:Journal.write", "os:replace", "os:rename", "os:fsync", "os:rmdir", "os:unlink"),
+    *(
+        "chunkvisor.events.journal:Journal.write",
+        "os:replace",
+        "os:rename",
+        "os:fsync",
+        "os:rmdir",
+        "os:unlink",
+    ),
     *("os:mkdir", "os:ftruncate", "os:write"),
 )
 

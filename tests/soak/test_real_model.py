@@ -25,7 +25,9 @@ def test_a_drill(workplace: Workplace, minilm_path: Path) -> None:
 
 def test_a_tuning(workplace: Workplace, minilm_path: Path) -> None:
     """Each candidate is measured in a worker of its own; float32 equals itself; what is written runs."""
-    workplace.write_source([f"text number {number} " + "and more " * (number % 40) for number in range(64)])
+    workplace.write_source(
+        [f"text number {number} " + "and more " * (number % 40) for number in range(64)]
+    )
     workplace.write_config("sentence-transformers", model__name=str(minilm_path), chunk__size=40)
     ended = workplace.call("tune", str(workplace.config_path), "--json", "--write")
     assert ended.returncode == 0, ended.stderr

@@ -49,7 +49,12 @@ def with_header(header: bytes, data: bytes = b"", version: bytes = b"\x01\x00") 
         (npy(GOOD, version=(3, 0)), "format version (3, 0) of .npy is not one that we write"),
         (with_header(b"garbage\n"), "not an .npy file"),
         (with_header(b"(" * 5000), "not an .npy file"),
-        (with_header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -3), }", b"\0" * 12), "shape (-1, -3)"),
+        (
+            with_header(
+                b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -3), }", b"\0" * 12
+            ),
+            "shape (-1, -3)",
+        ),
         (with_header(b"{'descr': {}, 'fortran_order': False, 'shape': (4, 3), }"), "not float32"),
     ],
     ids=lambda value: repr(value[-24:]) if isinstance(value, bytes) else None,
@@ -97,7 +102,10 @@ def test_bad_rows(row: list[float], not_finite: bool, zero: bool) -> None:
     """NaN, infinity and all-zero rows are found at their place, and nothing else is."""
     block = np.array([[1, 1, 1], row, [1, 1, 1]], dtype=np.float32)
     found = bad_rows(block)
-    assert (found[0].tolist(), found[1].tolist()) == ([1] if not_finite else [], [1] if zero else [])
+    assert (found[0].tolist(), found[1].tolist()) == (
+        [1] if not_finite else [],
+        [1] if zero else [],
+    )
 
 
 def test_rows_are_numbered_through_all_blocks(tmp_path: Path) -> None:
@@ -131,21 +139,28 @@ def test_file_shrinks_while_it_is_read(tmp_path: Path) -> None:
         inspect(path)
 
 
-@pytest.mark.parametrize("change", [("other", 0, 4, "d"), ("f", 1, 4, "d"), ("f", 0, 5, "d"), ("f", 0, 4, "e")])
+@pytest.mark.parametrize(
+    "change", [("other", 0, 4, "d"), ("f", 1, 4, "d"), ("f", 0, 5, "d"), ("f", 0, 4, "e")]
+)
 def test_chunk_key(change: tuple[str, int, int, str]) -> None:
     """The key of a chunk depends on the identity, the place and the content."""
     assert chunk_key(*change) != chunk_key("f", 0, 4, "d")
     assert chunk_key("f", 0, 4, "d") == chunk_key("f", 0, 4, "d")
 
 
-@pytest.mark.parametrize(("gap_bytes", "span_bytes"), [(0, 1), (0, 600), (100, 1 << 20), (1 << 20, 600)])
+@pytest.mark.parametrize(
+    ("gap_bytes", "span_bytes"), [(0, 1), (0, 600), (100, 1 << 20), (1 << 20, 600)]
+)
 @settings(deadline=None, max_examples=30)
 @given(rows=st.lists(st.integers(0, 2999), max_size=500))
 def test_any_rows_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, gap_bytes: int, span_bytes: int, rows: list[int]
 ) -> None:
     """Pick what indexing the whole array gives, repeats and order included, in spans of whatever size."""
-    path, everything = tmp_path_factory.getbasetemp() / "rows.bin", np.arange(9000, dtype="<f4").reshape(3000, 3)
+    path, everything = (
+        tmp_path_factory.getbasetemp() / "rows.bin",
+        np.arange(9000, dtype="<f4").reshape(3000, 3),
+    )
     if not path.exists():
         path.write_bytes(b"12345" + everything.tobytes())
     wanted = np.array(rows, dtype=np.int64)

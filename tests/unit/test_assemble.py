@@ -37,7 +37,9 @@ from staged import first_come_first_numbered, make_table
 DIMENSION = 3
 
 
-def make_ledger(workdir: Path, vectors: np.ndarray, chunk_size: int, bad: Sequence[int] = ()) -> Ledger:
+def make_ledger(
+    workdir: Path, vectors: np.ndarray, chunk_size: int, bad: Sequence[int] = ()
+) -> Ledger:
     """All vectors committed, in chunks of the size; the records name the bad texts."""
     layout = Layout(workdir).output("out")
     layout.state.mkdir(parents=True)
@@ -83,7 +85,10 @@ def assembled(
 
 
 def publish_joined(
-    ledger: Ledger, table: StagedTable, form: Form | None = None, on_block: Callable[[], None] = lambda: None
+    ledger: Ledger,
+    table: StagedTable,
+    form: Form | None = None,
+    on_block: Callable[[], None] = lambda: None,
 ) -> tuple[Final, dict[str, Any]]:
     """Join, and publish with a manifest; both."""
     form = (form or Form()).of(table.rows)
@@ -104,7 +109,9 @@ def publish_joined(
     shards=st.none() | st.integers(1, 9),
 )
 @soaked(300)
-def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int, shards: int | None) -> None:
+def test_any_repetition(
+    rows: list[int], chunk_size: int, block_rows: int, shards: int | None
+) -> None:
     """Row i has the vector of its text, for repeats within and across blocks, chunks and shards, and without any."""
     row_text = first_come_first_numbered(rows)
     blocks: list[None] = []
@@ -132,7 +139,11 @@ ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6])
 @pytest.mark.parametrize("block_rows", [1, 2, 100])
 def test_rows_without_a_vector(block_rows: int) -> None:
     """Rows of bad texts are NaN, and named with their text, in whatever block they are; zero rows are counted."""
-    with assembled(ROWS, 2, block_rows, bad=[0, 4], nan=[0, 4], zero=[1, 6]) as (ledger, table, right):
+    with assembled(ROWS, 2, block_rows, bad=[0, 4], nan=[0, 4], zero=[1, 6]) as (
+        ledger,
+        table,
+        right,
+    ):
         final, _ = publish_joined(ledger, table)
         np.testing.assert_array_equal(np.load(ledger.layout.final), right)
     assert [(row, bad.text) for row, bad in final.bad_rows] == [(0, 0), (2, 0), (5, 4), (6, 4)]
@@ -143,7 +154,9 @@ def test_rows_without_a_vector(block_rows: int) -> None:
 def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None:
     """A text without a vector that no record names, or one with a vector that a record names, is damage."""
     with assembled(ROWS, 2, 2, bad=bad, nan=nan) as (ledger, table, _):
-        with pytest.raises(ChunkDamagedError, match="other rows without a vector than its record says") as caught:
+        with pytest.raises(
+            ChunkDamagedError, match="other rows without a vector than its record says"
+        ) as caught:
             publish_joined(ledger, table)
         assert caught.value.chunk == 2
         assert not ledger.layout.final.exists()
@@ -156,7 +169,10 @@ def test_killed_while_publishing(forms: tuple[int | None, int | None], killed: s
     with assembled(ROWS, 2, 2) as (ledger, table, right):
         layout, (before, after) = ledger.layout, map(Form, forms)
         publish_joined(ledger, table, before)
-        with contextlib.suppress(InterruptedError), mock.patch.object(manifest, killed, side_effect=InterruptedError):
+        with (
+            contextlib.suppress(InterruptedError),
+            mock.patch.object(manifest, killed, side_effect=InterruptedError),
+        ):
             publish_joined(ledger, table, after)
         manifest.finish_publishing(layout)
         found = manifest.read_finished(layout)
@@ -164,7 +180,10 @@ def test_killed_while_publishing(forms: tuple[int | None, int | None], killed: s
         assert form_of(found) == after
         paths = [layout.final] if after.shards is None else sorted(layout.shards.iterdir())
         np.testing.assert_array_equal(np.concatenate([np.load(path) for path in paths]), right)
-        assert {path.name for path in layout.workdir.glob("out*")} == {"out.json", place_of(layout, after).name}
+        assert {path.name for path in layout.workdir.glob("out*")} == {
+            "out.json",
+            place_of(layout, after).name,
+        }
         assert not list(layout.hidden.glob("out.*"))
         assert not layout.publishing.exists()
 
@@ -187,7 +206,9 @@ def array(rows: int, dimension: int) -> bytes:
     ids=["flipped", "shape", "empty", "shorter", "longer", "gone"],
 )
 @pytest.mark.parametrize(("chunk", "block_rows"), [(0, 1), (1, 100), (3, 1), (3, 100)])
-def test_damaged_chunk(damage: Callable[[bytes], bytes] | None, chunk: int, block_rows: int) -> None:
+def test_damaged_chunk(
+    damage: Callable[[bytes], bytes] | None, chunk: int, block_rows: int
+) -> None:
     """A chunk that is not what was committed is named, no final appears, and nothing is left in the way of the next."""
     with assembled(ROWS, 2, block_rows) as (ledger, table, right):
         path = dict(chunk_files(ledger.layout))[chunk]
@@ -234,7 +255,9 @@ def write_all(path: Path) -> str:
 
 
 @pytest.mark.parametrize("sync_bytes", [1, 1 << 20])
-def test_a_file_is_hashed_and_synced(tmp_path: Path, sync_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_hashed_and_synced(
+    tmp_path: Path, sync_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bytes are there in their order, the digest is their sha256, and an error of any sync is not lost."""
     monkeypatch.setattr(formats, "_SYNC_BYTES", sync_bytes)
     assert write_all(tmp_path / "file") == hashlib.sha256(b"".join(BLOCKS)).hexdigest()

@@ -17,7 +17,9 @@ from chunkvisor.supervise.work import propose
         (100.0, 2.0, 1, "cuda", 20_000, "at 100 texts/s of a worker, 200 s a chunk"),
     ],
 )
-def test_proposal(rate: float | None, entry_s: float, workers: int, kind: str, texts: int, words: str) -> None:
+def test_proposal(
+    rate: float | None, entry_s: float, workers: int, kind: str, texts: int, words: str
+) -> None:
     """A round number within the bounds, with the reason."""
     assert propose(rate, entry_s, workers, kind) == (texts, words)
 

@@ -117,12 +117,25 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
         ("workers.standby", (9, -1, True)),
         ("recovery.stall_timeout", (0, -1, "soon", "5x", float("inf"), "60d", True, None, "")),
         ("ingest.memory_limit", ("much", 1, True, -1, None)),
-        ("env", ({"A": True}, {"A": None}, {"A": "\0"}, {"1A": "x"}, {"A=B": "x"}, {"CUDA_VISIBLE_DEVICES": "1"})),
+        (
+            "env",
+            (
+                {"A": True},
+                {"A": None},
+                {"A": "\0"},
+                {"1A": "x"},
+                {"A=B": "x"},
+                {"CUDA_VISIBLE_DEVICES": "1"},
+            ),
+        ),
         ("outputs", ({}, {".a": OUTPUT}, {"a/b": OUTPUT}, {"a" * 101: OUTPUT}, {"a.b": OUTPUT})),
         ("outputs", ({"a": {**OUTPUT, "chunk": {"keep": True}}})),
         ("outputs.a.column", (None,)),
         ("outputs.a.sql", ("b",)),
-        ("outputs.a.source", ([], "a\0.csv", {"database": "a.db", "query": "SELECT 1"}, ["a.txt", 3])),
+        (
+            "outputs.a.source",
+            ([], "a\0.csv", {"database": "a.db", "query": "SELECT 1"}, ["a.txt", 3]),
+        ),
         ("outputs.a.shards", (0, 1.5, "auto", True, 10_001)),
         ("outputs.a.dtype", ("float64", "binary", 8)),
         ("outputs.a.columns", (["row"], ["b", "B"], [""], 3, ["Vector"])),
@@ -149,9 +162,19 @@ def test_only_like_outputs_are_combined() -> None:
 
 def test_an_address_stays_as_it_is_and_holds_no_secret() -> None:
     """An address is not joined to the config's folder; one with a password or a token is refused and not repeated."""
-    addresses = ("s3://bucket/a/*.csv", "hf://datasets/me/set@main/a.csv.gz", "https://host/a.txt?download=true")
-    assert build(outputs={"a": {"source": list(addresses), "column": "c"}}).outputs["a"].source == addresses
-    for secret in ("s3://key:hunter2@bucket/a.csv", "https://host/a.csv?download=true&access_token=hunter2"):
+    addresses = (
+        "s3://bucket/a/*.csv",
+        "hf://datasets/me/set@main/a.csv.gz",
+        "https://host/a.txt?download=true",
+    )
+    assert (
+        build(outputs={"a": {"source": list(addresses), "column": "c"}}).outputs["a"].source
+        == addresses
+    )
+    for secret in (
+        "s3://key:hunter2@bucket/a.csv",
+        "https://host/a.csv?download=true&access_token=hunter2",
+    ):
         with pytest.raises(Halt) as raised:
             build(outputs={"a": {"source": secret, "column": "c"}})
         assert "hunter2" not in str(raised.value)
@@ -166,9 +189,13 @@ def test_an_address_stays_as_it_is_and_holds_no_secret() -> None:
         ({"prompt": "q: "}, {"prompt": ""}, {"prompt": ""}),
     ],
 )
-def test_an_output_overrides_what_it_gives(general: dict[str, Any], own: dict[str, Any], changed: Any) -> None:
+def test_an_output_overrides_what_it_gives(
+    general: dict[str, Any], own: dict[str, Any], changed: Any
+) -> None:
     """An output overrides only the keys it gives, even if it gives null; its own prompt stands alone."""
-    config = build(encode=general, chunk={"size": 500}, outputs={"a": {**OUTPUT, "encode": own}, "b": OUTPUT})
+    config = build(
+        encode=general, chunk={"size": 500}, outputs={"a": {**OUTPUT, "encode": own}, "b": OUTPUT}
+    )
     assert config.effective_encode("a") == config.encode.model_copy(update=changed)
     assert config.effective_encode("b") == config.encode
     assert config.effective_chunk_size("b") == 500
@@ -177,14 +204,26 @@ def test_an_output_overrides_what_it_gives(general: dict[str, Any], own: dict[st
 def test_paths_start_at_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths become absolute, through a link and from a folder with brackets, too; `~` is the home folder."""
     monkeypatch.setenv("HOME", "/home/me")
-    config = build(workdir="~/w", outputs={"a": {"source": ["a.csv", "d/*.csv", "~/b.csv", "/c.csv"], "column": "t"}})
+    config = build(
+        workdir="~/w",
+        outputs={"a": {"source": ["a.csv", "d/*.csv", "~/b.csv", "/c.csv"], "column": "t"}},
+    )
     assert config.workdir == Path("/home/me/w")
-    assert config.outputs["a"].source == ("/data/a.csv", "/data/d/*.csv", "/home/me/b.csv", "/c.csv")
+    assert config.outputs["a"].source == (
+        "/data/a.csv",
+        "/data/d/*.csv",
+        "/home/me/b.csv",
+        "/c.csv",
+    )
     odd = tmp_path / "[old]"
     odd.mkdir()
     (odd / "a[1].csv").touch()
     (tmp_path / "link").symlink_to(odd)
-    sources = build(odd, outputs={"a": {"source": ["*.csv", "a[1].csv"], "column": "t"}}).outputs["a"].source
+    sources = (
+        build(odd, outputs={"a": {"source": ["*.csv", "a[1].csv"], "column": "t"}})
+        .outputs["a"]
+        .source
+    )
     assert sources == (f"{tmp_path}/[[]old]/*.csv", f"{odd}/a[1].csv")
     assert build(tmp_path / "link", workdir="../w").workdir == tmp_path.resolve() / "w"
 
@@ -202,15 +241,24 @@ def test_starter(folder: Path) -> None:
     """The starter is valid; any key of it, or all, can be uncommented; what its reader must change is marked."""
     lines = STARTER.splitlines()
     plain = load_text(STARTER).config
-    keys = [number for number, line in enumerate(lines) if line.startswith("  # ") or re.match("# [a-z_]+: ", line)]
+    keys = [
+        number
+        for number, line in enumerate(lines)
+        if line.startswith("  # ") or re.match("# [a-z_]+: ", line)
+    ]
     assert len(keys) > 30
     for number in keys:
         changed = [*lines[:number], lines[number].replace("# ", "", 1), *lines[number + 1 :]]
         assert load_text("\n".join(changed)).config == plain, lines[number]
     alternatives = ("template:", "sql:", "source: {", "encode: {", "chunk: {")
-    everything = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in lines[3:]]
+    everything = [
+        line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in lines[3:]
+    ]
     assert (
-        load_text("\n".join(line for line in everything if not line.strip().startswith(alternatives))).config == plain
+        load_text(
+            "\n".join(line for line in everything if not line.strip().startswith(alternatives))
+        ).config
+        == plain
     )
     marked = [line.split(":")[0].strip() for line in lines[3:] if "<--" in line]
     assert marked == ["titles", "source", "column", "name", "device"]
@@ -221,10 +269,16 @@ def test_starter(folder: Path) -> None:
     [
         ("chunk: {sise: 2}", "5: chunk.sise: unknown key; did you mean chunk.size?"),
         ("zzz: {zzz: 1}", "5: zzz: unknown key; valid are: workdir, model"),
-        ("encode:\n  batch_size: 0", "6: encode.batch_size: 0 should be greater than or equal to 1, or 'auto'"),
+        (
+            "encode:\n  batch_size: 0",
+            "6: encode.batch_size: 0 should be greater than or equal to 1, or 'auto'",
+        ),
         ("batch_size: 2", "5: batch_size: unknown key; did you mean encode.batch_size?"),
         ("chunk: {size: 1e99}", "5: chunk.size: 1e+99 should be a smaller number, or 'auto'"),
-        ("device: cpu\ndevice: cuda", " not valid YAML: the key device stands at config.yaml:5 and again in line 6"),
+        (
+            "device: cpu\ndevice: cuda",
+            " not valid YAML: the key device stands at config.yaml:5 and again in line 6",
+        ),
         ("encode: {prompt: no}", "5: encode.prompt: false should be text; text needs quotes here"),
         (
             "encode:\n  prompt: a\n  prompt_name: b",
@@ -232,7 +286,10 @@ def test_starter(folder: Path) -> None:
         ),
         ("env: {A-: x}", "5: env.A-: this should be a name for an environment variable"),
         ('env: {TOKEN: "secret\\0"}', "5: env.TOKEN: this should be text without a NUL character"),
-        ("workers:\n\n  start: cold", "7: workers.start: \"cold\" should be 'fresh', 'warm' or 'auto'"),
+        (
+            "workers:\n\n  start: cold",
+            "7: workers.start: \"cold\" should be 'fresh', 'warm' or 'auto'",
+        ),
         ('"[key]": 1', "5: [key]: unknown key"),
     ],
 )
@@ -247,10 +304,26 @@ def test_problem_with_line(folder: Path, added: str, problem: str) -> None:
     [
         ("org/model", "m, backend: openvino", "model.backend: backend is gone: torch computes"),
         ("org/model", "m, dtype: int8", "model.dtype: int8 is gone: write float32 or bfloat16"),
-        ("a.csv", "{database: a.db}", "outputs.a.source: database is gone: write a parquet file of it"),
-        ("name: org/model", "name: m}\nupload: {a: b", "upload: upload is gone: copy the finished files"),
-        ("name: org/model", "name: m}\ningest: {head: auto", "ingest.head: head is gone: a run reads"),
-        ("name: org/model", "name: m}\nencode: {long: windows", "encode.long: long is gone: cut long texts"),
+        (
+            "a.csv",
+            "{database: a.db}",
+            "outputs.a.source: database is gone: write a parquet file of it",
+        ),
+        (
+            "name: org/model",
+            "name: m}\nupload: {a: b",
+            "upload: upload is gone: copy the finished files",
+        ),
+        (
+            "name: org/model",
+            "name: m}\ningest: {head: auto",
+            "ingest.head: head is gone: a run reads",
+        ),
+        (
+            "name: org/model",
+            "name: m}\nencode: {long: windows",
+            "encode.long: long is gone: cut long texts",
+        ),
     ],
 )
 def test_what_is_gone(folder: Path, old: str, new: str, problem: str) -> None:
@@ -314,9 +387,13 @@ def test_plain_words(text: str, value: Any) -> None:
 def test_unreadable_path(folder: Path) -> None:
     """A mistyped file name gets the nearest one; a folder or an impossible name is refused like any other mistake."""
     (folder / "quick.yaml").touch()
-    with pytest.raises(Halt, match=r"this is a folder; name a config, of which it has: .*quick\.yaml"):
+    with pytest.raises(
+        Halt, match=r"this is a folder; name a config, of which it has: .*quick\.yaml"
+    ):
         load(folder)
-    with pytest.raises(Halt, match=r"quik\.yaml: there is no such file; did you mean quick\.yaml\?"):
+    with pytest.raises(
+        Halt, match=r"quik\.yaml: there is no such file; did you mean quick\.yaml\?"
+    ):
         load(Path("quik.yaml"))
     for path in ("none/such.yaml", ".", "a\0b", "x" * 300):
         with pytest.raises(Halt) as caught:
@@ -348,8 +425,14 @@ def test_override(folder: Path, override: str, read: Any) -> None:
     ("override", "problem"),
     [
         ("chunk.sise=2", "--set chunk.sise=2: chunk.sise: unknown key; did you mean chunk.size?"),
-        ("chunk.size=0", "--set chunk.size=0: chunk.size: 0 should be greater than or equal to 1, or 'auto'"),
-        ("chunk.size", "--set chunk.size: write it as --set KEY=VALUE, such as --set chunk.size=200"),
+        (
+            "chunk.size=0",
+            "--set chunk.size=0: chunk.size: 0 should be greater than or equal to 1, or 'auto'",
+        ),
+        (
+            "chunk.size",
+            "--set chunk.size: write it as --set KEY=VALUE, such as --set chunk.size=200",
+        ),
         ("workdir.x=3", "--set workdir.x=3: workdir is a single value or a list and has no keys"),
         ("env.TOKEN=[secret]", "--set env.TOKEN=…: env.TOKEN: this should be text"),
     ],

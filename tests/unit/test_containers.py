@@ -11,7 +11,14 @@ from configpart import default, keys
 from harness import ROOT
 
 EXAMPLES = ROOT / "examples" / "containers"
-A_PERSON_FIRST = {ExitCode.BUG, ExitCode.USAGE, ExitCode.QUARANTINED, ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG}
+A_PERSON_FIRST = {
+    ExitCode.BUG,
+    ExitCode.USAGE,
+    ExitCode.QUARANTINED,
+    ExitCode.MACHINE,
+    ExitCode.DISK,
+    ExitCode.CONFIG,
+}
 GRACE_S = float(default(keys()["recovery.grace"]).strip("`"))
 
 
@@ -47,7 +54,9 @@ def test_the_task_starts_again_what_is_worth_it() -> None:
 def test_the_image_has_what_a_run_needs() -> None:
     """The Dockerfile copies what is there and installs extras that exist, and its user is that of the Job."""
     text = (EXAMPLES / "Dockerfile").read_text("utf-8")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     (listed,) = re.findall(r"\.whl\)\[([a-z,]+)\]", text)
     assert set(listed.split(",")) <= extras.keys()
     allowed = (EXAMPLES / "Dockerfile.dockerignore").read_text("utf-8")

@@ -29,7 +29,18 @@ from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import diagnose, diagnose_log
 from commandpart import EXITS
 from configpart import keys
-from docpages import CURRENT, PAGES, Block, anchors, blocks, inline_code, links, name_of, prose, text_of
+from docpages import (
+    CURRENT,
+    PAGES,
+    Block,
+    anchors,
+    blocks,
+    inline_code,
+    links,
+    name_of,
+    prose,
+    text_of,
+)
 from harness import ROOT
 
 KEYS = keys()
@@ -40,7 +51,9 @@ VERBS = {name: cli.get_command(GROUP, name) for name in cli.list_commands(GROUP)
 def options_of(command: click.Command | None) -> set[str]:
     """All spellings of the options of a command."""
     assert command is not None
-    return {name for each in command.params if isinstance(each, click.Option) for name in each.opts} | {"--help", "-h"}
+    return {
+        name for each in command.params if isinstance(each, click.Option) for name in each.opts
+    } | {"--help", "-h"}
 
 
 OURS = set().union(*map(options_of, VERBS.values())) | {"--version"}
@@ -71,19 +84,34 @@ def test_every_option_is_one_of_ours() -> None:
 def test_every_command_exists() -> None:
     """`chunkvisor VERB`, `explain NAME`, `make VERB`, `python -m MODULE`, `python PATH` and extras are there."""
     made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
     wrong = []
     for page in CURRENT:
         for code in [*inline_code(page), *(block.text for block in blocks(page, "sh", "console"))]:
-            found = [(verb, verb in VERBS) for verb in re.findall(r"^(?:\$ )?chunkvisor ([a-z]+)", code, re.MULTILINE)]
-            found += [(verb, verb in made) for verb in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", code, re.MULTILINE)]
+            found = [
+                (verb, verb in VERBS)
+                for verb in re.findall(r"^(?:\$ )?chunkvisor ([a-z]+)", code, re.MULTILINE)
+            ]
+            found += [
+                (verb, verb in made)
+                for verb in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", code, re.MULTILINE)
+            ]
             explained = re.findall(r"chunkvisor explain ([\w-]+)", code)
             found += [(name, name == "NAME" or name in names()) for name in explained]
             for module in re.findall(r"python -m ((?:chunkvisor|tests)[\w.]*)", code):
                 place = module.replace(".", "/")
                 there = [ROOT / top / place for top in (".", "supervisor", "worker")]
-                found.append((module, any(each.is_dir() or each.with_suffix(".py").is_file() for each in there)))
-            found += [(path, (ROOT / path).is_file()) for path in re.findall(r"python ([\w/]+\.py)", code)]
+                found.append(
+                    (
+                        module,
+                        any(each.is_dir() or each.with_suffix(".py").is_file() for each in there),
+                    )
+                )
+            found += [
+                (path, (ROOT / path).is_file()) for path in re.findall(r"python ([\w/]+\.py)", code)
+            ]
             for listed in re.findall(r"(?:chunkvisor|'\.)\[([a-z,]+)\]", code):
                 found += [(extra, extra in extras) for extra in listed.split(",")]
             wrong += [f"{name_of(page)}: {what}" for what, there in found if not there]
@@ -92,12 +120,20 @@ def test_every_command_exists() -> None:
 
 def test_every_key_is_one_of_the_config() -> None:
     """`section.key` in the prose is a key; `outputs.NAME.key` and `outputs.*.key` are keys of an output."""
-    sections = {key for key, field in KEYS.items() if "." not in key and any(k.startswith(f"{key}.") for k in KEYS)}
+    sections = {
+        key
+        for key, field in KEYS.items()
+        if "." not in key and any(k.startswith(f"{key}.") for k in KEYS)
+    }
     wrong = []
     for page in CURRENT:
         for code in inline_code(page):
             named = re.fullmatch(r"(?:--set )?([a-z_]+)((?:\.[A-Za-z_*]+)+)(?:=.*)?(?:: .*)?", code)
-            if named and named[1] in sections and Path(code).suffix not in (".json", ".jsonl", ".npy", ".encode"):
+            if (
+                named
+                and named[1] in sections
+                and Path(code).suffix not in (".json", ".jsonl", ".npy", ".encode")
+            ):
                 key = (named[1] + named[2]).replace("outputs.*", "outputs.NAME")
                 wrong += [f"{name_of(page)}: {code}"] * (key not in KEYS)
     assert wrong == []
@@ -106,13 +142,23 @@ def test_every_key_is_one_of_the_config() -> None:
 def codes(page: str, heading: str) -> set[int]:
     """The codes in the first column of the tables below a heading."""
     text = text_of(ROOT / page).partition(f"{heading}\n")[2].partition("\n## ")[0]
-    return {int(code) for cell in re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE) for code in cell.split(",")}
+    return {
+        int(code)
+        for cell in re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)
+        for code in cell.split(",")
+    }
 
 
 def test_the_tables_of_exit_codes_are_complete() -> None:
     """The reference lists exactly those that exist; the page on diagnosis those that need a person, or another try."""
     assert codes("docs/reference/exit-codes.md", "# Exit codes") == set(ExitCode)
-    helpless = {ExitCode.COMPLETE, ExitCode.BUG, ExitCode.USAGE, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+    helpless = {
+        ExitCode.COMPLETE,
+        ExitCode.BUG,
+        ExitCode.USAGE,
+        ExitCode.INTERRUPTED,
+        ExitCode.TERMINATED,
+    }
     assert codes("docs/how-to/diagnose.md", "## Look at the exit code") == set(ExitCode) - helpless
 
 
@@ -134,14 +180,20 @@ def _calls(block: Block) -> Iterator[list[str]]:
         words = list(lexer)
         while "chunkvisor" in words:
             words = words[words.index("chunkvisor") + 1 :]
-            end = next((place for place, word in enumerate(words) if word[0] in "();<>|&"), len(words))
+            end = next(
+                (place for place, word in enumerate(words) if word[0] in "();<>|&"), len(words)
+            )
             if words[:end]:
                 yield words[:end]
 
 
 def test_every_config_is_valid(tmp_path: Path) -> None:
     """Every YAML block is taken by the loader, a part of a config together with the least of the rest."""
-    least = {"workdir": "w", "model": {"name": "m"}, "outputs": {"a": {"source": "a.csv", "column": "c"}}}
+    least = {
+        "workdir": "w",
+        "model": {"name": "m"},
+        "outputs": {"a": {"source": "a.csv", "column": "c"}},
+    }
     path = tmp_path / "config.yaml"
     for page in CURRENT:
         for block in blocks(page, "yaml"):
@@ -150,11 +202,15 @@ def test_every_config_is_valid(tmp_path: Path) -> None:
             load(path)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_an_example_config_is_valid_and_explained(path: Path) -> None:
     """Every config in configs/ passes the validation that `run` puts it through, and every line has a comment."""
     Config.model_validate(yaml.safe_load(path.read_text("utf-8")), context={"folder": path.parent})
-    assert [line for line in path.read_text("utf-8").splitlines() if line.strip() and "# " not in line] == []
+    assert [
+        line for line in path.read_text("utf-8").splitlines() if line.strip() and "# " not in line
+    ] == []
 
 
 def test_the_starter_has_every_key() -> None:
@@ -187,8 +243,12 @@ def test_the_encoder_works() -> None:
 
 def test_every_outcome_has_a_step_on_the_page() -> None:
     """The table in how-it-works.md says what follows each outcome of an attempt."""
-    text = text_of(ROOT / "docs" / "explanation" / "how-it-works.md").partition("## What follows a failure\n")[2]
-    assert {outcome for outcome in Outcome if f"`{outcome}`" in text.partition("\n## ")[0]} == set(Outcome)
+    text = text_of(ROOT / "docs" / "explanation" / "how-it-works.md").partition(
+        "## What follows a failure\n"
+    )[2]
+    assert {outcome for outcome in Outcome if f"`{outcome}`" in text.partition("\n## ")[0]} == set(
+        Outcome
+    )
 
 
 def test_every_symptom_leads_to_its_rule() -> None:
@@ -206,7 +266,9 @@ def _rules_for(message: str) -> Iterator[str]:
     """Of an exception with these words, of the classes and in the phases that may have it; and of a log's end."""
     for name in ("RuntimeError", "OSError", "ImportError", "AssertionError", "ValueError"):
         for phase in (Phase.MODEL_LOAD, Phase.FORWARD, Phase.WRITE):
-            yield diagnose(Fault(phase, (Cause(f"builtins.{name}", ("builtins.Exception",), message),), "")).rule.name
+            yield diagnose(
+                Fault(phase, (Cause(f"builtins.{name}", ("builtins.Exception",), message),), "")
+            ).rule.name
     if (found := diagnose_log(message, 1)) is not None:
         yield found.rule.name
 
@@ -265,7 +327,10 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_no_name_is_lost_as_html() -> None:
     """Outside of code a page has no tags: `<output>` without backticks would not be seen."""
-    found = [(name_of(page), re.findall(r"<[a-z/][^>]*>", re.sub(r"`[^`]*`", "", prose(page)))) for page in PAGES]
+    found = [
+        (name_of(page), re.findall(r"<[a-z/][^>]*>", re.sub(r"`[^`]*`", "", prose(page))))
+        for page in PAGES
+    ]
     assert [each for each in found if each[1]] == []
 
 
@@ -273,7 +338,9 @@ def test_every_page_is_in_the_menu() -> None:
     """mkdocs.yml lists every page of docs/ once, and no other."""
     menu = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     listed = re.findall(r"[\w/-]+\.md", str(yaml.safe_load("nav:\n" + menu)))
-    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    assert sorted(listed) == sorted(
+        str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")
+    )
 
 
 def test_every_page_is_found_from_the_first() -> None:
@@ -319,7 +386,11 @@ def _messages() -> Iterator[tuple[str, str]]:
         tree = ast.parse(path.read_text("utf-8"))
         docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
         for each in ast.walk(tree):
-            if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in docs:
+            if (
+                isinstance(each, ast.Constant)
+                and isinstance(each.value, str)
+                and id(each) not in docs
+            ):
                 yield f"{path.relative_to(ROOT)}:{each.lineno}", each.value
 
 

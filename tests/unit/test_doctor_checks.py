@@ -43,13 +43,19 @@ A100 = ProbedGpu("NVIDIA A100", (8, 0), 40 * GIB)
 REPORT = ProbeReport(Phase.DONE, {"torch": "2.14.1"}, cuda="13.0", gpus=(A100,))
 VECTORS = np.array([[4, 2], [1, 1], [4, 2]], dtype=np.float32)
 DONE = Trial(Verdict(Outcome.COMMITTED, "done"), VECTORS, "")
-ILLEGAL = ProbeReading(replace(REPORT, phase=Phase.FORWARD), -4, "Fatal Python error: Illegal instruction\n")
+ILLEGAL = ProbeReading(
+    replace(REPORT, phase=Phase.FORWARD), -4, "Fatal Python error: Illegal instruction\n"
+)
 OTHER = replace(DONE, vectors=VECTORS[::-1] + 1)
 
 
 def well(**changes: Any) -> Case:
     """Return the readings of a machine and a job in perfect health, with changes."""
-    values = {"workdir": "work", "model": {"name": "some/model"}, "outputs": {"out": {"source": "s.txt"}}}
+    values = {
+        "workdir": "work",
+        "model": {"name": "some/model"},
+        "outputs": {"out": {"source": "s.txt"}},
+    }
     case = Case(
         config=from_values(values, Path("/tmp")),
         devices=(GPU,),
@@ -72,19 +78,29 @@ def judged(health: Health, why: str) -> Case:
 
 def torch(message: str = "", name: str = "builtins.RuntimeError", **changes: Any) -> dict[str, Any]:
     """Return what a probe found that has computed on no GPU, because of an error."""
-    fault = Fault(Phase.CUDA_INIT, (Cause(name, ("builtins.Exception",), message),), "") if message else None
+    fault = (
+        Fault(Phase.CUDA_INIT, (Cause(name, ("builtins.Exception",), message),), "")
+        if message
+        else None
+    )
     report = replace(REPORT, **{"gpus": (), "fault": fault, "phase": Phase.CUDA_INIT, **changes})
     return {"probe": ProbeReading(report, 1)}
 
 
 def failing(outcome: Outcome, **changes: Any) -> Case:
     """Return `well` with a sample that failed."""
-    return well(samples=[Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words"), GPU)])
+    return well(
+        samples=[
+            Sample(Trial(Verdict(outcome, "why", "mend it", **changes), None, "last words"), GPU)
+        ]
+    )
 
 
 def vectors(*rows: tuple[float, float], **changes: Any) -> Case:
     """Return `well` with other vectors."""
-    return well(samples=[Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), GPU, **changes)])
+    return well(
+        samples=[Sample(replace(DONE, vectors=np.array(rows, dtype=np.float32)), GPU, **changes)]
+    )
 
 
 def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
@@ -93,7 +109,11 @@ def card(capability: tuple[int, int], dtype: str, kind: str) -> Case:
     return well(probe=ProbeReading(report, 0), dtype=dtype, model=ModelFolder(model_type=kind))
 
 
-NO_GPU: dict[str, Any] = {"smi": SmiAnswer(None, ""), "nodes": {}, **torch("Found no NVIDIA driver on your system")}
+NO_GPU: dict[str, Any] = {
+    "smi": SmiAnswer(None, ""),
+    "nodes": {},
+    **torch("Found no NVIDIA driver on your system"),
+}
 UNLIKE = Sample(DONE, GPU, unexpected=Halt(ExitCode.CONFIG, "other vectors", why="cosine 0.2"))
 EXPECTED = Expected(Path("e.jsonl"), ("a", "b"), VECTORS[:2])
 REFUSED = torch("Unrecognized key 'foo' in CUDA allocator config.", "builtins.ValueError")
@@ -104,40 +124,110 @@ CASES: list[tuple[str, str, str, Callable[[], Case]]] = [
     # the driver and nvidia-smi
     ("driver", OK, "nvidia-smi lists 1 GPU", well),
     ("driver", FAULT, "has no NVIDIA driver", lambda: well(**NO_GPU)),
-    ("driver", FAULT, "no permission to open /dev/nvidia0", lambda: well(nodes={"/dev/nvidia0": False})),
+    (
+        "driver",
+        FAULT,
+        "no permission to open /dev/nvidia0",
+        lambda: well(nodes={"/dev/nvidia0": False}),
+    ),
     ("driver", WARNING, "does not fit the NVIDIA driver", lambda: well(smi=MISMATCH)),
     ("driver", WARNING, "not on PATH", lambda: well(smi=SmiAnswer(None, ""))),
-    ("gpu", FAULT, "has no GPU", lambda: well(refused={"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")})),
+    (
+        "gpu",
+        FAULT,
+        "has no GPU",
+        lambda: well(refused={"gpu": Halt(ExitCode.MACHINE, "this machine has no GPU")}),
+    ),
     ("gpu-health", OK, "reports no fault", well),
-    ("gpu-health", FAULT, "recovery action", lambda: judged(Health.BROKEN, "the driver asks for a recovery action")),
-    ("gpu-memory", WARNING, "are held by", lambda: judged(Health.BUSY, "39 GiB of the GPU's memory are held by x")),
+    (
+        "gpu-health",
+        FAULT,
+        "recovery action",
+        lambda: judged(Health.BROKEN, "the driver asks for a recovery action"),
+    ),
+    (
+        "gpu-memory",
+        WARNING,
+        "are held by",
+        lambda: judged(Health.BUSY, "39 GiB of the GPU's memory are held by x"),
+    ),
     # torch
     ("torch", OK, "torch 2.14.1 is built for CUDA 13.0, and computes", well),
-    ("torch", FAULT, "cannot be imported", lambda: well(**torch("No module", phase=Phase.IMPORT, versions={}))),
-    ("torch", FAULT, "it hangs", lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT)))),
+    (
+        "torch",
+        FAULT,
+        "cannot be imported",
+        lambda: well(**torch("No module", phase=Phase.IMPORT, versions={})),
+    ),
+    (
+        "torch",
+        FAULT,
+        "it hangs",
+        lambda: well(probe=ProbeReading(replace(REPORT, phase=Phase.IMPORT))),
+    ),
     ("torch", FAULT, "a build for another CPU", lambda: well(probe=ILLEGAL)),
     ("torch-gpu", OK, "torch computes on NVIDIA A100", well),
     ("torch-gpu", FAULT, "not built for CUDA", lambda: well(**torch(cuda=None, phase=Phase.DONE))),
     ("torch-gpu", FAULT, "older than the CUDA", lambda: well(**TOO_OLD)),
-    ("torch-gpu", WARNING, "a product of matrices of ones", lambda: well(place="plugin", **WRONG_PRODUCT)),
+    (
+        "torch-gpu",
+        WARNING,
+        "a product of matrices of ones",
+        lambda: well(place="plugin", **WRONG_PRODUCT),
+    ),
     # variables
     ("torch-gpu", FAULT, "has an option that torch does not take", lambda: well(**REFUSED)),
     # the machine
-    ("memory", FAULT, "about 2.0 GiB is needed for 2 workers", lambda: well(memory=(GIB // 2, GIB))),
-    ("memory", WARNING, "8.0 GiB", lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB))),
-    ("source", WARNING, r'"{title}\n{body}"', lambda: well(sources={"out": template_note(r"{title}\n{body}")})),
+    (
+        "memory",
+        FAULT,
+        "about 2.0 GiB is needed for 2 workers",
+        lambda: well(memory=(GIB // 2, GIB)),
+    ),
+    (
+        "memory",
+        WARNING,
+        "8.0 GiB",
+        lambda: well(memory=(5 * GIB, 64 * GIB), model=ModelFolder(weights_bytes=3 * GIB)),
+    ),
+    (
+        "source",
+        WARNING,
+        r'"{title}\n{body}"',
+        lambda: well(sources={"out": template_note(r"{title}\n{body}")}),
+    ),
     # the model
-    ("model", OK, "some/model is in the local cache, 3.0 GiB", lambda: well(model=ModelFolder(weights_bytes=3 * GIB))),
+    (
+        "model",
+        OK,
+        "some/model is in the local cache, 3.0 GiB",
+        lambda: well(model=ModelFolder(weights_bytes=3 * GIB)),
+    ),
     ("model", NOTE, "downloads it", lambda: well(place="hub")),
     ("dtype", WARNING, "does not have", lambda: card((7, 5), "bfloat16", "bert")),
     ("dtype", WARNING, "overflow to NaN", lambda: card((8, 0), "float16", "qwen2")),
     ("dtype", OK, "suits NVIDIA", lambda: card((9, 0), "bfloat16", "qwen2")),
     ("dtype", OK, "model.dtype float16 takes less memory", lambda: card((7, 5), "float32", "bert")),
     ("right-vectors", FAULT, "why", lambda: failing(Outcome.SETUP, rule="wrong-model")),
-    ("encoding", FAULT, "failed: crashed: why\nlast line of its log: last words", lambda: failing(Outcome.CRASHED)),
+    (
+        "encoding",
+        FAULT,
+        "failed: crashed: why\nlast line of its log: last words",
+        lambda: failing(Outcome.CRASHED),
+    ),
     ("encoding", FAULT, "differ by 0.25", lambda: vectors((4, 2), (1, 1), (4, 3))),
-    ("encoding", FAULT, "each has other weights", lambda: vectors((4, 2), (1, 1), (4, 2), again=OTHER)),
-    ("encoding", OK, "the same vector of 2 dimensions", lambda: vectors((4, 2), (1, 1), (4, 2.001))),
+    (
+        "encoding",
+        FAULT,
+        "each has other weights",
+        lambda: vectors((4, 2), (1, 1), (4, 2), again=OTHER),
+    ),
+    (
+        "encoding",
+        OK,
+        "the same vector of 2 dimensions",
+        lambda: vectors((4, 2), (1, 1), (4, 2.001)),
+    ),
     ("encoding", WARNING, "get the same vector", lambda: vectors((4, 2), (4, 2), (4, 2))),
     ("encoding", NOTE, "pid 99", lambda: well(busy_pid=99, samples=[])),
     ("expect", OK, "2 texts in e.jsonl", lambda: well(expected=EXPECTED)),
@@ -150,8 +240,12 @@ def template_note(template: str) -> str:
     return OutputConfig.model_validate({"source": "a.csv", "template": template}).template_note
 
 
-@pytest.mark.parametrize(("check", "state", "words", "readings"), CASES, ids=[f"{c[0]}-{c[2][:30]}" for c in CASES])
-def test_what_readings_mean(check: str, state: str, words: str, readings: Callable[[], Case]) -> None:
+@pytest.mark.parametrize(
+    ("check", "state", "words", "readings"), CASES, ids=[f"{c[0]}-{c[2][:30]}" for c in CASES]
+)
+def test_what_readings_mean(
+    check: str, state: str, words: str, readings: Callable[[], Case]
+) -> None:
     """Each reading gives its check the state and the words of the table, and a mend if one is needed."""
     found = [finding for finding in examine(readings()) if finding.check == check]
 
@@ -194,18 +288,33 @@ def test_the_report_is_readable() -> None:
         Finding("b", FAULT, "broken\nfor two reasons", "mend it", "config"),
     ]
 
-    lines = ["ok       a: well", "fault    b: broken", "         for two reasons", "         do: mend it"]
+    lines = [
+        "ok       a: well",
+        "fault    b: broken",
+        "         for two reasons",
+        "         do: mend it",
+    ]
     assert render(findings) == [*lines, "", "1 fault, 0 warnings; correct the faults before a run"]
     told = to_json(findings)
     assert told["ok"] is False
-    row = {"check": "b", "state": "fault", "meaning": "broken\nfor two reasons", "mend": "mend it", "blame": "config"}
+    row = {
+        "check": "b",
+        "state": "fault",
+        "meaning": "broken\nfor two reasons",
+        "mend": "mend it",
+        "blame": "config",
+    }
     assert told["findings"][1] == row
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
     """The container's limit is read; cached files count as free."""
     assert container_memory(tmp_path) == (math.inf, math.inf)
-    for name, content in {"max": "1000", "current": "900", "stat": "anon 1\ninactive_file 300\n"}.items():
+    for name, content in {
+        "max": "1000",
+        "current": "900",
+        "stat": "anon 1\ninactive_file 300\n",
+    }.items():
         (tmp_path / f"memory.{name}").write_text(content)
     assert container_memory(tmp_path) == (400, 1000)
     (tmp_path / "memory.max").write_text("max\n")

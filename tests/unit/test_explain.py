@@ -41,10 +41,22 @@ def test_an_outcome_names_its_rules() -> None:
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":838', "nvml-assert-allocator"),
-        ("Traceback:\n  File x\nRuntimeError: CUDA error: device-side assert triggered\nCUDA ke", "device-side-assert"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "gpu-out-of-memory"),
-        ("terminate called\n  what():  CUDA error: uncorrectable ECC error encountered\n", "gpu-ecc-error"),
+        (
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":838',
+            "nvml-assert-allocator",
+        ),
+        (
+            "Traceback:\n  File x\nRuntimeError: CUDA error: device-side assert triggered\nCUDA ke",
+            "device-side-assert",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            "gpu-out-of-memory",
+        ),
+        (
+            "terminate called\n  what():  CUDA error: uncorrectable ECC error encountered\n",
+            "gpu-ecc-error",
+        ),
         ("ModuleNotFoundError: No module named 'x'", "import-failed"),
     ],
 )
@@ -54,7 +66,8 @@ def test_a_pasted_message_is_recognized(words: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [("gpu-oomm", "did you mean gpu_oom?"), ("all is well", "no rule of the handbook knows this")]
+    ("words", "told"),
+    [("gpu-oomm", "did you mean gpu_oom?"), ("all is well", "no rule of the handbook knows this")],
 )
 def test_what_has_no_entry(words: str, told: str) -> None:
     """The nearest name is named, or what to give instead, with code 2."""

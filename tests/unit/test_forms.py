@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.assemble.forms import FORM_KEYS, FORMATS, Form, Numbers, form_of, place_of, recorded_parts
+from chunkvisor.assemble.forms import (
+    FORM_KEYS,
+    FORMATS,
+    Form,
+    Numbers,
+    form_of,
+    place_of,
+    recorded_parts,
+)
 from chunkvisor.assemble.join import write_form
 from chunkvisor.assemble.manifest import keep_finished, ranges_of, read_finished
 from chunkvisor.commands.housekeeping import final_checks as _final
@@ -21,7 +29,9 @@ from staged import first_come_first_numbered
 from unit.test_assemble import DIMENSION, assembled, publish_joined
 
 ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6, 1, 7])
-NEEDS_PYARROW = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
+NEEDS_PYARROW = pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed"
+)
 FORMATS_HERE = [FinalFormat.NPY, pytest.param(FinalFormat.PARQUET, marks=NEEDS_PYARROW)]
 
 
@@ -78,7 +88,9 @@ def test_what_float16_cannot_hold(tmp_path: Path) -> None:
     layout.hidden.mkdir()
     block[1], block[2, 1] = np.nan, 70_000
     with pytest.raises(Halt, match="do not fit into float16") as raised:
-        write_form(layout, Form(dtype=FinalDtype.FLOAT16), 4, 3, lambda: iter([block]), lambda: None)
+        write_form(
+            layout, Form(dtype=FinalDtype.FLOAT16), 4, 3, lambda: iter([block]), lambda: None
+        )
     assert raised.value.code == ExitCode.CONFIG
     assert not list(layout.hidden.iterdir())
 
@@ -107,9 +119,14 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
     with assembled(ROWS, 3, 2) as (ledger, table, right):
         layout = ledger.layout
         _, joined = publish_joined(ledger, table, form)
-        ranges, files = np.array([right.min(axis=0), right.max(axis=0)]), recorded_parts(layout, joined)
+        ranges, files = (
+            np.array([right.min(axis=0), right.max(axis=0)]),
+            recorded_parts(layout, joined),
+        )
         read = FORMATS[format].read
-        found = [rows for part, digest in files for rows in read(part.path, part.rows, numbers, digest)]
+        found = [
+            rows for part, digest in files for rows in read(part.path, part.rows, numbers, digest)
+        ]
         np.testing.assert_array_equal(np.concatenate(found), numbers.of(right, ranges))
         if format is FinalFormat.NPY:
             loaded = [np.load(part.path, mmap_mode="r", allow_pickle=False) for part, _ in files]
@@ -138,29 +155,45 @@ def test_what_is_rounded() -> None:
         layout.chunks.rename(layout.workdir / "away")
         before, ranges = read_finished(layout), layout.ranges.read_bytes()
         for asked in (FinalDtype.FLOAT32, FinalDtype.FLOAT16, FinalDtype.UBINARY):
-            with pytest.raises(Halt, match="complete in int8, and the config now asks for another form") as raised:
+            with pytest.raises(
+                Halt, match="complete in int8, and the config now asks for another form"
+            ) as raised:
                 keep_finished(layout, "f", Form(dtype=asked), lambda _: None, lambda: None)
             assert raised.value.code == ExitCode.CONFIG
             assert read_finished(layout) == before
         for damage in (Path.unlink, lambda path: path.write_bytes(b"mine")):
             damage(layout.ranges)
-            assert [finding.path for finding in _final(layout) if finding.problem] == [layout.ranges]
+            assert [finding.path for finding in _final(layout) if finding.problem] == [
+                layout.ranges
+            ]
             assert keep_finished(layout, "f", int8, lambda _: None, lambda: None) is not None
             assert layout.ranges.read_bytes() == ranges
 
 
 # Rows without a vector, grouped by the reason, wherever a person reads of them
 
-CRASH, NAN, LONG = ("crashed", "it died"), ("bad_output", "NaN in text 7"), ("bad_input", "too long")
+CRASH, NAN, LONG = (
+    ("crashed", "it died"),
+    ("bad_output", "NaN in text 7"),
+    ("bad_input", "too long"),
+)
 
 
 def rows(*counts: tuple[tuple[str, str], int]) -> list[dict[str, str]]:
     """So many rows of each reason, as a manifest lists them."""
-    return [{"outcome": outcome, "reason": reason} for (outcome, reason), count in counts for _ in range(count)]
+    return [
+        {"outcome": outcome, "reason": reason}
+        for (outcome, reason), count in counts
+        for _ in range(count)
+    ]
 
 
 OTHERS = [(("crashed", word), 1) for word in ("here", "there")]
-COUNTED = ["5 rows: crashed: it died", "4 rows: bad_output: NaN in text 7", "3 rows: bad_input: too long"]
+COUNTED = [
+    "5 rows: crashed: it died",
+    "4 rows: bad_output: NaN in text 7",
+    "3 rows: bad_input: too long",
+]
 WORDS = [
     ([(CRASH, 1)], ["crashed: it died"]),
     ([(CRASH, 37)], ["all 37 for the same reason: crashed: it died"]),

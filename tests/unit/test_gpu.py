@@ -20,7 +20,15 @@ from chunkvisor.devices.gpu import (
     unfit_dtype,
     weakest,
 )
-from chunkvisor.devices.stations import Health, MemoryHolder, Reading, Station, Stations, judge_gpu, read_gpu
+from chunkvisor.devices.stations import (
+    Health,
+    MemoryHolder,
+    Reading,
+    Station,
+    Stations,
+    judge_gpu,
+    read_gpu,
+)
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.judge import Company
 from chunkvisor_worker.contract.rules import RULES
@@ -50,7 +58,11 @@ def test_lines_that_are_not_a_gpu_are_left_out(text: str, count: int) -> None:
     devices = parse_devices(text)
     assert len(devices) == count
     assert count != 1 or (devices[0].memory_bytes, devices[0].capability) == (0, None)
-    assert (str(A), A.memory_bytes, A.capability) == ("NVIDIA H200 (GPU-aaaa1111)", 143771 << 20, (9, 0))
+    assert (str(A), A.memory_bytes, A.capability) == (
+        "NVIDIA H200 (GPU-aaaa1111)",
+        143771 << 20,
+        (9, 0),
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +96,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     (tmp_path / "dev").mkdir()
     smi = tmp_path / "nvidia-smi"
 
-    def make(output: str | None, code: int = 0, *files: str, unknown: str = "", apps: str = "") -> None:
+    def make(
+        output: str | None, code: int = 0, *files: str, unknown: str = "", apps: str = ""
+    ) -> None:
         if output is not None:
             refused = f'case "$*" in *{unknown}*) exit 2;; esac\n' if unknown else ""
             smi.write_text(
@@ -134,7 +148,9 @@ def test_devices_are_found(
         (None, 0, (), "nvidia-smi is not there"),
     ],
 )
-def test_without_a_gpu(machine: Machine, output: str | None, code: int, files: tuple[str, ...], words: str) -> None:
+def test_without_a_gpu(
+    machine: Machine, output: str | None, code: int, files: tuple[str, ...], words: str
+) -> None:
     """If there is none in nvidia-smi's list and no device file, the run ends with 69."""
     machine(output, code, *files)
     with pytest.raises(Halt) as caught:
@@ -190,7 +206,11 @@ TABLE: dict[str, tuple[Reading, Health, str]] = {
     ),
     "a container names no process": (seen(FULL), BUSY, "a process that cannot be named"),
     "off the bus": (Reading(15), BROKEN, "fallen off the bus"),
-    "to be reset": (seen(recovery_action="GPU Reset Required"), BROKEN, "recovery action: GPU Reset Required"),
+    "to be reset": (
+        seen(recovery_action="GPU Reset Required"),
+        BROKEN,
+        "recovery action: GPU Reset Required",
+    ),
     "peers to be drained": (seen(recovery_action="Drain P2P"), GOOD, ""),
     "an action of a later driver": (seen(recovery_action="a later word"), GOOD, ""),
     "no answer in time": (Reading(None), BLIND, "None"),
@@ -211,7 +231,12 @@ def test_opinion(reading: Reading, health: Health, words: str) -> None:
 @pytest.mark.parametrize(
     ("output", "code", "apps", "reading"),
     [
-        ("3", 0, "77, /opt/a, b/python, 79872", Reading(0, BASE, "", (MemoryHolder(77, "/opt/a,b/python", 78 * GIB),))),
+        (
+            "3",
+            0,
+            "77, /opt/a, b/python, 79872",
+            Reading(0, BASE, "", (MemoryHolder(77, "/opt/a,b/python", 78 * GIB),)),
+        ),
         (
             "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n17, GPU Reset",
             0,
@@ -222,7 +247,9 @@ def test_opinion(reading: Reading, health: Health, words: str) -> None:
         ("Failed to initialize NVML", 255, "", Reading(255)),
     ],
 )
-def test_a_gpu_is_read(machine: Machine, output: str, code: int, apps: str, reading: Reading) -> None:
+def test_a_gpu_is_read(
+    machine: Machine, output: str, code: int, apps: str, reading: Reading
+) -> None:
     """Memory, action and processes are read among whatever else is printed; an older driver gives no action."""
     machine(output, code, apps=apps)
     assert read_gpu("GPU-a") == reading
@@ -240,7 +267,9 @@ def station_after(
     found, left = list[Health](), list(readings)
 
     monkeypatch.setattr(stations, "read_gpu", lambda _: left.pop(0))
-    made = Stations(lambda _, opinion, __: found.append(opinion.health) if opinion else None, lambda _: None)
+    made = Stations(
+        lambda _, opinion, __: found.append(opinion.health) if opinion else None, lambda _: None
+    )
     made.add([B])
     for _ in readings[1:]:
         made[0].ask()
@@ -261,13 +290,17 @@ def station_after(
     ],
     ids=["holds little", "holds all", "the host's pids", "memory not known", "no answer"],
 )
-def test_our_own_worker(monkeypatch: pytest.MonkeyPatch, reading: Reading, health: Health, alone: bool) -> None:
+def test_our_own_worker(
+    monkeypatch: pytest.MonkeyPatch, reading: Reading, health: Health, alone: bool
+) -> None:
     """What our own worker holds is not held against it, and it is alone only if nothing else can be there."""
     station, found = station_after(monkeypatch, seen(), reading, pids=frozenset({11}))
     assert (found, station.alone) == ([GOOD, health], alone)
 
 
-def figures(ours_gib: float, others_gib: float = 0.0, free_gib: float = 0.1, wanted_gib: float = 0.5) -> str:
+def figures(
+    ours_gib: float, others_gib: float = 0.0, free_gib: float = 0.1, wanted_gib: float = 0.5
+) -> str:
     """What torch says on a GPU of 8 GiB."""
     others = f"Process 77 has {others_gib:.2f} GiB memory in use. " if others_gib else ""
     return (
@@ -278,21 +311,36 @@ def figures(ours_gib: float, others_gib: float = 0.0, free_gib: float = 0.1, wan
     )
 
 
-LARGER, BY_A_NEIGHBOR, NO_FIGURES = figures(7.9), figures(1.0, 6.9), "NVML_SUCCESS == INTERNAL ASSERT FAILED"
+LARGER, BY_A_NEIGHBOR, NO_FIGURES = (
+    figures(7.9),
+    figures(1.0, 6.9),
+    "NVML_SUCCESS == INTERNAL ASSERT FAILED",
+)
 COMPANY: dict[str, tuple[str, list[Reading], set[int], Company]] = {
     "a model larger than the GPU": (LARGER, [seen()], set(), Company.UNTOLD),
     "a neighbor came": (BY_A_NEIGHBOR, [seen()], set(), Company.CAME),
     "a neighbor was there before": (BY_A_NEIGHBOR, [seen(7 * GIB)], set(), Company.UNTOLD),
-    "a neighbor holds less than what is missing": (figures(5.0, 2.0, 1.0, 4.0), [seen()], set(), Company.UNTOLD),
+    "a neighbor holds less than what is missing": (
+        figures(5.0, 2.0, 1.0, 4.0),
+        [seen()],
+        set(),
+        Company.UNTOLD,
+    ),
     "another worker of ours": (BY_A_NEIGHBOR, [seen()], {77}, Company.OURS),
     "no figures, and only ours on it": (NO_FIGURES, [seen(), seen()], set(), Company.ALONE),
     "no figures, and no look since the first": (NO_FIGURES, [seen()], set(), Company.UNTOLD),
 }
 
 
-@pytest.mark.parametrize(("words", "readings", "siblings", "company"), COMPANY.values(), ids=COMPANY)
+@pytest.mark.parametrize(
+    ("words", "readings", "siblings", "company"), COMPANY.values(), ids=COMPANY
+)
 def test_whose_memory_it_was(
-    monkeypatch: pytest.MonkeyPatch, words: str, readings: list[Reading], siblings: set[int], company: Company
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    readings: list[Reading],
+    siblings: set[int],
+    company: Company,
 ) -> None:
     """Torch's figures show it, else the last look; who was there before the run is part of the GPU."""
     station, _ = station_after(monkeypatch, *readings)
@@ -311,13 +359,25 @@ QWEN = "in float16 its vectors may become NaN"
 DTYPES: list[tuple[str | None, str | None, Device, str, list[str]]] = [
     # what a model computes in, its kind, the card -> the dtype to take, what is wrong with its own
     ("bfloat16", "qwen2", TURING, "float32", ["compute capability 7.5) does not have", QWEN]),
-    ("float16", "qwen2", TURING, "float32", ["kind qwen2 overflow to NaN", "set model.dtype to float32"]),
+    (
+        "float16",
+        "qwen2",
+        TURING,
+        "float32",
+        ["kind qwen2 overflow to NaN", "set model.dtype to float32"],
+    ),
     ("float32", None, TURING, "float32", []),
     ("bfloat16", "bert", TURING, "float16", ["set model.dtype to float16"]),
     ("float32", "bert", TURING, "float16", []),
     ("bfloat16", "qwen2", AMPERE, "bfloat16", []),
     ("float32", "qwen2", AMPERE, "bfloat16", []),
-    ("float16", "gemma2", HOPPER, "bfloat16", ["kind gemma2 overflow to NaN", "set model.dtype to bfloat16"]),
+    (
+        "float16",
+        "gemma2",
+        HOPPER,
+        "bfloat16",
+        ["kind gemma2 overflow to NaN", "set model.dtype to bfloat16"],
+    ),
     (None, "bert", HOPPER, "bfloat16", []),
 ]
 

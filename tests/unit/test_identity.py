@@ -16,7 +16,9 @@ BASE: dict[str, Any] = {
 }
 
 
-def identity(revision: str = "abc", digest: str = "d1", rows: int = 1502, **sections: Any) -> Identity:
+def identity(
+    revision: str = "abc", digest: str = "d1", rows: int = 1502, **sections: Any
+) -> Identity:
     """The identity of output `a`."""
     config = Config.model_validate(BASE | sections)
     return identity_of(config, "a", revision, digest, rows, arithmetic_variables({}, config.env))
@@ -52,8 +54,14 @@ def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
     [
         ({"model": {"name": "org/other"}}, 'model.name: "org/model" before, "org/other" now'),
         ({"revision": "def"}, 'model.revision: "abc" before, "def" now'),
-        ({"model": {"name": "org/model", "max_length": 256}}, "model.max_length: not set before, 256 now"),
-        ({"model": {"name": "org/model", "kwargs": {"a": 1}}}, 'model.kwargs: {} before, {"a": 1} now'),
+        (
+            {"model": {"name": "org/model", "max_length": 256}},
+            "model.max_length: not set before, 256 now",
+        ),
+        (
+            {"model": {"name": "org/model", "kwargs": {"a": 1}}},
+            'model.kwargs: {} before, {"a": 1} now',
+        ),
         (
             {"model": {"name": "org/model", "trust_remote_code": True}},
             "model.trust_remote_code: false before, true now",
@@ -62,14 +70,23 @@ def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
             {"model": {"name": "org/model", "encoder": "mine:build"}},
             'model.encoder: "sentence-transformers" before, "mine:build" now',
         ),
-        ({"model": {"name": "org/model", "pooling": "cls"}}, 'model.pooling: not set before, "cls" now'),
+        (
+            {"model": {"name": "org/model", "pooling": "cls"}},
+            'model.pooling: not set before, "cls" now',
+        ),
         ({"encode": {"task": "query"}}, 'encode.task: not set before, "query" now'),
         ({"encode": {"normalize": True}}, "encode.normalize: false before, true now"),
         ({"encode": {"prompt": ""}}, 'encode.prompt: not set before, "" now'),
-        ({"outputs": output(encode={"truncate_dim": 8})}, "encode.truncate_dim: not set before, 8 now"),
+        (
+            {"outputs": output(encode={"truncate_dim": 8})},
+            "encode.truncate_dim: not set before, 8 now",
+        ),
         ({"outputs": output(template="{y}")}, 'template: "{x}" before, "{y}" now'),
         ({"outputs": output(skip_blank=True)}, "skip_blank: false before, true now"),
-        ({"env": {"NVIDIA_TF32_OVERRIDE": "1"}}, 'env.NVIDIA_TF32_OVERRIDE: not set before, "1" now'),
+        (
+            {"env": {"NVIDIA_TF32_OVERRIDE": "1"}},
+            'env.NVIDIA_TF32_OVERRIDE: not set before, "1" now',
+        ),
         ({"rows": 1503, "digest": "d2"}, "source: 1,502 rows before, 1,503 now"),
     ],
 )
@@ -83,11 +100,17 @@ def test_what_shapes_vectors_is_identity(change: dict[str, Any], sentence: str) 
     ("inherited", "given", "found"),
     [
         ({"NVIDIA_TF32_OVERRIDE": "1", "HOME": "/root"}, {}, {"NVIDIA_TF32_OVERRIDE": "1"}),
-        ({"NVIDIA_TF32_OVERRIDE": "1"}, {"NVIDIA_TF32_OVERRIDE": "0"}, {"NVIDIA_TF32_OVERRIDE": "0"}),
+        (
+            {"NVIDIA_TF32_OVERRIDE": "1"},
+            {"NVIDIA_TF32_OVERRIDE": "0"},
+            {"NVIDIA_TF32_OVERRIDE": "0"},
+        ),
         ({"NVIDIA_TF32_OVERRIDE": "1", "OMP_NUM_THREADS": "2"}, {"NVIDIA_TF32_OVERRIDE": ""}, {}),
     ],
 )
-def test_arithmetic_variables(inherited: dict[str, str], given: dict[str, str], found: dict[str, str]) -> None:
+def test_arithmetic_variables(
+    inherited: dict[str, str], given: dict[str, str], found: dict[str, str]
+) -> None:
     """Those that change arithmetic count wherever they come from, the config's first, but for empty ones."""
     assert arithmetic_variables(inherited, given) == found
 
@@ -98,7 +121,9 @@ def test_arithmetic_variables(inherited: dict[str, str], given: dict[str, str], 
 )
 def test_moved_local_model_is_the_same(encoder: str, sentences: list[str]) -> None:
     """A local model counts by its content, not by its folder; a plug-in makes of its name what it likes."""
-    here, there = (identity(model={"name": name, "encoder": encoder}) for name in ("/here", "/there"))
+    here, there = (
+        identity(model={"name": name, "encoder": encoder}) for name in ("/here", "/there")
+    )
     assert differences(here, there) == sentences
     assert (here.fingerprint != there.fingerprint) is bool(sentences)
 

@@ -56,11 +56,17 @@ def test_runs_follow_each_other_line_by_line(layout: Layout) -> None:
         journal = write(layout, run, RUN)
         with open(layout.events, "ab") as file:
             file.write(b'{"t": 1, "ru' if run == "two" else b"")
-    assert [line["run"] for line in map(json.loads, layout.events.read_text().splitlines()[:12])] == [
+    assert [
+        line["run"] for line in map(json.loads, layout.events.read_text().splitlines()[:12])
+    ] == [
         *["one"] * 6,
         *["two"] * 6,
     ]
-    assert [each.run for each in read_events(layout.events)] == [*["one"] * 6, *["two"] * 6, *["three"] * 6]
+    assert [each.run for each in read_events(layout.events)] == [
+        *["one"] * 6,
+        *["two"] * 6,
+        *["three"] * 6,
+    ]
     assert journal.state.attempts_before == {"committed": 2, "crashed": 2}
     assert journal.state.attempts == {"committed": 1, "crashed": 1}
     assert journal.state.device_times["0"].texts == 30
@@ -76,7 +82,9 @@ def test_news(layout: Layout) -> None:
 
     layout.events.write_bytes(b"".join(note(f"n{number}") for number in range(50)))
     assert news() == ["n45", "n46", "n47", "n48", "n49"]
-    layout.events.write_bytes(note("a") + b'nonsense\n{"event":5,"t":1}\n' + note("b") + b"\n" + note("c")[:20])
+    layout.events.write_bytes(
+        note("a") + b'nonsense\n{"event":5,"t":1}\n' + note("b") + b"\n" + note("c")[:20]
+    )
     assert news() == ["a", "b"]
     assert news() == []
     with layout.events.open("ab") as file:
@@ -90,7 +98,11 @@ def test_news(layout: Layout) -> None:
 def test_phases_that_nobody_knows(layout: Layout) -> None:
     """A damaged journal may have other phases, and times that are none: status says what it can."""
     times = {"import": 2.0, "another": 3.0, "forward": float("nan"), "tokenize": 1e308}
-    write(layout, "one", [*RUN, ChunkCommitted("a", 1, 10, 10, 1, 2, True, 40.0, 99, times), RunEnded(0)])
+    write(
+        layout,
+        "one",
+        [*RUN, ChunkCommitted("a", 1, 10, 10, 1, 2, True, 40.0, 99, times), RunEnded(0)],
+    )
     layout.hidden.chmod(0o700)
     _, lines = screen_of(layout.workdir)
     assert "  all workers together: importing the encoder's packages 2 s; another 3 s" in lines

@@ -19,7 +19,9 @@ _TAKEN = (
     "in use. Of the allocated memory 500.00 MiB is allocated by PyTorch, and 20.00 MiB is reserved by PyTorch but "
     "unallocated."
 )
-_OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace("has 1.00 GiB", "has 23.00 GiB")
+_OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace(
+    "has 1.00 GiB", "has 23.00 GiB"
+)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,9 @@ _OWN = _TAKEN.replace("Process 31337 has 21.10 GiB memory in use. ", "").replace
 )
 def test_who_holds_the_memory_of_a_gpu_is_said_first(message: str, first: str) -> None:
     """Where others hold most of a GPU's memory, the remedy is about them, and not about the model."""
-    verdict = Verdict(Outcome.GPU_OOM, "it did not fit", rule="gpu-out-of-memory", figures=read_oom(message))
+    verdict = Verdict(
+        Outcome.GPU_OOM, "it did not fit", rule="gpu-out-of-memory", figures=read_oom(message)
+    )
     assert last_remedy(verdict).startswith(first)
 
 
@@ -41,7 +45,9 @@ def test_a_broken_nvml_is_repaired_before_anything_else() -> None:
     words = last_remedy(Verdict(Outcome.GPU_OOM, "", "The run goes on.", "nvml-assert-allocator"))
     assert "nvidia-smi" in words
     assert "driver" in words
-    assert "If the run has ended with it\n  If `nvidia-smi` fails" in explain("nvml-assert-allocator")
+    assert "If the run has ended with it\n  If `nvidia-smi` fails" in explain(
+        "nvml-assert-allocator"
+    )
 
 
 @pytest.mark.parametrize(

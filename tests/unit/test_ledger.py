@@ -101,7 +101,11 @@ def parts_in(folder: Path, fingerprint: str = "f") -> Parts:
     ],
 )
 def test_what_is_left_and_what_is_joined(
-    tmp_path: Path, taken: list[list[int]], bad: list[int], missing: list[int], composed: list[int] | None
+    tmp_path: Path,
+    taken: list[list[int]],
+    bad: list[int],
+    missing: list[int],
+    composed: list[int] | None,
 ) -> None:
     """Say what has neither a vector nor a verdict; once that is nothing, join the vectors, 0 being NaN here."""
     for number, texts in enumerate(taken, 1):

@@ -21,7 +21,9 @@ from late import needs
 def named(name: str, folder: Path) -> ModelConfig:
     """The model of a config in that folder."""
     outputs = {"out": {"source": "rows.txt"}}
-    return from_values({"workdir": "w", "model": {"name": name}, "outputs": outputs}, folder, ()).model
+    return from_values(
+        {"workdir": "w", "model": {"name": name}, "outputs": outputs}, folder, ()
+    ).model
 
 
 @pytest.fixture
@@ -34,7 +36,9 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_current_folder_makes_no_difference(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_makes_no_difference(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A relative name starts at the config's folder alone: what else it may mean is a hub id, or nothing."""
     monkeypatch.chdir(models)
     cache = models / "cache.json"
@@ -65,7 +69,9 @@ def test_a_node_must_have_the_same_model(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("try_s", "limit_s"), [(7.0, 60.0), (900.0, 100.0)])
-def test_a_wait_for_the_hub_ends(try_s: float, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_the_hub_ends(
+    try_s: float, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last try begins within `recovery.wait_timeout` of the first failure, and there are some between."""
     now_s, began_s = 1.0, list[float]()
 
@@ -88,7 +94,18 @@ def test_a_wait_for_the_hub_ends(try_s: float, limit_s: float, tmp_path: Path, m
 
 
 POSSIBLE = ("gpt2", "sentence-transformers/all-MiniLM-L6-v2", "_a/b_", "o" * 96 + "/" + "n" * 96)
-IMPOSSIBLE = ("n" * 97, "my model", "a--b", "a..b", "name.git", "-name", "owner/.name", "owner/", "a/b/c", "models\\x")
+IMPOSSIBLE = (
+    "n" * 97,
+    "my model",
+    "a--b",
+    "a..b",
+    "name.git",
+    "-name",
+    "owner/.name",
+    "owner/",
+    "a/b/c",
+    "models\\x",
+)
 
 
 @needs("huggingface_hub")
@@ -98,7 +115,11 @@ def test_names_that_no_hub_can_have(name: str, tmp_path: Path) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    with pytest.raises(Halt, match="no model folder") if name in IMPOSSIBLE else contextlib.nullcontext():
+    with (
+        pytest.raises(Halt, match="no model folder")
+        if name in IMPOSSIBLE
+        else contextlib.nullcontext()
+    ):
         assert source_at_hand(ModelConfig(name=name), tmp_path / "cache.json") is None
     with pytest.raises(HFValidationError) if name in IMPOSSIBLE else contextlib.nullcontext():
         validate_repo_id(name)

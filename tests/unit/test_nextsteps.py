@@ -17,7 +17,11 @@ TABLE = FinalFormat.PARQUET
         (Form(), "", 'mmap_mode="r"); row i is row i of the source'),
         (Form(2), "", "in the order of their names; row i is row i of the source"),
         (Form(format=TABLE), "out.rows.parquet", 'read_parquet("/w/out")'),
-        (Form(), "out.rows.parquet", "row i of out.rows.parquet next to it, whose source_row is the row of the source"),
+        (
+            Form(),
+            "out.rows.parquet",
+            "row i of out.rows.parquet next to it, whose source_row is the row of the source",
+        ),
     ],
 )
 def test_how_to_read(form: Form, rows_table: str, end: str) -> None:

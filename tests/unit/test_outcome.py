@@ -11,7 +11,12 @@ from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
 RESULT = Result("f", "out", 0, 0, 4, "d", 256, Facts(8), Limits(4))
-OOM = Fault(Phase.FORWARD, (Cause("torch.OutOfMemoryError", ("builtins.RuntimeError",), "CUDA out of memory."),), "", 4)
+OOM = Fault(
+    Phase.FORWARD,
+    (Cause("torch.OutOfMemoryError", ("builtins.RuntimeError",), "CUDA out of memory."),),
+    "",
+    4,
+)
 UNKNOWN = Fault(Phase.FORWARD, (Cause("builtins.KeyError", (), "'x'"),), "")
 SEGFAULT_LOG = "loading\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
 ASSERT_LOG = "device-side assert triggered\nFatal Python error: Aborted\n"
@@ -21,9 +26,17 @@ Row = tuple[Evidence, Outcome, str]
 
 BESIDE_A_RESULT: dict[str, Row] = {
     "done": (Evidence(0, result=RESULT), Outcome.COMMITTED, "done"),
-    "done, then a crash": (Evidence(-11, result=RESULT, log_tail=SEGFAULT_LOG), Outcome.COMMITTED, "done"),
+    "done, then a crash": (
+        Evidence(-11, result=RESULT, log_tail=SEGFAULT_LOG),
+        Outcome.COMMITTED,
+        "done",
+    ),
     "done, and a fault": (Evidence(1, result=RESULT, fault=OOM), Outcome.COMMITTED, "done"),
-    "done, then a hang": (Evidence(-9, EndedBy.HANG, "slow", result=RESULT), Outcome.COMMITTED, "done"),
+    "done, then a hang": (
+        Evidence(-9, EndedBy.HANG, "slow", result=RESULT),
+        Outcome.COMMITTED,
+        "done",
+    ),
     "done, then stopped": (Evidence(-15, EndedBy.STOP, result=RESULT), Outcome.COMMITTED, "done"),
     "done, found at a resume": (Evidence(None, result=RESULT), Outcome.COMMITTED, "done"),
     "bad vectors": (
@@ -46,42 +59,90 @@ BESIDE_A_RESULT: dict[str, Row] = {
 BESIDE_A_FAULT: dict[str, Row] = {
     "fault": (Evidence(20, fault=OOM), Outcome.GPU_OOM, "OutOfMemoryError: CUDA out of memory."),
     "fault, other exit code": (Evidence(1, fault=OOM), Outcome.GPU_OOM, "CUDA out of memory."),
-    "fault, then a crash": (Evidence(-6, fault=OOM, log_tail="Fatal Python error: Aborted"), Outcome.GPU_OOM, "memory"),
+    "fault, then a crash": (
+        Evidence(-6, fault=OOM, log_tail="Fatal Python error: Aborted"),
+        Outcome.GPU_OOM,
+        "memory",
+    ),
     "fault, then SIGTERM": (Evidence(-15, fault=OOM), Outcome.GPU_OOM, "memory"),
-    "fault, then stopped": (Evidence(20, EndedBy.STOP, fault=OOM), Outcome.INTERRUPTED, "stopped with the run"),
+    "fault, then stopped": (
+        Evidence(20, EndedBy.STOP, fault=OOM),
+        Outcome.INTERRUPTED,
+        "stopped with the run",
+    ),
     "fault, found at a resume": (Evidence(None, fault=OOM), Outcome.GPU_OOM, "memory"),
     "unknown fault": (Evidence(1, fault=UNKNOWN), Outcome.CRASHED, "KeyError: 'x'"),
 }
 
 WITHOUT_A_RECORD: dict[str, Row] = {
     "stopped": (Evidence(-15, EndedBy.STOP), Outcome.INTERRUPTED, "stopped with the run"),
-    "hung": (Evidence(-6, EndedBy.HANG, "no progress for 9 s", log_tail=SEGFAULT_LOG), Outcome.HUNG, "for 9 s"),
-    "found at a resume": (Evidence(None, log_tail=SEGFAULT_LOG), Outcome.INTERRUPTED, "left behind"),
+    "hung": (
+        Evidence(-6, EndedBy.HANG, "no progress for 9 s", log_tail=SEGFAULT_LOG),
+        Outcome.HUNG,
+        "for 9 s",
+    ),
+    "found at a resume": (
+        Evidence(None, log_tail=SEGFAULT_LOG),
+        Outcome.INTERRUPTED,
+        "left behind",
+    ),
     "SIGINT": (Evidence(-2), Outcome.INTERRUPTED, "SIGINT"),
     "SIGTERM": (Evidence(-15), Outcome.INTERRUPTED, "SIGTERM"),
     "SIGHUP": (Evidence(-1), Outcome.INTERRUPTED, "SIGHUP"),
-    "SIGKILL": (Evidence(-9), Outcome.CRASHED, "the program itself killed the worker: ended by SIGKILL"),
-    "SIGKILL, the log tells of another matter": (Evidence(-9, log_tail=SEGFAULT_LOG), Outcome.CRASHED, "SIGKILL"),
+    "SIGKILL": (
+        Evidence(-9),
+        Outcome.CRASHED,
+        "the program itself killed the worker: ended by SIGKILL",
+    ),
+    "SIGKILL, the log tells of another matter": (
+        Evidence(-9, log_tail=SEGFAULT_LOG),
+        Outcome.CRASHED,
+        "SIGKILL",
+    ),
     "SIGKILL by the kernel": (Evidence(-9, oom_kills=1), Outcome.HOST_OOM, "out of memory"),
     "SIGSEGV, the kernel killed another": (Evidence(-11, oom_kills=1), Outcome.CRASHED, "SIGSEGV"),
     "SIGSEGV": (Evidence(-11, log_tail=SEGFAULT_LOG), Outcome.CRASHED, "Segmentation fault"),
     "SIGABRT": (Evidence(-6), Outcome.CRASHED, "SIGABRT"),
-    "SIGABRT after CUDA's words": (Evidence(-6, log_tail=ASSERT_LOG), Outcome.DEVICE_FAULT, "device-side assert"),
+    "SIGABRT after CUDA's words": (
+        Evidence(-6, log_tail=ASSERT_LOG),
+        Outcome.DEVICE_FAULT,
+        "device-side assert",
+    ),
     "SIGBUS": (Evidence(-7, disk_free_bytes=1 << 30), Outcome.CRASHED, "SIGBUS"),
     "SIGBUS, free space unknown": (Evidence(-7), Outcome.CRASHED, "SIGBUS"),
-    "SIGBUS, nearly full": (Evidence(-7, disk_free_bytes=NEARLY_FULL_BYTES - 1), Outcome.DISK_FULL, "full disk"),
+    "SIGBUS, nearly full": (
+        Evidence(-7, disk_free_bytes=NEARLY_FULL_BYTES - 1),
+        Outcome.DISK_FULL,
+        "full disk",
+    ),
     "SIGBUS, full": (Evidence(-7, disk_free_bytes=0), Outcome.DISK_FULL, "full disk"),
     "SIGILL": (Evidence(-4), Outcome.CRASHED, "SIGILL"),
     "real-time signal": (Evidence(-40), Outcome.CRASHED, "signal 40"),
     "exit 0": (Evidence(0), Outcome.BAD_OUTPUT, "left no result"),
-    "exit 0, whatever the log says": (Evidence(0, log_tail="CUDA out of memory"), Outcome.BAD_OUTPUT, "no result"),
+    "exit 0, whatever the log says": (
+        Evidence(0, log_tail="CUDA out of memory"),
+        Outcome.BAD_OUTPUT,
+        "no result",
+    ),
     "exit 1": (Evidence(1), Outcome.CRASHED, "exit code 1 "),
-    "exit 1, the log knows": (Evidence(1, log_tail="\nMemoryError\n"), Outcome.HOST_OOM, "MemoryError"),
+    "exit 1, the log knows": (
+        Evidence(1, log_tail="\nMemoryError\n"),
+        Outcome.HOST_OOM,
+        "MemoryError",
+    ),
     "exit 2": (Evidence(2), Outcome.CRASHED, "exit code 2"),
     "exit 44": (Evidence(44), Outcome.CRASHED, "exit code 44"),
     "exit 127": (Evidence(127), Outcome.SETUP, "exit code 127"),
-    "package missing": (Evidence(1, log_tail=NO_PACKAGE_LOG), Outcome.SETUP, "No module named chunkvisor_worker"),
-    "no room for the record": (Evidence(WorkerExit.DISK_FULL), Outcome.DISK_FULL, "the disk is full or failing"),
+    "package missing": (
+        Evidence(1, log_tail=NO_PACKAGE_LOG),
+        Outcome.SETUP,
+        "No module named chunkvisor_worker",
+    ),
+    "no room for the record": (
+        Evidence(WorkerExit.DISK_FULL),
+        Outcome.DISK_FULL,
+        "the disk is full or failing",
+    ),
     "without its parent": (Evidence(WorkerExit.ORPHANED), Outcome.INTERRUPTED, "exit code 25"),
 }
 
@@ -117,7 +178,9 @@ def test_what_happened_before_the_first_batch(phase: Phase, before: bool) -> Non
 def test_every_evidence_has_a_verdict() -> None:
     """Whatever comes together, there is a verdict with a reason; COMMITTED only for verified vectors."""
     codes = (None, *range(-64, 0), *range(256))
-    records = itertools.product((None, RESULT), (None, "are wrong"), (None, OOM), EndedBy, (0, 1), (None, 0))
+    records = itertools.product(
+        (None, RESULT), (None, "are wrong"), (None, OOM), EndedBy, (0, 1), (None, 0)
+    )
     for result, problem, fault, ended_by, kills, free in records:
         evidence = Evidence(
             0,
@@ -131,7 +194,9 @@ def test_every_evidence_has_a_verdict() -> None:
         for code in codes:
             verdict = judge(replace(evidence, returncode=code))
             assert verdict.reason
-            assert (verdict.outcome is Outcome.COMMITTED) == (result is not None and problem is None)
+            assert (verdict.outcome is Outcome.COMMITTED) == (
+                result is not None and problem is None
+            )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +209,9 @@ def test_every_evidence_has_a_verdict() -> None:
     ],
     ids=["fault", "fault before beat", "beat", "neither"],
 )
-def test_batch_and_phase(fault: Fault | None, beat: Beat | None, batch: tuple[int, int], phase: Phase | None) -> None:
+def test_batch_and_phase(
+    fault: Fault | None, beat: Beat | None, batch: tuple[int, int], phase: Phase | None
+) -> None:
     """The verdict carries the batch and the phase of the fault; without one, those of the last beat."""
     verdict = judge(Evidence(20, fault=fault, beat=beat, limits=Limits(32, 512)))
     assert (verdict.batch_rows, verdict.batch_tokens) == batch
@@ -167,15 +234,30 @@ def test_exit_status_in_words(code: int, words: str) -> None:
 
 
 AT_TEXTS = Beat(9, 1, Phase.FORWARD, batch_rows=4)
-SIGNALS = (signal.SIGBUS, signal.SIGILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV, signal.SIGKILL)
+SIGNALS = (
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGSEGV,
+    signal.SIGKILL,
+)
 
 
-@pytest.mark.parametrize("code", [*range(19), 20, *range(22, 256), *(-number for number in SIGNALS)])
+@pytest.mark.parametrize(
+    "code", [*range(19), 20, *range(22, 256), *(-number for number in SIGNALS)]
+)
 def test_a_text_may_end_its_worker_in_any_way(code: int) -> None:
     """A worker that was at texts and left no record may have been ended by one of them, whatever its exit status."""
     verdict = judge(Evidence(code, beat=AT_TEXTS))
     assert verdict.row_can_cause
-    assert verdict.outcome not in (Outcome.SETUP, Outcome.HUB, Outcome.GPU_BUSY, Outcome.HARDWARE_FAULT)
+    assert verdict.outcome not in (
+        Outcome.SETUP,
+        Outcome.HUB,
+        Outcome.GPU_BUSY,
+        Outcome.HARDWARE_FAULT,
+    )
 
 
 @pytest.mark.parametrize("phase", [Phase.IMPORT, Phase.MODEL_LOAD, Phase.CUDA_INIT])
@@ -190,7 +272,11 @@ def test_before_the_first_batch_no_text_can_be_the_cause(code: int, phase: Phase
     [
         Cause("builtins.MemoryError", ("builtins.Exception",), ""),
         Cause("builtins.OSError", ("builtins.Exception",), "Cannot allocate memory", errno=12),
-        Cause("builtins.RuntimeError", ("builtins.Exception",), "[x] DefaultCPUAllocator: can't allocate memory"),
+        Cause(
+            "builtins.RuntimeError",
+            ("builtins.Exception",),
+            "[x] DefaultCPUAllocator: can't allocate memory",
+        ),
         Cause("builtins.KeyboardInterrupt", ("builtins.BaseException",), ""),
     ],
     ids=["MemoryError", "ENOMEM", "CPU allocator", "KeyboardInterrupt"],

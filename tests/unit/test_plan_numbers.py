@@ -21,7 +21,11 @@ from chunkvisor.engine.modelfolder import read_model_folder
     ],
 )
 def test_distribution(
-    lengths: tuple[int, ...], max_length: int | None, bins: list[Any], truncated: int, lost_share: float
+    lengths: tuple[int, ...],
+    max_length: int | None,
+    bins: list[Any],
+    truncated: int,
+    lost_share: float,
 ) -> None:
     """Bins double in width, and what is beyond the limit is counted."""
     found = distribution(np.array(lengths, dtype=np.int32), max_length)
@@ -40,12 +44,30 @@ BOTH = {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
     [
         ({"config.json": {"hidden_size": 384}}, 384),
         ({"modules.json": [FIRST | {"path": "0_T"}], "0_T/config.json": {"hidden_size": 100}}, 100),
-        ({"modules.json": [FIRST, POOLING], "config.json": {"hidden_size": 10}, "1_Pooling/config.json": BOTH}, 20),
-        ({"modules.json": [FIRST, POOLING, DENSE], "2_Dense/config.json": {"out_features": 64}}, 64),
-        ({"modules.json": [FIRST, {"type": "their.Own", "path": ""}], "config.json": {"hidden_size": 1}}, None),
+        (
+            {
+                "modules.json": [FIRST, POOLING],
+                "config.json": {"hidden_size": 10},
+                "1_Pooling/config.json": BOTH,
+            },
+            20,
+        ),
+        (
+            {"modules.json": [FIRST, POOLING, DENSE], "2_Dense/config.json": {"out_features": 64}},
+            64,
+        ),
+        (
+            {
+                "modules.json": [FIRST, {"type": "their.Own", "path": ""}],
+                "config.json": {"hidden_size": 1},
+            },
+            None,
+        ),
     ],
 )
-def test_dimension_from_the_folder(tmp_path: Path, files: dict[str, Any], dimension: int | None) -> None:
+def test_dimension_from_the_folder(
+    tmp_path: Path, files: dict[str, Any], dimension: int | None
+) -> None:
     """The dimension follows from the modules' JSON files; what is strange is unknown, not guessed."""
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -63,7 +85,9 @@ def test_dimension_from_the_folder(tmp_path: Path, files: dict[str, Any], dimens
         ({"dtype": "float32", "kwargs": {"backend": "onnx"}}, {"dtype": "float32"}, None),
     ],
 )
-def test_computed_dtype(tmp_path: Path, model: dict[str, Any], config: dict[str, Any], dtype: str | None) -> None:
+def test_computed_dtype(
+    tmp_path: Path, model: dict[str, Any], config: dict[str, Any], dtype: str | None
+) -> None:
     """What a worker computes in follows from the config and the model's files, or is not known."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_model_folder(tmp_path).computes_in(ModelConfig(name="m", **model)) == dtype

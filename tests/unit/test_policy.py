@@ -33,7 +33,9 @@ GIB = 1 << 30
 
 def of(outcome: Outcome, exit_code: int | None = None, **details: Any) -> Verdict:
     """A verdict; unless `details` say otherwise on a batch of one row, so that nothing is left to halve."""
-    return Verdict(outcome, "why", exit_code=exit_code, **{"limits": Limits(1), "batch_rows": 1, **details})
+    return Verdict(
+        outcome, "why", exit_code=exit_code, **{"limits": Limits(1), "batch_rows": 1, **details}
+    )
 
 
 def suspect(outcome: Outcome = Outcome.CRASHED, **details: Any) -> Verdict:
@@ -42,7 +44,11 @@ def suspect(outcome: Outcome = Outcome.CRASHED, **details: Any) -> Verdict:
 
 
 RETRIED = (Outcome.CRASHED, Outcome.HUNG, Outcome.BAD_OUTPUT, Outcome.GPU_OOM, Outcome.HOST_OOM)
-WAITED = ((Outcome.GPU_BUSY, ExitCode.TRY_AGAIN), (Outcome.HUB, ExitCode.TRY_AGAIN), (Outcome.DISK_FULL, ExitCode.DISK))
+WAITED = (
+    (Outcome.GPU_BUSY, ExitCode.TRY_AGAIN),
+    (Outcome.HUB, ExitCode.TRY_AGAIN),
+    (Outcome.DISK_FULL, ExitCode.DISK),
+)
 IN_BATCH: dict[str, Any] = {"limits": Limits(32, 512), "batch_rows": 32}
 DOUBTED: dict[str, Any] = {"canary": 7, "good": True}
 PROVEN: dict[str, Any] = {**DOUBTED, "proven": True}
@@ -55,11 +61,27 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     **{f"{o}, first": (of(o), History(), Retry(0.5)) for o in RETRIED},
     **{f"{o}, second": (of(o), History(tries=1), Retry(1.0)) for o in RETRIED},
     **{f"{o}, third": (of(o), History(tries=2), GiveUp()) for o in RETRIED},
-    "device fault with a code, third": (of(Outcome.DEVICE_FAULT, 69), History(tries=2), Stop(ExitCode.MACHINE)),
-    "third chunk given up in a row": (of(Outcome.CRASHED), History(tries=2, given_up=2), Stop(ExitCode.TRY_AGAIN)),
+    "device fault with a code, third": (
+        of(Outcome.DEVICE_FAULT, 69),
+        History(tries=2),
+        Stop(ExitCode.MACHINE),
+    ),
+    "third chunk given up in a row": (
+        of(Outcome.CRASHED),
+        History(tries=2, given_up=2),
+        Stop(ExitCode.TRY_AGAIN),
+    ),
     "twentieth in a row": (of(Outcome.CRASHED), History(fruitless=19), Stop(ExitCode.TRY_AGAIN)),
-    "twentieth in a row, nothing encoded": (suspect(), History(fruitless=19), Stop(ExitCode.MACHINE, why="first")),
-    "twentieth in a row, looked at alone": (suspect(), History(fruitless=19, texts=1, **PROVEN), Retry()),
+    "twentieth in a row, nothing encoded": (
+        suspect(),
+        History(fruitless=19),
+        Stop(ExitCode.MACHINE, why="first"),
+    ),
+    "twentieth in a row, looked at alone": (
+        suspect(),
+        History(fruitless=19, texts=1, **PROVEN),
+        Retry(),
+    ),
     # Whose fault is it?
     "unproven, no canary": (suspect(), History(), Retry(0.5)),
     "a canary failed": (suspect(), History(**DOUBTED), CANARY),
@@ -85,23 +107,47 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     ),
     "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
     "proven, second look": (suspect(), History(tries=1, **PROVEN), Split(How.HALVES)),
-    "proven, batch known": (suspect(), History(tries=1, texts=9, under_way=3, **PROVEN), Split(How.SUSPECTS)),
+    "proven, batch known": (
+        suspect(),
+        History(tries=1, texts=9, under_way=3, **PROVEN),
+        Split(How.SUSPECTS),
+    ),
     "proven, one by one": (
         suspect(),
         History(tries=1, texts=9, under_way=9, one_by_one=True, **PROVEN),
         Split(How.HALVES),
     ),
-    "a part is taken apart at once": (suspect(), History(part=True, texts=4, **PROVEN), Split(How.HALVES)),
+    "a part is taken apart at once": (
+        suspect(),
+        History(part=True, texts=4, **PROVEN),
+        Split(How.HALVES),
+    ),
     "alone, first look": (suspect(), History(texts=1, **PROVEN), Retry()),
     "alone, second look": (suspect(), History(texts=1, tries=1, **PROVEN), Quarantine()),
     "refused by the encoder": (suspect(Outcome.BAD_INPUT), History(texts=1), Quarantine()),
     "one of many refused": (suspect(Outcome.BAD_INPUT), History(), Split(How.HALVES)),
-    "some vectors bad": (suspect(Outcome.BAD_OUTPUT, bad_rows=(3,)), History(texts=9), Split(How.BAD)),
-    "a bad vector alone": (suspect(Outcome.BAD_OUTPUT, bad_rows=(0,)), History(texts=1, **PROVEN), Quarantine()),
+    "some vectors bad": (
+        suspect(Outcome.BAD_OUTPUT, bad_rows=(3,)),
+        History(texts=9),
+        Split(How.BAD),
+    ),
+    "a bad vector alone": (
+        suspect(Outcome.BAD_OUTPUT, bad_rows=(0,)),
+        History(texts=1, **PROVEN),
+        Quarantine(),
+    ),
     # Starts
     "first start": (of(Outcome.CRASHED, **ON_DEVICE), History(), START),
-    "third start": (of(Outcome.CRASHED, **ON_DEVICE), History(starts=2), Stop(ExitCode.MACHINE, local=True)),
-    "third load": (of(Outcome.CRASHED, **LOADING), History(starts=2), Stop(ExitCode.CONFIG, local=True)),
+    "third start": (
+        of(Outcome.CRASHED, **ON_DEVICE),
+        History(starts=2),
+        Stop(ExitCode.MACHINE, local=True),
+    ),
+    "third load": (
+        of(Outcome.CRASHED, **LOADING),
+        History(starts=2),
+        Stop(ExitCode.CONFIG, local=True),
+    ),
     "set up wrongly": (of(Outcome.SETUP, **LOADING), History(), Stop(ExitCode.CONFIG, local=True)),
     "set up, and worked": (of(Outcome.SETUP, **LOADING), History(worked=True), START),
     "waited for a start": (
@@ -109,7 +155,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(starts=2, worked=True, failing_s=600),
         Stop(ExitCode.MACHINE, local=True),
     ),
-    "too large alone": (suspect(Outcome.GPU_OOM), History(texts=1, tries=1, too_large=3, **PROVEN), Quarantine()),
+    "too large alone": (
+        suspect(Outcome.GPU_OOM),
+        History(texts=1, tries=1, too_large=3, **PROVEN),
+        Quarantine(),
+    ),
     "not even its shortest has memory": (
         suspect(Outcome.GPU_OOM),
         History(canary=OWN, chosen=True, good=True),
@@ -125,7 +175,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(canary=OWN, chosen=True, good=True),
         Retry(0.5),
     ),
-    "host memory, alone": (suspect(Outcome.HOST_OOM), History(texts=1, tries=3, **PROVEN), Retry(32.0)),
+    "host memory, alone": (
+        suspect(Outcome.HOST_OOM),
+        History(texts=1, tries=3, **PROVEN),
+        Retry(32.0),
+    ),
     # Memory
     "a batch is halved": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
@@ -137,7 +191,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(),
         Retry(charge=False, lesson=Lesson(10, None)),
     ),
-    "while texts are tokenized": (of(Outcome.HOST_OOM, phase=Phase.TOKENIZE, **IN_BATCH), History(), Retry(0.5)),
+    "while texts are tokenized": (
+        of(Outcome.HOST_OOM, phase=Phase.TOKENIZE, **IN_BATCH),
+        History(),
+        Retry(0.5),
+    ),
     "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(company=Company.CAME), Wait(1.0)),
     "others stay": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
@@ -154,13 +212,29 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "the server says when": (of(Outcome.HUB, wait_s=90.0), History(waited_s=50), Wait(90.0)),
     "the server says never": (of(Outcome.HUB, wait_s=9000.0), History(waited_s=500), Wait(100.0)),
     "an error in the code": (suspect(rule="encoder-broken"), History(), CANARY),
-    "an error in the code, after vectors": (suspect(rule="encoder-broken"), History(good=True), Retry(0.5)),
-    "busy for too long": (of(Outcome.GPU_BUSY), History(waited_s=600), Stop(ExitCode.TRY_AGAIN, local=True)),
+    "an error in the code, after vectors": (
+        suspect(rule="encoder-broken"),
+        History(good=True),
+        Retry(0.5),
+    ),
+    "busy for too long": (
+        of(Outcome.GPU_BUSY),
+        History(waited_s=600),
+        Stop(ExitCode.TRY_AGAIN, local=True),
+    ),
     "no hub for too long": (of(Outcome.HUB), History(waited_s=600), Stop(ExitCode.TRY_AGAIN)),
-    "full for too long": (of(Outcome.DISK_FULL), History(waited_s=600), Stop(ExitCode.DISK, local=True)),
+    "full for too long": (
+        of(Outcome.DISK_FULL),
+        History(waited_s=600),
+        Stop(ExitCode.DISK, local=True),
+    ),
     "a machine is lost": (of(Outcome.LOST), History(tries=8), Retry()),
     "the tenth machine is lost": (of(Outcome.LOST), History(tries=9), GiveUp()),
-    "stopped by us": (of(Outcome.INTERRUPTED, asked_for=True), History(tries=9), Retry(charge=False)),
+    "stopped by us": (
+        of(Outcome.INTERRUPTED, asked_for=True),
+        History(tries=9),
+        Retry(charge=False),
+    ),
     "hardware": (of(Outcome.HARDWARE_FAULT), History(), Stop(ExitCode.MACHINE, local=True)),
     "setup in a batch": (of(Outcome.SETUP), History(), Stop(ExitCode.CONFIG, local=True)),
 }
@@ -182,16 +256,24 @@ def test_one_attempt_blames_at_the_first_proven_look_but_for_a_hang() -> None:
 def test_a_model_larger_than_its_gpu_by_the_figures_of_its_message() -> None:
     """What the worker held and wanted is more than there is: nobody has to be asked."""
     figures = OomFigures(
-        wanted_bytes=2 * GIB, total_bytes=8 * GIB, free_bytes=0, process_bytes=7 * GIB, reserved_bytes=0
+        wanted_bytes=2 * GIB,
+        total_bytes=8 * GIB,
+        free_bytes=0,
+        process_bytes=7 * GIB,
+        reserved_bytes=0,
     )
     verdict = of(Outcome.GPU_BUSY, rule="gpu-full-before-work", figures=figures)
-    assert decide(verdict, History(), RECOVERY) == Stop(ExitCode.MACHINE, local=True, why="too large")
+    assert decide(verdict, History(), RECOVERY) == Stop(
+        ExitCode.MACHINE, local=True, why="too large"
+    )
 
 
 @pytest.mark.parametrize("outcome", [each for each in Outcome if each is not Outcome.COMMITTED])
 def test_every_failure_has_a_step(outcome: Outcome) -> None:
     """In whatever phase and after whatever came before; what charges nothing is counted in another way."""
-    for phase, row, good, texts, tries in itertools.product((None, *Phase), (0, 1), (0, 1), (1, 8), (0, 9)):
+    for phase, row, good, texts, tries in itertools.product(
+        (None, *Phase), (0, 1), (0, 1), (1, 8), (0, 9)
+    ):
         verdict, proven = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
         canary = 7 if good else None
         history = History(texts=texts, tries=tries, canary=canary, proven=proven, good=proven)

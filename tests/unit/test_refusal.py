@@ -38,7 +38,9 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
     """The disk that is full, and its room; who owns what may not be used; and that the current folder is gone."""
     elsewhere = tmp_path / "tmp"
     elsewhere.mkdir()
-    halt = refusal(OSError(errno.ENOSPC, "No space left on device", str(elsewhere / "x")), tmp_path / "work")
+    halt = refusal(
+        OSError(errno.ENOSPC, "No space left on device", str(elsewhere / "x")), tmp_path / "work"
+    )
     assert halt is not None
     assert halt.what == f"the disk of {elsewhere} is full or failing"
     assert halt.why.endswith(f" are free in {elsewhere}")
@@ -51,7 +53,9 @@ def test_what_a_refusal_names(tmp_path: Path) -> None:
     assert halt is not None
     assert halt.what == "the current folder has been removed"
     words = with_room("no room", tmp_path / "none", tmp_path, elsewhere)
-    assert re.fullmatch(rf"no room; [^;]+ are free in {re.escape(str(tmp_path))}", words), "each disk once"
+    assert re.fullmatch(rf"no room; [^;]+ are free in {re.escape(str(tmp_path))}", words), (
+        "each disk once"
+    )
 
 
 def test_bugs_stay_bugs() -> None:
@@ -61,7 +65,11 @@ def test_bugs_stay_bugs() -> None:
 
 @pytest.mark.parametrize(
     ("number", "outcome"),
-    [(errno.EAGAIN, Outcome.HOST_OOM), (errno.ENOSPC, Outcome.DISK_FULL), (errno.E2BIG, Outcome.SETUP)],
+    [
+        (errno.EAGAIN, Outcome.HOST_OOM),
+        (errno.ENOSPC, Outcome.DISK_FULL),
+        (errno.E2BIG, Outcome.SETUP),
+    ],
 )
 def test_worker_that_cannot_be_started(number: int, outcome: Outcome) -> None:
     """What passes is waited for; what does not is a fault of the set-up, with something to do."""

@@ -22,7 +22,9 @@ VECTORS = np.arange(1, 31, dtype=np.float32).reshape(10, 3)
 
 def spec(skip: tuple[int, ...] = ()) -> Spec:
     """Ten texts, of which those in `skip` have their vectors."""
-    return Spec("run", "print", "o", 0, 1, 40, 50, "", "cpu", ModelSpec("m"), EncodeSpec(), skip=skip)
+    return Spec(
+        "run", "print", "o", 0, 1, 40, 50, "", "cpu", ModelSpec("m"), EncodeSpec(), skip=skip
+    )
 
 
 @pytest.fixture
@@ -126,7 +128,10 @@ def lie(files: AttemptFiles) -> None:
         (lie, Salvage((0, 3, 4, 9))),
         (lambda files: files.partial.unlink(), Salvage()),
         (lambda files: files.batches.unlink(), Salvage()),
-        (lambda files: files.batches.write_bytes(b"\xff\n" + files.batches.read_bytes()), Salvage()),
+        (
+            lambda files: files.batches.write_bytes(b"\xff\n" + files.batches.read_bytes()),
+            Salvage(),
+        ),
     ],
 )
 def test_what_is_damaged_is_not_taken_over(

@@ -54,7 +54,9 @@ def rewrite(path: Path) -> None:
         (Path.unlink, False, False),
     ],
 )
-def test_stamp(tmp_path: Path, change: Callable[[Path], object], untouched: bool, holds: bool) -> None:
+def test_stamp(
+    tmp_path: Path, change: Callable[[Path], object], untouched: bool, holds: bool
+) -> None:
     """A file that was touched is read again, and holds where its content is what it was."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100)

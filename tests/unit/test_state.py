@@ -15,11 +15,23 @@ from chunkvisor_worker.contract.messages import Beat, Phase
 Event = tuple[float, str, dict[str, Any]]
 
 INVOKED: Event = (100, "invoked", {"workdir": "w"})
-STARTED: Event = (100, "run_started", {"workdir": "w", "device": "NVIDIA X (GPU-1), cpu", "outputs": ["a"]})
+STARTED: Event = (
+    100,
+    "run_started",
+    {"workdir": "w", "device": "NVIDIA X (GPU-1), cpu", "outputs": ["a"]},
+)
 OPENED: Event = (
     101,
     "output_opened",
-    {"output": "a", "rows": 200, "distinct": 100, "chunks": 4, "chunk_size": 25, "chunks_done": 1, "texts_done": 25},
+    {
+        "output": "a",
+        "rows": 200,
+        "distinct": 100,
+        "chunks": 4,
+        "chunk_size": 25,
+        "chunks_done": 1,
+        "texts_done": 25,
+    },
 )
 FIRST, SECOND = {"output": "a", "chunk": 1, "attempt": 1}, {"output": "a", "chunk": 2, "attempt": 3}
 BEGUN: list[Event] = [
@@ -33,9 +45,21 @@ BEGUN: list[Event] = [
 COMMITTED: Event = (
     120,
     "chunk_committed",
-    {"output": "a", "chunk": 1, "texts": 25, "texts_done": 50, "chunks_done": 2, "chunks": 4, "tokens": 500},
+    {
+        "output": "a",
+        "chunk": 1,
+        "texts": 25,
+        "texts_done": 50,
+        "chunks_done": 2,
+        "chunks": 4,
+        "tokens": 500,
+    },
 )
-PLANNED: Event = (102, "work_planned", {"rows": 200, "texts": 100, "texts_left": 75, "chunks": 4, "chunks_left": 3})
+PLANNED: Event = (
+    102,
+    "work_planned",
+    {"rows": 200, "texts": 100, "texts_left": 75, "chunks": 4, "chunks_left": 3},
+)
 ON_RAY: Event = (100, "run_started", STARTED[2] | {"engine": "ray", "device": "cpu"})
 JOINED: Event = (103, "node_joined", {"node": "n1", "device": "cpu", "first": 0})
 LOST: Event = (111, "node_lost", {"node": "n1", "why": "it is gone", "left": 0})
@@ -63,11 +87,17 @@ def seen(now_s: float, *events: Event, beats: Beats | None = None) -> Snapshot:
         ([], "starting"),
         ([INVOKED, (100, "resolving", {"model": "m/m"})], "asking the model hub for m/m"),
         ([INVOKED, (100, "staging", {"output": "a"})], "reading the source of a"),
-        ([*BEGUN[:2], (100, "staging", {"output": "a"}), OPENED, PLANNED], "starting the first workers"),
+        (
+            [*BEGUN[:2], (100, "staging", {"output": "a"}), OPENED, PLANNED],
+            "starting the first workers",
+        ),
         ([INVOKED, ON_RAY, OPENED, PLANNED], "waiting for a node of the Ray cluster"),
         ([INVOKED, ON_RAY, OPENED, PLANNED, JOINED], "starting the first workers"),
         ([INVOKED, ON_RAY, *BEGUN[2:], JOINED, LOST], "waiting for a node of the Ray cluster"),
-        ([*BEGUN[:3], (102, "template_started", {"pid": 3})], "loading the model, once for all workers"),
+        (
+            [*BEGUN[:3], (102, "template_started", {"pid": 3})],
+            "loading the model, once for all workers",
+        ),
         (BEGUN, "computing"),
         ([*BEGUN, (120, "assembling", {"output": "a", "chunks": 4})], "joining the chunks of a"),
         ([*BEGUN, DRAINING, (121, "go", {**SECOND, "rows": 1})], STOPPING),
@@ -86,7 +116,11 @@ def test_progress_counts_what_workers_have_done() -> None:
     ended: Event = (119, "worker_ended", {**FIRST, "device": 0})
     events = [*BEGUN, ended, COMMITTED, (121, "go", {**SECOND, "rows": 32})]
     now = seen(130, *events, beats={AttemptKey("a", 2, 3): (beat, 0.5)})
-    assert [now.total(name) for name in ("rows", "rows_done", "chunks_done")] == [200, 120, 2]  # 60 of 100 texts
+    assert [now.total(name) for name in ("rows", "rows_done", "chunks_done")] == [
+        200,
+        120,
+        2,
+    ]  # 60 of 100 texts
     assert now.rows_per_s == pytest.approx(2 * 35 / 20)
     assert now.tokens_per_s == pytest.approx(700 / 20)
     assert now.eta_s == pytest.approx(40 / (35 / 20))
@@ -95,7 +129,11 @@ def test_progress_counts_what_workers_have_done() -> None:
 
 
 FAILED: Event = (120, "attempt_failed", {**FIRST, "outcome": "crashed", "reason": "no"})
-BAD: Event = (120, "quarantined", {"output": "a", "row": 1, "place": "f:1", "outcome": "crashed", "reason": "no"})
+BAD: Event = (
+    120,
+    "quarantined",
+    {"output": "a", "row": 1, "place": "f:1", "outcome": "crashed", "reason": "no"},
+)
 SPLIT: Event = (120, "chunk_split", {"output": "a", "chunk": 1, "texts": 12, "rows": "row 7"})
 WAITING: Event = (125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})
 
@@ -105,10 +143,20 @@ WAITING: Event = (125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})
     [
         ([], 0, Weight.NEWS, "all is well"),
         ([FAILED], 0, Weight.CARE, "1 attempt failed and is tried again; nothing is lost"),
-        ([(120, "attempt_failed", {**FAILED[2], "attempt": 0})], 0, Weight.NEWS, "all is well"),  # no worker started
+        (
+            [(120, "attempt_failed", {**FAILED[2], "attempt": 0})],
+            0,
+            Weight.NEWS,
+            "all is well",
+        ),  # no worker started
         ([FAILED, BAD], 0, Weight.LOSS, "1 row without a vector"),
         ([BAD, (130, "halted", {"code": 3})], 0, Weight.LOSS, "1 row without a vector"),
-        ([(120, "chunk_set_aside", {"output": "a", "chunk": 1})], 0, Weight.LOSS, "1 chunk set aside"),
+        (
+            [(120, "chunk_set_aside", {"output": "a", "chunk": 1})],
+            0,
+            Weight.LOSS,
+            "1 chunk set aside",
+        ),
         ([(120, "device_dropped", {"device": "X"})], 0, Weight.LOSS, "1 device left out"),
         ([SPLIT], 0, Weight.CARE, "looking for the text that fails in a chunk 1: 12 texts left"),
         ([SPLIT, BAD, COMMITTED], 0, Weight.LOSS, "1 row without a vector"),
@@ -120,7 +168,12 @@ WAITING: Event = (125, "waiting", {"delay_s": 30, "reason": "GPU\nbusy"})
 )
 def test_whether_to_worry(events: list[Event], silent_s: float, weight: Weight, words: str) -> None:
     """The gravest matter is named, with what comes of it by itself."""
-    now = seen(130, *BEGUN, *events, beats={AttemptKey("a", 1, 1): (Beat(1, 7, Phase.FORWARD, 1, 25), silent_s)})
+    now = seen(
+        130,
+        *BEGUN,
+        *events,
+        beats={AttemptKey("a", 1, 1): (Beat(1, 7, Phase.FORWARD, 1, 25), silent_s)},
+    )
     assert now.weight is weight
     assert now.health.startswith(words)
 
@@ -137,7 +190,10 @@ def test_a_text_that_is_given_up_counts_as_done() -> None:
     earlier: Event = (101, "output_opened", {**OPENED[2], "quarantined": 3})
     given_up: Event = (119, "quarantined", {"output": "a", "row": 30, "chunk": 1, "rows": 2})
     begun = [*BEGUN[:2], earlier, *BEGUN[3:], given_up]
-    assert [seen(121, *begun, *more).outputs["a"].share for more in ([], [COMMITTED])] == [0.26, 0.5]
+    assert [seen(121, *begun, *more).outputs["a"].share for more in ([], [COMMITTED])] == [
+        0.26,
+        0.5,
+    ]
     assert state_of(*begun, COMMITTED).total("texts_here") == 24
     assert seen(119, *begun).health == "5 rows without a vector"
 
@@ -166,10 +222,30 @@ RESUMED: Event = (120, "chunk_committed", {**COMMITTED[2], "tokens": 0, "texts_b
 @pytest.mark.parametrize(
     ("events", "far", "texts", "tokens"),
     [
-        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:]], "35 %, about 70 of 200", 0, 0, id="taken over from a killed run"),
-        pytest.param([*BEGUN[:3], KEPT, *BEGUN[3:], PART, RESUMED], "50 %, about 100 of", 15, 500, id="and finished"),
-        pytest.param([*BEGUN, (119, *KEPT[1:])], "35 %, about 70 of 200 rows", 10, 200, id="kept by this run"),
-        pytest.param([*BEGUN, (119, *KEPT[1:]), PART, COMPOSED], "50 %, about 100", 25, 700, id="and finished here"),
+        pytest.param(
+            [*BEGUN[:3], KEPT, *BEGUN[3:]],
+            "35 %, about 70 of 200",
+            0,
+            0,
+            id="taken over from a killed run",
+        ),
+        pytest.param(
+            [*BEGUN[:3], KEPT, *BEGUN[3:], PART, RESUMED],
+            "50 %, about 100 of",
+            15,
+            500,
+            id="and finished",
+        ),
+        pytest.param(
+            [*BEGUN, (119, *KEPT[1:])], "35 %, about 70 of 200 rows", 10, 200, id="kept by this run"
+        ),
+        pytest.param(
+            [*BEGUN, (119, *KEPT[1:]), PART, COMPOSED],
+            "50 %, about 100",
+            25,
+            700,
+            id="and finished here",
+        ),
         pytest.param([*BEGUN, COMMITTED], "50 %, about 100 of 200", 25, 500, id="at once"),
     ],
 )
@@ -194,13 +270,22 @@ GO = {**FIRST, "rows": 2}
         ("attempt_event", FIRST, None),
     ],
 )
-def test_events_of_other_versions(name: str, details: dict[str, Any], made: dict[str, Any] | None) -> None:
+def test_events_of_other_versions(
+    name: str, details: dict[str, Any], made: dict[str, Any] | None
+) -> None:
     """An event with a wrong or missing field is passed over; fields that are not known are ignored."""
     event = event_of(name, details)
     assert made == (event and {key: getattr(event, key) for key in made or {}})
 
 
-SAMPLES: dict[Any, Any] = {int: 3, int | None: 4, float: 1.5, float | None: 2.5, bool: True, str: "x"}
+SAMPLES: dict[Any, Any] = {
+    int: 3,
+    int | None: 4,
+    float: 1.5,
+    float | None: 2.5,
+    bool: True,
+    str: "x",
+}
 SAMPLES |= {tuple[str, ...]: ("x", "y"), dict[str, float]: {"forward": 0.5}}
 
 

@@ -6,9 +6,15 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event as of
 from chunkvisor.words import Troubles
 
-GO, KEPT, BAD = of.Go("t", 5, 1, 32), of.BatchesKept("t", 5, 10), of.Quarantined("t", 10, "a.jsonl:11")
+GO, KEPT, BAD = (
+    of.Go("t", 5, 1, 32),
+    of.BatchesKept("t", 5, 10),
+    of.Quarantined("t", 10, "a.jsonl:11"),
+)
 HUNG = of.PartFailed("t", 5, 2, "hung", "no progress for 5 s", log="/w/5/2/worker.log")
-CRASHED = of.AttemptFailed("t", 5, 3, "crashed", "SIGSEGV", rule="segmentation-fault", log="/w/5/3/worker.log")
+CRASHED = of.AttemptFailed(
+    "t", 5, 3, "crashed", "SIGSEGV", rule="segmentation-fault", log="/w/5/3/worker.log"
+)
 LAST = "failed since vectors were last saved; the last one"
 LOST = "without a vector so far: t row 10 (a.jsonl:11)"
 
@@ -24,7 +30,9 @@ LOST = "without a vector so far: t row 10 (a.jsonl:11)"
     ],
     ids=range(5),
 )
-def test_a_stop_tells_of_the_troubles_it_came_in(events: list[of.Event], why: str, log: str, see: str) -> None:
+def test_a_stop_tells_of_the_troubles_it_came_in(
+    events: list[of.Event], why: str, log: str, see: str
+) -> None:
     """The last failure since the run last got on is told, with its log, and the rows that it gave up."""
     troubles = Troubles()
     for event in events:
@@ -44,7 +52,9 @@ def test_a_stop_tells_of_the_troubles_it_came_in(events: list[of.Event], why: st
         (ExitCode.QUARANTINED, "a reason", "a reason"),  # it names them itself
     ],
 )
-def test_every_early_end_names_the_rows_that_were_given_up(code: ExitCode, before: str, why: str) -> None:
+def test_every_early_end_names_the_rows_that_were_given_up(
+    code: ExitCode, before: str, why: str
+) -> None:
     """Its own reason comes first, and stays; only a stop has none of its own."""
     troubles = Troubles()
     for event in (GO, HUNG, BAD):

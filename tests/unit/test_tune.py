@@ -45,15 +45,23 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "model.safetensors").write_text("")
-    (tmp_path / "rows.txt").write_text("".join(f"{'word ' * (number % 9 + 1)}{number}\n" for number in range(200)))
+    (tmp_path / "rows.txt").write_text(
+        "".join(f"{'word ' * (number % 9 + 1)}{number}\n" for number in range(200))
+    )
     path = tmp_path / "config.yaml"
-    path.write_text("workdir: w\nmodel: {name: ./model}\ndevice: cpu\noutputs: {out: {source: rows.txt}}\n")
+    path.write_text(
+        "workdir: w\nmodel: {name: ./model}\ndevice: cpu\noutputs: {out: {source: rows.txt}}\n"
+    )
 
-    def made_up(texts: list[str], model: ModelSpec, *_rest: Any, limits: Limits, workers: int) -> Trial:
+    def made_up(
+        texts: list[str], model: ModelSpec, *_rest: Any, limits: Limits, workers: int
+    ) -> Trial:
         if limits.tokens == 8192:
             return Trial(Verdict(Outcome.HOST_OOM, "no memory"), None, "killed")
         half = model.dtype == "bfloat16"
-        vectors = np.array([[len(text), ord(text[-1]), 1 + half * 1e-1] for text in texts], dtype=np.float32)
+        vectors = np.array(
+            [[len(text), ord(text[-1]), 1 + half * 1e-1] for text in texts], dtype=np.float32
+        )
         phases = {"forward": len(texts) / (20.0 if half else 10.0)}
         loaded = "float32" if model.dtype == "auto" else model.dtype
         return Trial(Verdict(Outcome.COMMITTED, "done"), vectors, "", phases, loaded)
@@ -73,7 +81,11 @@ def test_a_tuning(config: Path) -> None:
     found = tuned(config)
     lines = draw(found)
     assert next(line for line in lines if line.startswith("* ")).split()[1] == "bfloat16"
-    assert {each["settings"]["attn_implementation"] for each in found["candidates"]} == {None, "sdpa", "eager"}
+    assert {each["settings"]["attn_implementation"] for each in found["candidates"]} == {
+        None,
+        "sdpa",
+        "eager",
+    }
     assert any("failed: host_oom: no memory" in line for line in lines)
     assert f"tried on {found['sample']} texts of 200; cosines are to the first row." in lines
     assert "model.dtype: bfloat16" in lines[-1]
@@ -87,11 +99,16 @@ def test_a_tuning(config: Path) -> None:
     assert len(tried) == len(set(tried))
 
 
-def test_what_is_too_far_from_float32_is_not_taken(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_far_from_float32_is_not_taken(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However fast it is; of settings that are as fast, the first is taken."""
     monkeypatch.setattr(tuning_module, "LEAST_COSINE", 0.9999999)
     best = next(each for each in tuned(config)["candidates"] if each["recommended"])
-    assert (best["settings"]["model.dtype"], best["settings"]["encode.batch_tokens"]) == ("float32", "auto")
+    assert (best["settings"]["model.dtype"], best["settings"]["encode.batch_tokens"]) == (
+        "float32",
+        "auto",
+    )
 
 
 def test_bfloat16_on_a_cpu_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

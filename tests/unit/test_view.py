@@ -36,7 +36,9 @@ def snapshot(workers: int = 1, outputs: int = 1) -> Snapshot:
         health="2 attempts failed and are tried again; nothing is lost",
         weight=Weight.CARE,
         outputs={f"out{number}": progress for number in range(outputs)},
-        workers=tuple(f"GPU {number}: titles chunk {number}, loading the model" for number in range(workers)),
+        workers=tuple(
+            f"GPU {number}: titles chunk {number}, loading the model" for number in range(workers)
+        ),
         tokens_per_s=1203.4,
     )
 
@@ -76,7 +78,9 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
     """Of one output with 10 chunks."""
     reasons = (BadReason("crashed", "it died", quarantined),) if quarantined else ()
     listed_in = "w/a.json" if quarantined else ""
-    output = OutputStatus(100, 10 * done, 10, done, quarantined, done == 10, 100, reasons, "", listed_in)
+    output = OutputStatus(
+        100, 10 * done, 10, done, quarantined, done == 10, 100, reasons, "", listed_in
+    )
     return Status(state, 77, {"a": output}, {"committed": done}, 12.0, None)
 
 
@@ -107,7 +111,12 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
             ],
         ),
         (
-            replace(status(State.STOPPED, 10), command="cd /a && chunkvisor run b.yaml", began_at=T0, told_at=T0 + 125),
+            replace(
+                status(State.STOPPED, 10),
+                command="cd /a && chunkvisor run b.yaml",
+                began_at=T0,
+                told_at=T0 + 125,
+            ),
             130,
             [
                 "stopped: it was interrupted (Ctrl-C, SIGINT)",
@@ -135,5 +144,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
 )
 def test_status_screen(now: Status, ending: int | None, lines: list[str]) -> None:
     """At a glance: the state, how far, how long, whether to worry, and what to do."""
-    snapshot = replace(WORKING, state=RunState(ending=Halted(ending) if ending is not None else None))
+    snapshot = replace(
+        WORKING, state=RunState(ending=Halted(ending) if ending is not None else None)
+    )
     assert status_screen(now, snapshot, Path("w")) == lines

@@ -7,7 +7,15 @@ from chunkvisor.judge import Pulse
 from chunkvisor_worker.contract.messages import Beat, Phase
 
 PATIENCE = RecoveryConfig(startup_timeout=100, stall_timeout=10)
-STARTING = (None, Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
+STARTING = (
+    None,
+    Phase.START,
+    Phase.IMPORT,
+    Phase.MODEL_LOAD,
+    Phase.TOKENIZE,
+    Phase.CUDA_INIT,
+    Phase.WEIGHTS_COPY,
+)
 WORKING = (Phase.FORWARD, Phase.WRITE, Phase.DONE)
 
 
@@ -24,7 +32,10 @@ def pulse(phase: Phase | None, *, changed_s: float = 0, started_s: float = 0) ->
         *((pulse(phase, changed_s=100), 101.0, "startup_timeout") for phase in STARTING),
         (pulse(Phase.READY), 101.0, "startup_timeout"),
         *((pulse(phase, changed_s=500), 509.0, "") for phase in WORKING),
-        *((pulse(p, changed_s=500), 511.0, f"no progress for 11 s in phase {p} (stall_timeout)") for p in WORKING),
+        *(
+            (pulse(p, changed_s=500), 511.0, f"no progress for 11 s in phase {p} (stall_timeout)")
+            for p in WORKING
+        ),
         (pulse(Phase.START, started_s=50), 149.0, ""),
     ],
 )

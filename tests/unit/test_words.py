@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from chunkvisor.errors import ExitCode
-from chunkvisor.events.event import AttemptFailed, ChunkSplit, Event, OutputOpened, RunStarted, Waiting, WorkPlanned
+from chunkvisor.events.event import (
+    AttemptFailed,
+    ChunkSplit,
+    Event,
+    OutputOpened,
+    RunStarted,
+    Waiting,
+    WorkPlanned,
+)
 from chunkvisor.heart.loop import what_follows
 from chunkvisor.heart.policy import GiveUp, How, Lesson, Quarantine, Retry, Split, Step, Stop
 from chunkvisor.heart.run import WaitTeller
@@ -56,7 +64,9 @@ def test_a_failure_without_an_attempt() -> None:
 def test_the_search_says_what_is_left_and_what_is_tried() -> None:
     """How many texts, and which rows are next; the steps that follow are read from one line of the view."""
     split = ChunkSplit("a", 2, 7, "rows 23, 25")
-    assert split.line == "a chunk 2: looking for the text that fails among 7 texts; next: rows 23, 25"
+    assert (
+        split.line == "a chunk 2: looking for the text that fails among 7 texts; next: rows 23, 25"
+    )
     assert replace(split, again=True).line == ""
 
 
@@ -77,7 +87,10 @@ def test_rows_are_told_as_ranges(rows: list[int], words: str) -> None:
 
 def test_nouns_are_counted() -> None:
     """One chunk, two chunks."""
-    assert OutputOpened("a", 1, 1, 1, 2000).line == "a: 1 row, 1 distinct text, 1 chunk of up to 2,000, 0 done"
+    assert (
+        OutputOpened("a", 1, 1, 1, 2000).line
+        == "a: 1 row, 1 distinct text, 1 chunk of up to 2,000, 0 done"
+    )
     assert OutputOpened("a", 3, 2, 2, 1, chunks_done=1).line == (
         "a: 3 rows, 2 distinct texts, 2 chunks of up to 1, 1 done"
     )
@@ -115,7 +128,10 @@ def test_a_wait_is_told_once_a_minute() -> None:
 )
 def test_the_first_line(device: str, words: str) -> None:
     """It says what is encoded, with which model, on what, and where."""
-    assert RunStarted("/w", device, model="m", outputs=("a", "b")).line == f"encoding a, b with m on {words}, in /w"
+    assert (
+        RunStarted("/w", device, model="m", outputs=("a", "b")).line
+        == f"encoding a, b with m on {words}, in /w"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +162,9 @@ class _Attempts:
         files = AttemptFiles(self.folder / f"{chunk:06d}" / f"{attempt:03d}")
         files.folder.mkdir(parents=True)
         files.log.write_text(reason)
-        files.verdict.write_text(f'{{"outcome": "crashed", "reason": "{reason}", "rule": "{rule}"}}')
+        files.verdict.write_text(
+            f'{{"outcome": "crashed", "reason": "{reason}", "rule": "{rule}"}}'
+        )
         return files
 
 

@@ -21,7 +21,9 @@ PROBE_TOKENS = 4096
 # may have had no padding, and so no mask.
 _SHARE = 0.5
 
-Needs = Callable[[], tuple[int, int]]  # (bytes that the last batch took at its peak, bytes that are free without it)
+Needs = Callable[
+    [], tuple[int, int]
+]  # (bytes that the last batch took at its peak, bytes that are free without it)
 
 
 def estimated_tokens(size_bytes: int) -> int:
@@ -63,7 +65,9 @@ def padded_tokens(lengths: Sequence[int] | Indices, batch: Indices, *, flat: boo
     return int(sizes.sum() if flat else len(sizes) * sizes.max(initial=0))
 
 
-def cut_measured(lengths: Indices, limits: Limits, needs: Needs, *, flat: bool = False) -> Iterator[Indices]:
+def cut_measured(
+    lengths: Indices, limits: Limits, needs: Needs, *, flat: bool = False
+) -> Iterator[Indices]:
     """Batches like `cut`; the first is small, of the longest texts, and `needs` then says what fits behind it."""
     assert limits.tokens is not None
     first = cut(lengths, replace(limits, tokens=min(limits.tokens, PROBE_TOKENS)), flat=flat)[:1]

@@ -37,7 +37,9 @@ def choose(model: Any, forward: Callable[[], Any]) -> str:
 
     wanted = os.environ.get(LINEAR, "")
     layers = packable(model)
-    has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    has_onednn = torch.backends.mkldnn.is_available() and hasattr(
+        torch.ops.mkldnn, "_linear_pointwise"
+    )
     if wanted == TORCH or not layers or not has_onednn:
         return TORCH
     try:
@@ -65,12 +67,15 @@ def packable(model: Any) -> list[Any]:
         return (
             type(parameter) is torch.nn.Parameter
             and type(parameter.data) is torch.Tensor
-            and (parameter.dtype, parameter.layout, parameter.device.type) == (torch.float32, torch.strided, "cpu")
+            and (parameter.dtype, parameter.layout, parameter.device.type)
+            == (torch.float32, torch.strided, "cpu")
             and parameter.numel() > 0
         )
 
     modules = list(model.modules())
-    parameters = [each for module in modules for each in module._parameters.values() if is_plain(each)]
+    parameters = [
+        each for module in modules for each in module._parameters.values() if is_plain(each)
+    ]
     owners = Counter(each.data_ptr() for each in parameters)
     return [
         module
@@ -155,13 +160,26 @@ _BATCHES_A_LANE = 4  # at least: the last batches of a chunk leave cores without
 # Model types of transformers whose forward pass keeps nothing in the model, so that several may be under way.
 STATELESS = frozenset(
     {
-        *("bert", "camembert", "distilbert", "electra", "eurobert", "gemma3_text", "llama", "mistral", "modernbert"),
+        *(
+            "bert",
+            "camembert",
+            "distilbert",
+            "electra",
+            "eurobert",
+            "gemma3_text",
+            "llama",
+            "mistral",
+            "modernbert",
+        ),
         *("mpnet", "nomic_bert", "qwen2", "qwen3", "roberta", "xlm-roberta"),
     }
 )
 # Before transformers 5 had it, what gathers a forward pass's outputs replaced methods of the model meanwhile.
 _THREAD_SAFE = "transformers.utils.output_capturing"
-_CHANGING_ROPE = ("dynamic", "longrope")  # rotary position embeddings whose frequencies a forward pass changes
+_CHANGING_ROPE = (
+    "dynamic",
+    "longrope",
+)  # rotary position embeddings whose frequencies a forward pass changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +191,10 @@ class Lanes:
     ahead: int = 0  # batches that may be under way when another begins
 
     def compute(
-        self, batches: Iterable[Indices], begins: Callable[[Indices], bool], start: Callable[[Indices], Wait]
+        self,
+        batches: Iterable[Indices],
+        begins: Callable[[Indices], bool],
+        start: Callable[[Indices], Wait],
     ) -> Iterator[tuple[Indices, Vectors]]:
         """The batches with their vectors, in their order.
 
@@ -203,7 +224,9 @@ class Lanes:
                 if pool is None or alone:
                     under_way.append((indices, start(indices)))
                 else:
-                    under_way.append((indices, pool.submit(lambda batch: start(batch)(), indices).result))
+                    under_way.append(
+                        (indices, pool.submit(lambda batch: start(batch)(), indices).result)
+                    )
                 while len(under_way) > (0 if alone else self.ahead):
                     yield oldest()
             while under_way:
@@ -228,7 +251,11 @@ def is_stateless(model: Any) -> bool:
         return False
     transformer = model.transformers_model
     rope_types = [getattr(module, "rope_type", None) for module in transformer.modules()]
-    kinds = [kind for each in rope_types for kind in (each.values() if isinstance(each, dict) else [each])]
+    kinds = [
+        kind
+        for each in rope_types
+        for kind in (each.values() if isinstance(each, dict) else [each])
+    ]
     return transformer.config.model_type in STATELESS and not any(
         changing in str(kind) for kind in kinds for changing in _CHANGING_ROPE
     )

@@ -24,10 +24,14 @@ from chunkvisor_worker.liveness import BeatWriter
 POISON_ROW = "poison-row"
 _BLOCK_BYTES = 256 << 20
 _SIMULATED = "chunkvisor drill: simulated\n"  # in the log of a fault that could have been a real one, and was not
-Strike: TypeAlias = Callable[[AttemptFiles], BaseException | None]  # brings it about, or returns the exception it is
+Strike: TypeAlias = Callable[
+    [AttemptFiles], BaseException | None
+]  # brings it about, or returns the exception it is
 
 
-def simulated(name: str, message: str, base: type[Exception] = RuntimeError, **attributes: Any) -> Any:
+def simulated(
+    name: str, message: str, base: type[Exception] = RuntimeError, **attributes: Any
+) -> Any:
     """An exception of a stand-in for the class with this qualified name."""
     module, _, attribute = name.rpartition(".")
     return type(attribute, (base,), {"__module__": module, **attributes})(message)
@@ -97,7 +101,9 @@ SABOTAGES: dict[str, Strike] = {
     "device-assert": _device_assert,
     "illegal-access": lambda _: _accelerator_error(700, "an illegal memory access was encountered"),
     "ecc": lambda _: _accelerator_error(214, "uncorrectable ECC error encountered"),
-    "cublas": lambda _: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cublas": lambda _: RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
     "segfault": _segfault,
     "abort": lambda _: os.abort(),
     "sigkill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
@@ -116,9 +122,13 @@ SABOTAGES: dict[str, Strike] = {
         OSError,
         response=SimpleNamespace(status_code=429),
     ),
-    "gpu-busy": lambda _: _accelerator_error(46, "CUDA-capable device(s) is/are busy or unavailable"),
+    "gpu-busy": lambda _: _accelerator_error(
+        46, "CUDA-capable device(s) is/are busy or unavailable"
+    ),
     "import-failed": lambda _: ModuleNotFoundError("No module named 'drill'", name="drill"),
-    "bad-input": lambda _: UnicodeEncodeError("utf-8", "half \ud83d", 5, 6, "surrogates not allowed"),
+    "bad-input": lambda _: UnicodeEncodeError(
+        "utf-8", "half \ud83d", 5, 6, "surrogates not allowed"
+    ),
     POISON_ROW: _segfault,
 }
 # When those strike that do not strike in a batch: instead of loading, before vectors are written, or at the end.
@@ -159,8 +169,12 @@ class Tripwire(BeatWriter):
     def _reach(self, moment: Phase, texts: list[int] | None = None) -> None:
         if self._moment is not moment or not self._is_due(texts or []):
             return
-        with contextlib.suppress(OSError, ValueError):  # a full or closed log is no reason to spare the worker
-            sys.stdout.write(f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n")
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a full or closed log is no reason to spare the worker
+            sys.stdout.write(
+                f"chunkvisor.testing: the fault {self._fault.name} strikes here, as a test asked\n"
+            )
             sys.stdout.flush()
         if error := SABOTAGES[self._fault.name](self._files):
             raise error
@@ -184,7 +198,9 @@ def provoked(files: AttemptFiles, spec: Spec) -> Tripwire | None:
         if fault is None or fault.name not in SABOTAGES:  # its test is over
             continue
         here = fault.chunk == spec.chunk and fault.output in (None, spec.output)
-        if here and (fault.name == POISON_ROW or not (folder / f"struck-{fault.times - 1}").exists()):
+        if here and (
+            fault.name == POISON_ROW or not (folder / f"struck-{fault.times - 1}").exists()
+        ):
             return Tripwire(files, spec, fault, folder)
     return None
 

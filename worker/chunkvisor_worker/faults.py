@@ -72,7 +72,9 @@ def _cause_of(exception: BaseException) -> Cause:
         message = str(exception)
     except Exception as error:  # noqa: BLE001 - __str__ is any code
         message = f"<str() of the exception raised {type(error).__name__}>"
-    name, *bases = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(exception).__mro__[:-1])
+    name, *bases = (
+        f"{kind.__module__}.{kind.__qualname__}" for kind in type(exception).__mro__[:-1]
+    )
     return Cause(
         name=name,
         bases=tuple(bases),
@@ -91,7 +93,9 @@ def _wait_s(exception: BaseException) -> float:
             return min(float(exception.seconds), 1e6)  # no infinity: JSON has none
         answer: Any = getattr(exception, "response", exception)
         said = str(answer.headers["Retry-After"])
-        return float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+        return (
+            float(said) if said.isdigit() else parsedate_to_datetime(said).timestamp() - time.time()
+        )
     return 0.0
 
 

@@ -32,7 +32,9 @@ def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
         revision = info.sha
         if backend == ONLY_ASK:
             return "", str(revision)
-        if backend == "torch" and any(sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or []):
+        if backend == "torch" and any(
+            sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or []
+        ):
             ignored += _OLD_WEIGHTS
     path = Path(snapshot_download(name, revision=revision, ignore_patterns=ignored))
     # A snapshot's folder bears the hash of its commit.

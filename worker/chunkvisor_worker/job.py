@@ -32,7 +32,16 @@ import xxhash
 from chunkvisor_worker.batching import Indices, Vectors
 from chunkvisor_worker.contract.exits import PARENT_PID, TESTING_FAULTS, WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
-from chunkvisor_worker.contract.messages import BatchLine, EncodeSpec, Facts, Limits, ModelSpec, Phase, Result, Spec
+from chunkvisor_worker.contract.messages import (
+    BatchLine,
+    EncodeSpec,
+    Facts,
+    Limits,
+    ModelSpec,
+    Phase,
+    Result,
+    Spec,
+)
 from chunkvisor_worker.contract.wire import read_message, to_json, write_message
 from chunkvisor_worker.faults import fault_of, log_traceback, write_fault
 from chunkvisor_worker.liveness import BeatWriter, Gate, be_first_victim, leave
@@ -46,7 +55,9 @@ else:
     Encoder = PluginEncoder
 
 _BLOCK_BYTES = 2 << 20
-_held: list[BaseException] = []  # exceptions that must not be freed before the end: see `run_and_exit`
+_held: list[
+    BaseException
+] = []  # exceptions that must not be freed before the end: see `run_and_exit`
 
 
 class TextsDamagedError(Exception):
@@ -60,7 +71,9 @@ class VectorFile:
     raises OSError.
     """
 
-    def __init__(self, files: AttemptFiles, count: int, skip: Sequence[int], facts: Callable[[], Facts]) -> None:
+    def __init__(
+        self, files: AttemptFiles, count: int, skip: Sequence[int], facts: Callable[[], Facts]
+    ) -> None:
         """`count` texts in all; those at the positions in `skip` are not encoded here, and stay zero."""
         self._files = files
         self._count = count
@@ -74,7 +87,9 @@ class VectorFile:
     def note_cut(self, texts: Indices, cut: Indices) -> None:
         """Say which of the `texts` (positions here of those that the encoder has) are cut; see `texts_cut`."""
         if len(cut):
-            pairs = np.column_stack([self._places[texts[cut[:, 0]]], np.minimum(cut[:, 1], np.iinfo(np.int32).max)])
+            pairs = np.column_stack(
+                [self._places[texts[cut[:, 0]]], np.minimum(cut[:, 1], np.iinfo(np.int32).max)]
+            )
             with _create(self._files.cut, os.O_APPEND) as file:
                 file.write(np.ascontiguousarray(pairs, dtype="<i4").tobytes())
 
@@ -86,11 +101,17 @@ class VectorFile:
         """Write vectors of the oldest batch under way: float32 (n, width). Raises BadOutputError for a new width."""
         file = self._file or self._open(block.shape[1])
         if block.shape[1] != self._dimension:
-            raise BadOutputError(f"vectors of {block.shape[1]} dimensions follow vectors of {self._dimension}")
+            raise BadOutputError(
+                f"vectors of {block.shape[1]} dimensions follow vectors of {self._dimension}"
+            )
         block = np.ascontiguousarray(block, dtype="<f4")
         rows, first = self._places[indices], 0
         for stop in [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]:
-            _write(file, self._offset + int(rows[first]) * 4 * self._dimension, block[first:stop].data.cast("B"))
+            _write(
+                file,
+                self._offset + int(rows[first]) * 4 * self._dimension,
+                block[first:stop].data.cast("B"),
+            )
             first = stop
         self._filled[indices] = True
         self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(block.data)))
@@ -98,7 +119,9 @@ class VectorFile:
     def pass_canary(self, block: Vectors) -> None:
         """The canary has its vector. Raises BadOutputError if it is not one that a sound device gives."""
         if not np.isfinite(block).all() or not block.any():
-            raise BadOutputError("a text that had a good vector before has none now: NaN, infinity or zero throughout")
+            raise BadOutputError(
+                "a text that had a good vector before has none now: NaN, infinity or zero throughout"
+            )
         self._say(BatchLine(facts=self._facts()))
         self._say(BatchLine(digest=xxhash.xxh3_64_hexdigest(np.ascontiguousarray(block).data)))
 
@@ -110,7 +133,9 @@ class VectorFile:
     def finish(self) -> tuple[str, int]:
         """Give the file its name; returns (xxh3-128, size in bytes). Raises BadOutputError if a text has no vector."""
         if self._file is None or self.left:
-            raise BadOutputError(f"the encoder left {self.left} of {len(self._filled)} texts without a vector")
+            raise BadOutputError(
+                f"the encoder left {self.left} of {len(self._filled)} texts without a vector"
+            )
         digest = xxhash.xxh3_128()
         self._file.seek(0)
         while block := self._file.read(_BLOCK_BYTES):
@@ -140,14 +165,18 @@ class VectorFile:
             os.posix_fallocate(file.fileno(), 0, self._offset + self._count * 4 * dimension)
         except OSError:
             with contextlib.suppress(OSError):
-                file.truncate(0)  # ext4 keeps what it could reserve, down to the last byte of the disk
+                file.truncate(
+                    0
+                )  # ext4 keeps what it could reserve, down to the last byte of the disk
             raise
         _write(file, 0, header.getbuffer())
         self._say(BatchLine(facts=self._facts()))
         return file
 
 
-def make_encoder(model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> Encoder:
+def make_encoder(
+    model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]
+) -> Encoder:
     """The encoder that the model names; imports no more than that one needs."""
     if model.encoder != "sentence-transformers":
         return PluginEncoder(model, encode, device, import_path)
@@ -197,7 +226,9 @@ def _begin_anew(threads: int) -> None:
     # torch is asked first: its answer is OpenMP's, which the pools change.
     torch = sys.modules.get("torch")
     untouched = torch is not None and torch.get_num_threads() == 1
-    with contextlib.suppress(ImportError):  # a numpy loaded by the template then multiplies with one thread
+    with contextlib.suppress(
+        ImportError
+    ):  # a numpy loaded by the template then multiplies with one thread
         importlib.import_module("threadpoolctl").threadpool_limits(threads)
     if torch is not None and untouched:
         torch.set_num_threads(threads)
@@ -206,7 +237,13 @@ def _begin_anew(threads: int) -> None:
         generators.seed()
 
 
-def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: BeatWriter, gate: Gate | None) -> None:
+def _work(
+    encoder: Encoder | None,
+    spec: Spec,
+    files: AttemptFiles,
+    progress: BeatWriter,
+    gate: Gate | None,
+) -> None:
     progress.know(rows_total=spec.stop - spec.start - len(spec.skip))
     progress.phase(Phase.IMPORT)
     encoder = encoder or make_encoder(spec.model, spec.encode, spec.device, spec.import_path)
@@ -240,7 +277,10 @@ def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: Be
     for indices, block in encoder.encode(limits, progress) if len(rest) else ():
         vectors.add(rest[indices], block)
     if progress.leaving and vectors.left:
-        leave(WorkerExit.ORPHANED, "stopping after the current batch; finished vectors are kept in this folder")
+        leave(
+            WorkerExit.ORPHANED,
+            "stopping after the current batch; finished vectors are kept in this folder",
+        )
     facts = encoder.facts()
     try:
         progress.know(freed=encoder.release())
@@ -269,7 +309,9 @@ def _work(encoder: Encoder | None, spec: Spec, files: AttemptFiles, progress: Be
     write_message(files.result, result, durable=False)
 
 
-def _encode_canary(encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter) -> None:
+def _encode_canary(
+    encoder: Encoder, spec: Spec, vectors: VectorFile, limits: Limits, progress: BeatWriter
+) -> None:
     """Encode the canary, to its end: no other batch begins meanwhile, not even one that is prefetched."""
     own = np.array([spec.canary_row], dtype=np.int64) if spec.canary_row is not None else None
     if own is not None:

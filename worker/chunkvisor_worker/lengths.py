@@ -25,7 +25,14 @@ from chunkvisor_worker.contract.messages import (
 from chunkvisor_worker.contract.wire import read_message, write_message
 from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave
-from chunkvisor_worker.model import NO_LIMIT, check_tokenizer, chosen_prompt, first_module, read_json, split_kwargs
+from chunkvisor_worker.model import (
+    NO_LIMIT,
+    check_tokenizer,
+    chosen_prompt,
+    first_module,
+    read_json,
+    split_kwargs,
+)
 
 BLOCK_TEXTS = 1024  # tokenized at once; more of them keep more cores busy, and more memory
 _TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
@@ -40,7 +47,9 @@ class Counter:
         self._prompts = read_json(folder / "config_sentence_transformers.json") | own
         kind, place = first_module(folder)
         others = sorted(place.glob("sentence_*_config.json"))
-        settings = read_json(place / "sentence_bert_config.json") or (read_json(others[0]) if others else {})
+        settings = read_json(place / "sentence_bert_config.json") or (
+            read_json(others[0]) if others else {}
+        )
         self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before
         self.max_length = model.max_length
         self.tokenizer: Any = None  # if the model has none
@@ -51,7 +60,9 @@ class Counter:
         kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
         logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
         trust = model.trust_remote_code is True
-        self.tokenizer = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            str(place), trust_remote_code=trust, **kwargs
+        )
         config = read_json(place / "config.json")
         if hasattr(self.tokenizer, "unk_token"):
             check_tokenizer(self.tokenizer, config.get("vocab_size"))
@@ -77,7 +88,11 @@ class Counter:
             return [estimated_tokens(len(text.encode())) for text in texts]
         lowered = [text.lower() for text in texts] if self.lower else texts
         ids = self.tokenizer(
-            lowered, truncation=False, padding=False, return_attention_mask=False, return_token_type_ids=False
+            lowered,
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )["input_ids"]
         return [len(each) for each in ids]
 
@@ -91,7 +106,9 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
         stop = min(task.count, start + task.chunk_size)
         counts: list[int] = []
         for first in range(start, stop, BLOCK_TEXTS):
-            counts += counter.count([prompt + text for text in _texts(task, first, min(stop, first + BLOCK_TEXTS))])
+            counts += counter.count(
+                [prompt + text for text in _texts(task, first, min(stop, first + BLOCK_TEXTS))]
+            )
         lengths = np.array(counts, dtype=np.int64)
         kept = lengths if counter.max_length is None else np.minimum(lengths, counter.max_length)
         parts = cut(kept, task.limits)
@@ -99,20 +116,34 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
         padded += sum(padded_tokens(kept, part) for part in parts)
         batches += len(parts)
         found.append(lengths)
-    np.save(out, np.concatenate(found).astype(np.int32) if found else np.zeros(0, np.int32), allow_pickle=False)
-    return LengthsReport(str(out), counter.max_length, counter.tokenizer is None, tokens, padded, batches)
+    np.save(
+        out,
+        np.concatenate(found).astype(np.int32) if found else np.zeros(0, np.int32),
+        allow_pickle=False,
+    )
+    return LengthsReport(
+        str(out), counter.max_length, counter.tokenizer is None, tokens, padded, batches
+    )
 
 
 def _texts(task: LengthsTask, first: int, stop: int) -> list[str]:
-    bounds = np.fromfile(task.offsets, dtype="<u8", count=stop - first + 1, offset=8 * first).astype(np.int64)
+    bounds = np.fromfile(
+        task.offsets, dtype="<u8", count=stop - first + 1, offset=8 * first
+    ).astype(np.int64)
     with open(task.texts, "rb") as file:
         file.seek(int(bounds[0]))
         data = file.read(int(bounds[-1] - bounds[0]))
-    return [data[begin:end].decode() for begin, end in itertools.pairwise((bounds - bounds[0]).tolist())]
+    return [
+        data[begin:end].decode() for begin, end in itertools.pairwise((bounds - bounds[0]).tolist())
+    ]
 
 
 def _tokenizer_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
-    names = ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs")  # oldest first, as the library renamed them
+    names = (
+        "tokenizer_args",
+        "tokenizer_kwargs",
+        "processor_kwargs",
+    )  # oldest first, as the library renamed them
     merged = {key: value for name in names for key, value in (settings.get(name) or {}).items()}
     merged.pop("trust_remote_code", None)  # not for a model's files to say
     return merged
@@ -131,10 +162,14 @@ def main() -> None:
         if path is None:
             from huggingface_hub import snapshot_download
 
-            path = snapshot_download(model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES)
+            path = snapshot_download(
+                model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES
+            )
         counter = Counter(model, Path(path))
         tasks = enumerate(request.tasks)
-        reports = tuple(measure(counter, task, folder / f"lengths{number}.npy") for number, task in tasks)
+        reports = tuple(
+            measure(counter, task, folder / f"lengths{number}.npy") for number, task in tasks
+        )
         write_message(files.result, LengthsAnswer(path, reports))
 
 

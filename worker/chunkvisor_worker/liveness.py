@@ -43,11 +43,15 @@ class Gate:
 
     def call(self) -> None:
         """Have the parent read the beat now."""
-        with contextlib.suppress(OSError, ValueError):  # a pipe, or closed: the parent looks now and then anyway
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a pipe, or closed: the parent looks now and then anyway
             os.write(sys.stdin.fileno(), CALL)
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # the other end closed before it read our byte: ECONNRESET, the end as well
+        with contextlib.suppress(
+            OSError
+        ):  # the other end closed before it read our byte: ECONNRESET, the end as well
             for line in sys.stdin.buffer:
                 limits = from_json(Limits, line)
                 if limits is not None:
@@ -62,7 +66,9 @@ class Gate:
 def leave(code: WorkerExit, why: str = "") -> NoReturn:
     """End the process without a return to the interpreter, whose own end would run other people's code."""
     for stream, words in ((sys.stdout, ""), (sys.stderr, f"{why}\n" if why else "")):
-        with contextlib.suppress(OSError, ValueError):  # a closed or full log must not change the exit code
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a closed or full log must not change the exit code
             stream.write(words)
             stream.flush()
     os._exit(code)
@@ -87,12 +93,16 @@ class BeatWriter:
 
     def __init__(self, path: Path) -> None:
         self._path, self._fd = path, -1
-        self.begun: Callable[[Indices], None] | None = None  # called with the texts of each batch that begins
+        self.begun: Callable[[Indices], None] | None = (
+            None  # called with the texts of each batch that begins
+        )
         self.gate: Gate | None = None
         self._written_s = 0.0
         self._phase_since_s = time.monotonic()
         self._go_s: float | None = None
-        self.beat = Beat(0, os.getpid(), Phase.START)  # what is known by now; the file has it as it was written last
+        self.beat = Beat(
+            0, os.getpid(), Phase.START
+        )  # what is known by now; the file has it as it was written last
         self.phase_s: dict[str, float] = {}
         # Among the attempt's texts, of those that the encoder has; none for a canary that is none of them.
         self.positions: Indices | tuple[()] = ()
@@ -112,7 +122,9 @@ class BeatWriter:
         if phase is before:
             self.tick()
             return
-        self.phase_s[str(before)] = round(self.phase_s.get(before, 0.0) + now - self._phase_since_s, 4)
+        self.phase_s[str(before)] = round(
+            self.phase_s.get(before, 0.0) + now - self._phase_since_s, 4
+        )
         self._phase_since_s = now
         if before is Phase.READY:
             self._go_s = now

@@ -22,21 +22,36 @@ from chunkvisor_worker.contract.wire import masked
 
 # Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers model's.
 CONSTRUCTOR_KWARGS = {
-    *("backend", "config_kwargs", "default_prompt_name", "model_kwargs", "processor_kwargs", "prompts"),
+    *(
+        "backend",
+        "config_kwargs",
+        "default_prompt_name",
+        "model_kwargs",
+        "processor_kwargs",
+        "prompts",
+    ),
     "tokenizer_kwargs",
 }
 # sentence-transformers knows these by their hub id, which the path of a snapshot hides from it.
-EXCLUDE_PROMPT = frozenset({"hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl"})
+EXCLUDE_PROMPT = frozenset(
+    {"hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl"}
+)
 # Modules of sentence-transformers that need nothing but the padded token ids.
 TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
 NO_LIMIT = 10**9  # a tokenizer without a maximum length says 10**30
 _PROBE = "A short text."  # whose token ids stand in the manifest
 _MOST_NOTES, _NOTE_CHARS = 20, 300  # notes come with each result of a worker, so they are short
 # A row of the table that transformers logs about weights.
-_REPORTED = re.compile(r"^([\w.{}*, -]+?)\s*\|\s*(?:\x1b\[\d+m)?(MISSING|UNEXPECTED|MISMATCH)", re.MULTILINE)
-_POOLER = re.compile(r"(^|\.)pooler\.")  # a layer that sentence-transformers does not use: it pools by itself
+_REPORTED = re.compile(
+    r"^([\w.{}*, -]+?)\s*\|\s*(?:\x1b\[\d+m)?(MISSING|UNEXPECTED|MISMATCH)", re.MULTILINE
+)
+_POOLER = re.compile(
+    r"(^|\.)pooler\."
+)  # a layer that sentence-transformers does not use: it pools by itself
 # Keys of `config_kwargs` that steer the loading, and are not attributes of a config.
-_AUTO_CONFIG = frozenset({"attn_implementation", "cache_dir", "code_revision", "dtype", "revision", "torch_dtype"})
+_AUTO_CONFIG = frozenset(
+    {"attn_implementation", "cache_dir", "code_revision", "dtype", "revision", "torch_dtype"}
+)
 # A tokenizer of any language knows the words of one of these; one without its vocabulary knows none.
 _SAMPLES = (
     "The quick brown fox jumps over the lazy dog.",
@@ -58,8 +73,12 @@ class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.notes: list[str] = []
-        self.made_up: list[str] = []  # names of weights that no file has, and that were drawn at random
-        self.left_over: list[str] = []  # names of weights that a file has and the model does not use
+        self.made_up: list[
+            str
+        ] = []  # names of weights that no file has, and that were drawn at random
+        self.left_over: list[
+            str
+        ] = []  # names of weights that a file has and the model does not use
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take in a log record."""
@@ -137,10 +156,14 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
             check_tokenizer(tokenizer, table_rows(transformer))
         model.eval()
     _check_weights(heard)
-    if refused := next((note for note in heard.notes if "is not trusted, falling back" in note), None):
+    if refused := next(
+        (note for note in heard.notes if "is not trusted, falling back" in note), None
+    ):
         raise WrongModelError(f"{refused} Set model.trust_remote_code to true if you trust it.")
     for module in model.modules():  # those of a Router's routes among them
-        if type(module).__name__ == "Transformer" and hasattr(getattr(module, "model", None), "config"):
+        if type(module).__name__ == "Transformer" and hasattr(
+            getattr(module, "model", None), "config"
+        ):
             _check_buffers(module.model, spec)
             _check_config_kwargs(module.model.config, _own(spec, "config_kwargs"))
             if getattr(module, "tokenizer", None) is not None:
@@ -178,7 +201,9 @@ def is_plain_text_model(model: Any) -> bool:
     )
 
 
-def chosen_prompt(encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None) -> str | None:
+def chosen_prompt(
+    encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None
+) -> str | None:
     """Choose the text put before every text, None for none. Raises ValueError for an unknown `prompt_name`."""
     if encode.prompt is not None:
         return encode.prompt
@@ -189,7 +214,9 @@ def chosen_prompt(encode: EncodeSpec, prompts: Mapping[str, str], default_name: 
                 return prompts[name]
     if encode.prompt_name is not None and encode.prompt_name not in prompts:
         known = ", ".join(map(repr, prompts)) or "none"
-        raise ValueError(f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}")
+        raise ValueError(
+            f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}"
+        )
     return prompts.get(encode.prompt_name or default_name or "")
 
 
@@ -234,7 +261,12 @@ def _fit_length(model: Any, asked: int | None) -> None:
             what = f"a model of {type(model[0]).__name__} has no length to set; set null"
             raise ValueError(f"model.max_length is {asked}, but {what}") from error
     # Only a table of positions ends: rotary ones go on.
-    elif limit is not None and own is not None and own > limit and any(hasattr(t, "num_embeddings") for t in tables):
+    elif (
+        limit is not None
+        and own is not None
+        and own > limit
+        and any(hasattr(t, "num_embeddings") for t in tables)
+    ):
         raise WrongModelError(
             f"the model says that it reads {own} tokens (max_seq_length in sentence_bert_config.json, or the "
             f"tokenizer's), but it has positions for {limit}: longer texts would fail. Set model.max_length to {limit}."
@@ -259,8 +291,14 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
         yield
     except (AttributeError, ImportError, TypeError, KeyError) as error:
         # transformers makes a package of that name of a model's code.
-        own = any("transformers_modules" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
-        if not own or (isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("transformers")):
+        own = any(
+            "transformers_modules" in frame.filename
+            for frame in traceback.extract_tb(error.__traceback__)
+        )
+        if not own or (
+            isinstance(error, ModuleNotFoundError)
+            and not str(error.name).startswith("transformers")
+        ):
             raise
         raise WrongModelError(
             f"the code that comes with the model does not run under transformers {_version()}: {error}. {_older(spec)} "
@@ -285,14 +323,20 @@ def _older(spec: ModelSpec) -> str:
 def _check_weights(heard: Heard) -> None:
     made_up = [name for name in heard.made_up if not _POOLER.search(name)]
     if made_up:
-        others = f" The files have weights of other names: {_some(sorted(heard.left_over))}." if heard.left_over else ""
+        others = (
+            f" The files have weights of other names: {_some(sorted(heard.left_over))}."
+            if heard.left_over
+            else ""
+        )
         raise WrongModelError(
             f"weights of the model are in none of its files, and were drawn at random: {_some(sorted(made_up))}. "
             "Download the model again; or choose a checkpoint that was saved from the class that its config.json "
             f"names.{others}"
         )
     if heard.left_over:
-        heard.hear(f"weights that the files have and the model does not use: {_some(heard.left_over)}")
+        heard.hear(
+            f"weights that the files have and the model does not use: {_some(heard.left_over)}"
+        )
 
 
 def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
@@ -366,9 +410,9 @@ def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
     known, table = len(tokenizer), f"but the model's embedding table has {table_rows} rows: "
     if table_rows and known < 0.5 * table_rows:
         wrong = (
-            f"knows {known} tokens, {table}most words would be unknown. Tokenizer files (tokenizer.json, vocab.txt, "
+            f"knows {known} tokens, {table}most words would be unknown. Tokenizer files "
+            "(tokenizer.json, vocab.txt, ...) are probably missing from its folder"
         )
-        wrong += "...) are probably missing from its folder"
     elif table_rows and known > 1.01 * table_rows:
         wrong = f"knows {known} tokens, {table}its files belong to another model"
     else:
@@ -377,16 +421,28 @@ def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
             return
         wrong = f"({type(tokenizer).__name__}, {known} tokens) knows the words of no language: {_SAMPLES[0]!r} is "
         wrong += "unknown to it. Its vocabulary is damaged or missing"
-    raise WrongModelError(f"the tokenizer {wrong}. Download the model again, with all its tokenizer files.")
+    raise WrongModelError(
+        f"the tokenizer {wrong}. Download the model again, with all its tokenizer files."
+    )
 
 
 def check_attention(model: Any, spec: ModelSpec) -> bool | None:
     """Try whether a token sees only those before it, None if that cannot be told; refuse a model that should not."""
     causal, saved = _is_causal(model, spec), _json(spec, "config.json")
-    both_ways = getattr(getattr(model.transformers_model, "config", None), "use_bidirectional_attention", None)
+    both_ways = getattr(
+        getattr(model.transformers_model, "config", None), "use_bidirectional_attention", None
+    )
     if causal and (saved.get("is_causal") is False or both_ways is True):
-        key = '"is_causal": false' if saved.get("is_causal") is False else '"use_bidirectional_attention": true'
-        then = "" if spec.trust_remote_code else " Then set model.trust_remote_code to true, for its own attention."
+        key = (
+            '"is_causal": false'
+            if saved.get("is_causal") is False
+            else '"use_bidirectional_attention": true'
+        )
+        then = (
+            ""
+            if spec.trust_remote_code
+            else " Then set model.trust_remote_code to true, for its own attention."
+        )
         raise WrongModelError(
             f"config.json says {key}, but in the model as transformers {_version()} loads it a token sees only those "
             f"before it: the vectors would be those of another model. {_older(spec)}{then}"
@@ -407,7 +463,9 @@ def _is_causal(model: Any, spec: ModelSpec) -> bool | None:
     seen = []
     with torch.inference_mode(), _code_of(spec):
         for ids in (first, second):
-            found = model[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).get("token_embeddings")
+            found = model[0]({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).get(
+                "token_embeddings"
+            )
             if found is None or not bool(found.isfinite().all()):
                 return None
             seen.append(found[0, 0])
@@ -418,8 +476,12 @@ def describe(model: Any, prompt: str | None, causal: bool | None, notes: Iterabl
     """Describe what was loaded, for the manifest."""
     tokenizer: Any = getattr(model, "tokenizer", None)
     # A Router's routes may pool in different ways.
-    found = [module.pooling_mode for module in model.modules() if type(module).__name__ == "Pooling"]
-    poolings = dict.fromkeys(each if isinstance(each, str) else " + ".join(map(str, each)) for each in found)
+    found = [
+        module.pooling_mode for module in model.modules() if type(module).__name__ == "Pooling"
+    ]
+    poolings = dict.fromkeys(
+        each if isinstance(each, str) else " + ".join(map(str, each)) for each in found
+    )
     ours = hasattr(tokenizer, "padding_side")
     return Loaded(
         modules=tuple(_class_of(module) for module in model),
@@ -436,7 +498,10 @@ def _class_of(module: Any) -> str:
     """Return such as `Transformer (Qwen2Model)`, or `Router (query: Transformer (BertModel), Pooling)`."""
     kind = type(module).__name__
     if kind == "Router":
-        routes = (f"{name}: {', '.join(map(_class_of, each))}" for name, each in module.sub_modules.items())
+        routes = (
+            f"{name}: {', '.join(map(_class_of, each))}"
+            for name, each in module.sub_modules.items()
+        )
         return f"{kind} ({'; '.join(routes)})"
     inner = getattr(module, "model", None) if kind == "Transformer" else None
     return f"{kind} ({type(inner).__name__})" if inner is not None else kind
@@ -462,7 +527,9 @@ def first_module(folder: Path) -> tuple[str, Path]:
     """Class and folder of the first module that a model's folder names; a Transformer, if it names none."""
     modules = read_json(folder / "modules.json", list)
     first = modules[0] if modules and isinstance(modules[0], dict) else {}
-    return str(first.get("type", "Transformer")).rpartition(".")[2], folder / str(first.get("path", ""))
+    return str(first.get("type", "Transformer")).rpartition(".")[2], folder / str(
+        first.get("path", "")
+    )
 
 
 def read_json(path: Path, kind: type = dict) -> Any:

@@ -26,7 +26,9 @@ class PluginError(Exception):
 class PluginEncoder:
     """Calls a person's encoder slice by slice and checks what it returns; an encoder as `job` describes it."""
 
-    def __init__(self, model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: ModelSpec, encode: EncodeSpec, device: str, import_path: tuple[str, ...]
+    ) -> None:
         self._model = model
         self.wanted = encode
         self._device = device
@@ -97,7 +99,9 @@ class PluginEncoder:
         if not isinstance(returned, np.ndarray):
             raise BadOutputError(f"encode() returned {type(returned).__name__}, not a numpy array")
         if returned.dtype not in (np.float32, np.float16, np.float64):
-            raise PluginError(f"encode() returned an array of {returned.dtype}, not of float32, float16 or float64")
+            raise PluginError(
+                f"encode() returned an array of {returned.dtype}, not of float32, float16 or float64"
+            )
         if returned.ndim != 2 or len(returned) != count or not returned.shape[1]:
             raise BadOutputError(f"encode() returned shape {returned.shape} for {count} texts")
         with np.errstate(over="ignore"):  # the parent finds an infinity
@@ -105,10 +109,14 @@ class PluginEncoder:
         width = self.wanted.truncate_dim
         if width is not None:
             if width > vectors.shape[1]:
-                raise BadOutputError(f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} dimensions")
+                raise BadOutputError(
+                    f"encode.truncate_dim is {width}, the vectors have {vectors.shape[1]} dimensions"
+                )
             vectors = vectors[:, :width]
         if self.wanted.normalize:
             # Like torch, which divides a length of almost 0 by this.
-            vectors = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+            vectors = (
+                vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            ).astype(np.float32)
         self._dimension = vectors.shape[1]
         return vectors

@@ -15,7 +15,15 @@ from chunkvisor_worker.contract.wire import write_message
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.liveness import die_with_parent, leave
 
-_PACKAGES = ("torch", "sentence-transformers", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy")
+_PACKAGES = (
+    "torch",
+    "sentence-transformers",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "numpy",
+)
 _SIZE = 64
 
 
@@ -48,7 +56,9 @@ def probe(out: Path) -> ProbeReport:
                 _multiply(torch, f"cuda:{index}")
                 properties = torch.cuda.get_device_properties(index)
                 capability = tuple(torch.cuda.get_device_capability(index))
-                gpu = ProbedGpu(str(properties.name), capability, int(torch.cuda.mem_get_info(index)[1]))
+                gpu = ProbedGpu(
+                    str(properties.name), capability, int(torch.cuda.mem_get_info(index)[1])
+                )
                 reached(gpus=(*report.gpus, gpu))
         reached(phase=Phase.DONE)
     except BaseException as error:  # noqa: BLE001 - whatever a broken installation raises is what was looked for
@@ -61,7 +71,9 @@ def _multiply(torch: Any, device: str) -> None:
     ones = torch.ones((_SIZE, _SIZE), device=device)
     total = float((ones @ ones).sum().item())
     if total != _SIZE**3:
-        raise ArithmeticError(f"a product of matrices of ones on {device} sums up to {total}, not {_SIZE**3}")
+        raise ArithmeticError(
+            f"a product of matrices of ones on {device} sums up to {total}, not {_SIZE**3}"
+        )
 
 
 def main() -> None:

@@ -29,7 +29,9 @@ from chunkvisor_worker.model import (
 )
 from chunkvisor_worker.plugin import BadOutputError
 
-_LEFT_BYTES = 256 << 20  # torch may still hold it of a GPU that is free for the next worker: workspaces of cuBLAS
+_LEFT_BYTES = (
+    256 << 20
+)  # torch may still hold it of a GPU that is free for the next worker: workspaces of cuBLAS
 _SLICE = 256  # texts tokenized at once: each token takes 36 bytes meanwhile
 
 
@@ -41,7 +43,9 @@ def _cut_tokens(features: Any) -> list[tuple[int, int]] | None:
     longest, found = max((len(each) for each in encodings), default=0), []
     for at, each in enumerate(encodings):
         if len(each) == longest and (rest := each.overflowing):
-            found.append((at, len(each) + sum(len(more) - sum(more.special_tokens_mask) for more in rest)))
+            found.append(
+                (at, len(each) + sum(len(more) - sum(more.special_tokens_mask) for more in rest))
+            )
     return found
 
 
@@ -141,7 +145,9 @@ class SentenceTransformerEncoder:
         self._texts: list[str] = []
         # Of each text what the tokenizer gives, unpadded int64 of shape (tokens,). None if tokens are estimated.
         self._rows: list[dict[str, Indices]] | None = None
-        self._extras: dict[str, Any] = {}  # what the model's preprocessing gives besides, for all texts alike
+        self._extras: dict[
+            str, Any
+        ] = {}  # what the model's preprocessing gives besides, for all texts alike
         self._cut: Indices | None = None  # as `texts_cut` has it; None = the tokenizer does not say
         self._lengths: Indices = np.zeros(0, dtype=np.int64)
         self._dimension = 0
@@ -206,7 +212,9 @@ class SentenceTransformerEncoder:
         def mask(*given: Any, attention_mask: Any = None, **named: Any) -> Any:
             if self._is_padded:
                 named |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            return sdpa_mask(*given, attention_mask=None if self._is_padded is False else attention_mask, **named)
+            return sdpa_mask(
+                *given, attention_mask=None if self._is_padded is False else attention_mask, **named
+            )
 
         AttentionMaskInterface.register("sdpa", mask)
 
@@ -226,7 +234,9 @@ class SentenceTransformerEncoder:
         if limits.measured and counted and self._device != "cpu":
             import torch
 
-            batches = batching.cut_measured(self._lengths, limits, batching.gpu_needs(torch), flat=self._flat)
+            batches = batching.cut_measured(
+                self._lengths, limits, batching.gpu_needs(torch), flat=self._flat
+            )
         else:
             batches = batching.cut(self._lengths, limits, flat=self._flat)
             lanes = self._lanes(batches) if self._device == "cpu" else lanes
@@ -234,15 +244,22 @@ class SentenceTransformerEncoder:
         def begins(indices: Indices) -> bool:
             if progress.leaving:
                 return False
-            progress.batch(indices, padded_tokens(self._lengths, indices, flat=self._flat) if counted else 0)
+            progress.batch(
+                indices, padded_tokens(self._lengths, indices, flat=self._flat) if counted else 0
+            )
             self._pinned.turn = 1 - self._pinned.turn
             return True
 
         for indices, vectors in lanes.compute(batches, begins, self._forward):
             if vectors.ndim != 2 or len(vectors) != len(indices):
-                raise BadOutputError(f"the model returned shape {vectors.shape} for {len(indices)} texts")
+                raise BadOutputError(
+                    f"the model returned shape {vectors.shape} for {len(indices)} texts"
+                )
             self._dimension = vectors.shape[1]
-            tokens = int(self._lengths[indices].sum()), padded_tokens(self._lengths, indices, flat=self._flat)
+            tokens = (
+                int(self._lengths[indices].sum()),
+                padded_tokens(self._lengths, indices, flat=self._flat),
+            )
             progress.advance(len(indices), *(tokens if counted else (0, 0)))
             yield indices, vectors
 
@@ -253,7 +270,9 @@ class SentenceTransformerEncoder:
         import transformers
 
         libraries = (torch, sentence_transformers, transformers, np)
-        versions = {library.__name__.replace("_", "-"): str(library.__version__) for library in libraries}
+        versions = {
+            library.__name__.replace("_", "-"): str(library.__version__) for library in libraries
+        }
         versions["python"] = platform.python_version()
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda
@@ -289,7 +308,9 @@ class SentenceTransformerEncoder:
                 self._causal = check_attention(model, self._spec)
             if is_plain_text_model(model):
                 # Embeddings are looked up, not multiplied. Before layers are packed: those keep none.
-                self._weights = int(model.transformers_model.num_parameters(exclude_embeddings=True))
+                self._weights = int(
+                    model.transformers_model.num_parameters(exclude_embeddings=True)
+                )
                 if self._device == "cpu":
                     self._linear = cpu.choose(model, self._sample_vector)
         # The first dimensions of each vector, as asked for or else as saved with the model.
@@ -297,9 +318,13 @@ class SentenceTransformerEncoder:
         self._model.truncate_dim = None  # or the library would count those of before
         full = self._model.get_embedding_dimension()
         if asked is not None and full is not None and asked > full:
-            raise ValueError(f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions only")
+            raise ValueError(
+                f"encode.truncate_dim is {asked}, but the model's vectors have {full} dimensions only"
+            )
         self._model.truncate_dim = self._truncate_dim if asked is None else asked
-        self._prompt = chosen_prompt(self.wanted, self._model.prompts, self._model.default_prompt_name)
+        self._prompt = chosen_prompt(
+            self.wanted, self._model.prompts, self._model.default_prompt_name
+        )
 
     def _sample_vector(self) -> Any:
         """The vector of eight tokens, of shape (1, dimension); a tokenizer would start threads in a template."""
@@ -308,7 +333,9 @@ class SentenceTransformerEncoder:
         rows = table_rows(self._model.transformers_model) or 8
         ids = torch.arange(rows // 2, rows // 2 + 8)[None] % rows
         with torch.inference_mode():
-            return self._model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"]
+            return self._model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})[
+                "sentence_embedding"
+            ]
 
     def _tokenize(self, progress: BeatWriter) -> None:
         """Raises ValueError for a token id outside the embedding table: a GPU would assert, and name no cause."""
@@ -318,10 +345,14 @@ class SentenceTransformerEncoder:
         if not is_plain_text_model(self._model) or self.wanted.kwargs:
             sizes = [len(f"{self._prompt or ''}{text}".encode()) for text in self._texts]
             limit = max_length(self._model) or max(sizes, default=0)
-            self._lengths = np.array([min(limit, batching.estimated_tokens(size)) for size in sizes], dtype=np.int64)
+            self._lengths = np.array(
+                [min(limit, batching.estimated_tokens(size)) for size in sizes], dtype=np.int64
+            )
             return
         first = self._model[0]
-        if getattr(first, "can_flatten_inputs", False):  # by flash attention; here its texts are wanted one by one
+        if getattr(
+            first, "can_flatten_inputs", False
+        ):  # by flash attention; here its texts are wanted one by one
             self._flat, first.can_flatten_inputs = True, False
         # The model's own preprocessing (prompt, lower case, truncation), asked for lists without padding.
         asked: dict[str, Any] = {"text": {"padding": False}, "common": {"return_tensors": None}}
@@ -338,7 +369,9 @@ class SentenceTransformerEncoder:
             says = says and found is not None
             cuts += [(start + at, tokens) for at, tokens in found or ()]
             for row in zip(*columns.values(), strict=True):
-                rows.append(dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True)))
+                rows.append(
+                    dict(zip(columns, (np.array(ids, dtype=np.int64) for ids in row), strict=True))
+                )
                 largest = int(rows[-1]["input_ids"].max(initial=0))
                 if table and largest >= table:
                     raise ValueError(
@@ -361,7 +394,9 @@ class SentenceTransformerEncoder:
     def _end_to_end(self, rows: Sequence[dict[str, Indices]]) -> dict[str, Any]:
         """Collate the texts as the model's own preprocessing does for flash attention (Transformer.preprocess)."""
         first = self._model[0]
-        batch: dict[str, Any] = dict(first.data_collator([{"input_ids": row["input_ids"].tolist()} for row in rows]))
+        batch: dict[str, Any] = dict(
+            first.data_collator([{"input_ids": row["input_ids"].tolist()} for row in rows])
+        )
         del batch["labels"]
         batch["position_ids"] += getattr(first, "_flatten_position_offset", 0)
         return batch

@@ -76,7 +76,9 @@ class Template:
             self._orders.send(to_json(TemplateNews(forked=0)))
             return
         if pid == 0:
-            _be_worker(order, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder)
+            _be_worker(
+                order, fds[0], fds[1], [self._orders.fileno(), *fds, *self._alive], self._encoder
+            )
         pidfd = os.pidfd_open(pid)
         self._alive[pidfd] = pid
         poll.register(pidfd, select.POLLIN)
@@ -93,7 +95,9 @@ class Template:
         gc.collect()  # a few objects, all others being frozen; so that a chunk leaves nothing behind
 
 
-def _be_worker(order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder) -> NoReturn:
+def _be_worker(
+    order: TemplateOrder, stdin: int, log: int, not_ours: Iterable[int], encoder: Encoder
+) -> NoReturn:
     """Do the attempt with the encoder that is loaded already; ends the process, whatever happens.
 
     There is no PR_SET_PDEATHSIG here: it would be bound to the template, whose end is no reason to lose work. When the
@@ -194,8 +198,13 @@ def _load(files: AttemptFiles, progress: BeatWriter) -> tuple[Encoder | None, st
         traceback.print_exc()
         fault = fault_of(error, progress.beat.phase)
         found = diagnose(fault)
-        if spec.device != "cpu" and found.rule.name == "no-gpu-visible":  # no fault of the machine: without a record
-            return None, f"while it loads, it uses a GPU, and a template shows it none ({found.headline})"
+        if (
+            spec.device != "cpu" and found.rule.name == "no-gpu-visible"
+        ):  # no fault of the machine: without a record
+            return (
+                None,
+                f"while it loads, it uses a GPU, and a template shows it none ({found.headline})",
+            )
         write_message(files.fault, fault, durable=False)
         return None, f"it cannot be loaded: {found.headline}"
     unfit = find_taint()

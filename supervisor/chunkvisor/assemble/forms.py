@@ -19,14 +19,26 @@ import numpy.typing as npt
 
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
-from chunkvisor.store.artifact import BLOCK_BYTES, BadVectorsError, Vectors, blocks, npy_header, read_shape
+from chunkvisor.store.artifact import (
+    BLOCK_BYTES,
+    BadVectorsError,
+    Vectors,
+    blocks,
+    npy_header,
+    read_shape,
+)
 from chunkvisor.store.layout import OutputLayout
 
 Stored = npt.NDArray[Any]  # rows as they stand in a final, of shape (rows, `Numbers.width`)
 
 Positions = npt.NDArray[np.int64]
 
-_NUMPY = {FinalDtype.FLOAT32: "<f4", FinalDtype.FLOAT16: "<f2", FinalDtype.INT8: "|i1", FinalDtype.UBINARY: "|u1"}
+_NUMPY = {
+    FinalDtype.FLOAT32: "<f4",
+    FinalDtype.FLOAT16: "<f2",
+    FinalDtype.INT8: "|i1",
+    FinalDtype.UBINARY: "|u1",
+}
 
 
 class Numbers(NamedTuple):
@@ -67,7 +79,9 @@ class Numbers(NamedTuple):
         if self.dtype is FinalDtype.INT8:
             assert ranges is not None
             with np.errstate(invalid="ignore", over="ignore"):  # of rows without a vector
-                stored = (np.floor((block - ranges[0]) / _steps(ranges)).clip(0, 255) - 128).astype(np.int8)
+                stored = (np.floor((block - ranges[0]) / _steps(ranges)).clip(0, 255) - 128).astype(
+                    np.int8
+                )
         else:
             stored = np.packbits(block > 0, axis=-1)
         stored[np.isnan(block[:, 0])] = 0
@@ -80,7 +94,9 @@ class Numbers(NamedTuple):
             assert ranges is not None
             vectors = ranges[0] + (vectors + np.float32(128.5)) * _steps(ranges)
         elif self.dtype is FinalDtype.UBINARY:
-            vectors = np.unpackbits(stored, axis=-1, count=self.dimension).astype(np.float32) * 2 - 1
+            vectors = (
+                np.unpackbits(stored, axis=-1, count=self.dimension).astype(np.float32) * 2 - 1
+            )
         return vectors
 
 
@@ -129,7 +145,9 @@ class HashedFile(io.FileIO):
 
     def close(self) -> None:
         """Close it, complete or not."""
-        self._pool.shutdown(cancel_futures=True)  # before the descriptor's number may be another file's
+        self._pool.shutdown(
+            cancel_futures=True
+        )  # before the descriptor's number may be another file's
         super().close()
 
 
@@ -161,7 +179,9 @@ class Carried:
         import pyarrow as pa
 
         while self._left.num_rows < count:
-            self._left = pa.concat_tables([self._left, pa.Table.from_batches([next(self._batches)])])
+            self._left = pa.concat_tables(
+                [self._left, pa.Table.from_batches([next(self._batches)])]
+            )
         taken, self._left = self._left.slice(0, count), self._left.slice(count)
         return taken.columns
 
@@ -172,7 +192,9 @@ Append = Callable[[Stored], object]  # appends rows. Raises OSError
 class Format(NamedTuple):
     """What is to be known of a format, whose name is the suffix of its files."""
 
-    write: Callable[[HashedFile, int, Numbers, int, Carried | None], contextlib.AbstractContextManager[Append]]
+    write: Callable[
+        [HashedFile, int, Numbers, int, Carried | None], contextlib.AbstractContextManager[Append]
+    ]
     """Writes a file of so many rows as a context; then the number of the first, and columns to go with it."""
     read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
     """Gives all rows in blocks; those without a vector are NaN, or zero if the numbers have no NaN.
@@ -217,13 +239,21 @@ def _write_parquet(
 
     fields = [] if carried is None else carried.fields
     vector_type = pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.width)
-    schema = pa.schema([pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, vector_type)])
-    others, pending, next_row = [ROW, *(field.name for field in fields)], list[pa.Table](), first_row
+    schema = pa.schema(
+        [pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, vector_type)]
+    )
+    others, pending, next_row = (
+        [ROW, *(field.name for field in fields)],
+        list[pa.Table](),
+        first_row,
+    )
 
     def append(block: Stored) -> None:
         nonlocal next_row
         mask = np.isnan(block[:, 0]) if numbers.is_float else np.zeros(len(block), dtype=bool)
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), numbers.width, mask=pa.array(mask))
+        vectors = pa.FixedSizeListArray.from_arrays(
+            pa.array(block.reshape(-1)), numbers.width, mask=pa.array(mask)
+        )
         columns = [] if carried is None else carried.take(len(block))
         number = pa.array(np.arange(next_row, next_row + len(block)))
         pending.append(pa.table([number, *columns, vectors], schema=schema))
@@ -259,7 +289,9 @@ def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) 
         table = pq.ParquetFile(file)  # with that digest, it is as it was written
         for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
             column = batch.column(0)
-            block = np.full((len(column), numbers.width), np.nan if numbers.is_float else 0, numbers.numpy)
+            block = np.full(
+                (len(column), numbers.width), np.nan if numbers.is_float else 0, numbers.numpy
+            )
             # flatten() leaves out what is null.
             flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.width)
             block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
@@ -271,7 +303,12 @@ FORMATS = {
     FinalFormat.PARQUET: Format(_write_parquet, _read_parquet),
 }
 
-FORM_KEYS = ("shards", "format", "dtype", "columns")  # keys of an output in the config that make its form
+FORM_KEYS = (
+    "shards",
+    "format",
+    "dtype",
+    "columns",
+)  # keys of an output in the config that make its form
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +348,14 @@ def asked_form(output: OutputConfig, carried: str | None = None) -> Form:
 def form_of(manifest: dict[str, Any]) -> Form:
     """Return what the manifest describes."""
     shards = len(manifest["shards"]) if "shards" in manifest else None
-    carried = manifest["carried"]["digest"].removeprefix("sha256:") if "carried" in manifest else None
+    carried = (
+        manifest["carried"]["digest"].removeprefix("sha256:") if "carried" in manifest else None
+    )
     return Form(
-        shards, FinalFormat(manifest.get("format", "npy")), FinalDtype(manifest.get("dtype", "float32")), carried
+        shards,
+        FinalFormat(manifest.get("format", "npy")),
+        FinalDtype(manifest.get("dtype", "float32")),
+        carried,
     )
 
 
@@ -336,13 +378,18 @@ def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
     if count is None:
         return [FinalPart(place, 0, rows)]
     bounds = [rows * number // count for number in range(count + 1)]
-    return [FinalPart(place / f"{number:04d}.{form.format}", *bounds[number : number + 2]) for number in range(count)]
+    return [
+        FinalPart(place / f"{number:04d}.{form.format}", *bounds[number : number + 2])
+        for number in range(count)
+    ]
 
 
 def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[FinalPart, str]]:
     """Return (file, its sha256 in hex) of all that the manifest describes."""
     form = form_of(manifest)
-    digests = [record["digest"].removeprefix("sha256:") for record in manifest.get("shards", [manifest])]
+    digests = [
+        record["digest"].removeprefix("sha256:") for record in manifest.get("shards", [manifest])
+    ]
     return list(zip(parts_of(place_of(layout, form), manifest["rows"], form), digests, strict=True))
 
 

@@ -49,7 +49,9 @@ from chunkvisor.store.records import digest_file
 
 BLOCK_BYTES = 4 << 20  # vectors are joined in blocks of about this size
 
-_HEADER_BYTES = len(npy_header(1, 1))  # numpy pads the header of every 2-D array of ours to this length
+_HEADER_BYTES = len(
+    npy_header(1, 1)
+)  # numpy pads the header of every 2-D array of ours to this length
 
 
 class ChunkDamagedError(Exception):
@@ -65,7 +67,9 @@ class CopiesDamagedError(Halt):
     """Vectors that were copied from elsewhere are not what they were."""
 
     def __init__(self, why: str) -> None:
-        remedy = "Run the same command again: it looks them up again, and encodes what it does not find."
+        remedy = (
+            "Run the same command again: it looks them up again, and encodes what it does not find."
+        )
         what = "the copies of vectors that were to be reused are damaged"
         super().__init__(ExitCode.TRY_AGAIN, what, why=why, remedy=remedy)
 
@@ -111,7 +115,10 @@ def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
                 raise BadVectorsError("its file is gone")
             with open(path, "rb", buffering=0) as file:
                 shape = read_shape(file)
-                if (shape.rows, shape.dimension) != (ledger.plan.size(chunk), ledger.facts.dimension):
+                if (shape.rows, shape.dimension) != (
+                    ledger.plan.size(chunk),
+                    ledger.facts.dimension,
+                ):
                     raise BadVectorsError(f"holds {shape.rows} x {shape.dimension}")
                 file.seek(0)
                 digest = xxhash.xxh3_128(file.read(shape.offset_bytes))
@@ -125,14 +132,19 @@ def chunk_blocks(ledger: Ledger) -> Iterator[Vectors]:
             raise ChunkDamagedError(chunk, str(error)) from None
 
 
-def take_texts(chunks: Portions, reuse: Reuse | None, start: int, stop: int, dimension: int) -> Vectors:
+def take_texts(
+    chunks: Portions, reuse: Reuse | None, start: int, stop: int, dimension: int
+) -> Vectors:
     """Return the vectors of the next texts, start..stop, from the chunks and from copies.
 
     Raises ChunkDamagedError, CopiesDamagedError, OSError.
     """
     if reuse is None:
         return chunks.take(stop - start)
-    found, where = np.empty((stop - start, dimension), dtype="<f4"), reuse.where_of(np.arange(start, stop))
+    found, where = (
+        np.empty((stop - start, dimension), dtype="<f4"),
+        reuse.where_of(np.arange(start, stop)),
+    )
     copied, path = where >= 0, reuse.files.copied
     if count := int(np.count_nonzero(~copied)):
         found[~copied] = chunks.take(count)
@@ -180,7 +192,9 @@ class Final:
     """What is complete under its partial name, and on the disk."""
 
     dimension: int
-    digests: list[str] = field(default_factory=list)  # sha256, hex, of its file, or of each of its shards
+    digests: list[str] = field(
+        default_factory=list
+    )  # sha256, hex, of its file, or of each of its shards
     zero_rows: int = 0  # rows that are zero throughout; only blank texts have such vectors
     bad_rows: list[tuple[int, BadText]] = field(default_factory=list)
     """(row, its text) of every row that has no vector, in order."""
@@ -188,7 +202,11 @@ class Final:
 
 
 def assemble(
-    ledger: Ledger, table: StagedTable, on_block: Callable[[], None], form: Form, reuse: Reuse | None = None
+    ledger: Ledger,
+    table: StagedTable,
+    on_block: Callable[[], None],
+    form: Form,
+    reuse: Reuse | None = None,
 ) -> Final:
     """Make the final in that form under its partial name; `manifest.publish` gives it its name.
 
@@ -198,13 +216,20 @@ def assemble(
     assert ledger.facts is not None
     layout, rows = ledger.layout, table.rows
     clear_partial(layout)
-    final, vectors = Final(ledger.facts.dimension), Numbers(FinalDtype.FLOAT32, ledger.facts.dimension)
-    at, of_rows = (partial_of(layout, form), form) if form.is_of_rows else (layout.partial_rows, Form())
+    final, vectors = (
+        Final(ledger.facts.dimension),
+        Numbers(FinalDtype.FLOAT32, ledger.facts.dimension),
+    )
+    at, of_rows = (
+        (partial_of(layout, form), form) if form.is_of_rows else (layout.partial_rows, Form())
+    )
     found = _joined(ledger, table, reuse, final, parts_of(at, rows, of_rows), on_block)
     final.digests = write_final(layout, at, rows, vectors, of_rows, found)
     if not form.is_of_rows:
         read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vectors, None)
-        final.digests, final.ranges = write_form(layout, form, rows, final.dimension, read, on_block)
+        final.digests, final.ranges = write_form(
+            layout, form, rows, final.dimension, read, on_block
+        )
         at.unlink()
     return final
 
@@ -222,11 +247,15 @@ def _joined(
     Texts are numbered in the order of their first row, so the chunks are read once, from the first to the last; a row
     whose text came before gets its vector from the parts, where it is written already.
     """
-    written = ArrayRows(final.dimension, [part.start for part in parts], [part.path for part in parts])
+    written = ArrayRows(
+        final.dimension, [part.start for part in parts], [part.path for part in parts]
+    )
     per_block, seen = max(1, BLOCK_BYTES // (4 * final.dimension)), 0
     without = ledger.bad
     if reuse is not None:
-        without = {int(reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
+        without = {
+            int(reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()
+        }
     numbers = np.fromiter(without, dtype=np.int64)
     with contextlib.closing(ahead(chunk_blocks(ledger))) as blocks:
         chunks = Portions(blocks)
@@ -236,7 +265,9 @@ def _joined(
             block = np.zeros((1, final.dimension), dtype="<f4")
             if upto > seen:
                 block = take_texts(chunks, reuse, seen, upto, final.dimension)
-            if upto - seen < len(ids):  # else no text came before, and ids rise by one from row to row
+            if upto - seen < len(
+                ids
+            ):  # else no text came before, and ids rise by one from row to row
                 # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
                 block = np.take(block, ids - seen, axis=0, mode="clip")
                 old = np.flatnonzero(ids < seen)
@@ -288,7 +319,9 @@ def write_final(
             at.mkdir()
         for part in parts_of(at, rows, form):
             with HashedFile(part.path) as file:
-                with FORMATS[form.format].write(file, part.rows, numbers, part.start, carried) as append:
+                with FORMATS[form.format].write(
+                    file, part.rows, numbers, part.start, carried
+                ) as append:
                     left = part.rows
                     while left:
                         block = portions.some(left)
@@ -318,11 +351,21 @@ def write_form(
     """
     numbers, ranges = Numbers(form.dtype, dimension), None
     if form.dtype is FinalDtype.INT8:
-        low, high = np.full(dimension, np.inf, dtype="<f4"), np.full(dimension, -np.inf, dtype="<f4")
+        low, high = (
+            np.full(dimension, np.inf, dtype="<f4"),
+            np.full(dimension, -np.inf, dtype="<f4"),
+        )
         for block in read():  # NaN counts for nothing here
-            low, high = np.fmin(low, np.fmin.reduce(block, axis=0)), np.fmax(high, np.fmax.reduce(block, axis=0))
+            low, high = (
+                np.fmin(low, np.fmin.reduce(block, axis=0)),
+                np.fmax(high, np.fmax.reduce(block, axis=0)),
+            )
             on_block()
-        ranges = np.stack([low, high]) if np.isfinite(low).all() else np.zeros((2, dimension), dtype="<f4")
+        ranges = (
+            np.stack([low, high])
+            if np.isfinite(low).all()
+            else np.zeros((2, dimension), dtype="<f4")
+        )
 
     def made() -> Iterator[Stored]:
         with contextlib.closing(ahead(read())) as blocks:

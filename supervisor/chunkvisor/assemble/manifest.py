@@ -32,7 +32,14 @@ from chunkvisor.assemble.forms import (
     recorded_parts,
     remove_final,
 )
-from chunkvisor.assemble.join import BLOCK_BYTES, Portions, final_rows, find_rows_table, write_final, write_form
+from chunkvisor.assemble.join import (
+    BLOCK_BYTES,
+    Portions,
+    final_rows,
+    find_rows_table,
+    write_final,
+    write_form,
+)
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Note
@@ -54,7 +61,13 @@ from chunkvisor.store.records import (
 )
 from chunkvisor.units import counted
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import copy_atomic, make_folder, set_aside, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import (
+    copy_atomic,
+    make_folder,
+    set_aside,
+    sync_folder,
+    write_atomic,
+)
 
 _Read = TypeVar("_Read")
 
@@ -84,17 +97,30 @@ def describe_files(
     With shards, `digest` is that of the list of theirs. JSON holds the ranges, float32, to the last digit.
     """
     digests = [f"sha256:{digest}" for digest in digests]
-    said: dict[str, Any] = {"format": str(form.format), "dtype": str(form.dtype), "digest": digests[0]}
+    said: dict[str, Any] = {
+        "format": str(form.format),
+        "dtype": str(form.dtype),
+        "digest": digests[0],
+    }
     if form.shards is not None:
         parts = zip(parts_of(place_of(layout, form), rows, form), digests, strict=True)
         said["digest"] = f"sha256:{digest_of(digests)}"
         said["shards"] = [
-            {"file": str(part.path.relative_to(layout.workdir)), "rows": part.rows, "digest": digest}
+            {
+                "file": str(part.path.relative_to(layout.workdir)),
+                "rows": part.rows,
+                "digest": digest,
+            }
             for part, digest in parts
         ]
     if ranges is not None:
         (low, high), digest = ranges.tolist(), hashlib.sha256(_npy(ranges)).hexdigest()
-        said["ranges"] = {"file": layout.ranges.name, "digest": f"sha256:{digest}", "min": low, "max": high}
+        said["ranges"] = {
+            "file": layout.ranges.name,
+            "digest": f"sha256:{digest}",
+            "min": low,
+            "max": high,
+        }
     if form.carried is not None:
         table = {"file": layout.rows_table.name} if form.has_rows_table else {}
         said["carried"] = {"digest": f"sha256:{form.carried}", **table}
@@ -120,11 +146,15 @@ def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
         layout.rows_table: manifest.get("carried"),
         layout.truncated: manifest.get("truncated"),
     }
-    there = {path: record for path, record in said.items() if record is not None and "file" in record}
+    there = {
+        path: record for path, record in said.items() if record is not None and "file" in record
+    }
     return {path: record["digest"].removeprefix("sha256:") for path, record in there.items()}
 
 
-def damaged_sides(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[tuple[Path, str | None]]:
+def damaged_sides(
+    layout: OutputLayout, manifest: dict[str, Any]
+) -> Iterator[tuple[Path, str | None]]:
     """Give (file, what is wrong with it; None = nothing) of all that lies next to the final. Raises OSError."""
     for path, digest in _sides(layout, manifest).items():
         other = OTHER_DIGEST if path.exists() else "is missing"
@@ -133,7 +163,10 @@ def damaged_sides(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[tu
 
 def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[Path] = ()) -> None:
     """Write what is missing or is not what the manifest says; what stands there is set aside. Raises OSError."""
-    sources = {layout.rows_table: TableFiles(layout.table).rows, layout.truncated: layout.truncated_twin}
+    sources = {
+        layout.rows_table: TableFiles(layout.table).rows,
+        layout.truncated: layout.truncated_twin,
+    }
     for path, digest in _sides(layout, manifest).items():
         if path in but or _has(path, digest):
             continue
@@ -162,7 +195,9 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     """
     if (written := partial_of(layout, form_of(manifest))).is_dir():
         sync_folder(written)
-    announced = _Announced(manifest, tuple(place.name for place in all_places(layout) if is_ours(layout, place)))
+    announced = _Announced(
+        manifest, tuple(place.name for place in all_places(layout) if is_ours(layout, place))
+    )
     write_record(layout.publishing, announced)
     _put_in_place(layout, announced)
 
@@ -181,16 +216,24 @@ def finish_publishing(layout: OutputLayout) -> None:
 
 
 def _is_whole(layout: OutputLayout, manifest: dict[str, Any], place: Path) -> bool:
-    parts, recorded = parts_of(place, manifest["rows"], form_of(manifest)), recorded_parts(layout, manifest)
+    parts, recorded = (
+        parts_of(place, manifest["rows"], form_of(manifest)),
+        recorded_parts(layout, manifest),
+    )
     return all(_has(part.path, digest) for part, (_, digest) in zip(parts, recorded, strict=True))
 
 
 def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     manifest = announced.manifest
     place, written = place_of(layout, form_of(manifest)), partial_of(layout, form_of(manifest))
-    now, before = _sides(layout, manifest), _sides(layout, _manifest(layout) or {})  # of the final that is replaced
+    now, before = (
+        _sides(layout, manifest),
+        _sides(layout, _manifest(layout) or {}),
+    )  # of the final that is replaced
     if written.exists():
-        write_sides(layout, manifest, but=before)  # what the one before has not, such as ranges, is no harm to it
+        write_sides(
+            layout, manifest, but=before
+        )  # what the one before has not, such as ranges, is no harm to it
         if place.is_dir() and place.name in announced.ours:
             remove_final(place)  # no rename replaces a folder that is not empty
         if place.is_dir() or place.name not in announced.ours:
@@ -219,14 +262,20 @@ def _write_twins(layout: OutputLayout, manifest: dict[str, Any]) -> None:
 def is_ours(layout: OutputLayout, place: Path) -> bool:
     """Say whether what is there was published by a run of this workdir, and is as it was. Raises OSError."""
     found = [done for each in (layout, layout.earlier) if (done := _done(each)) is not None]
-    return any(place_of(layout, form_of(done.manifest)) == place and _holds(layout, done) for done in found)
+    return any(
+        place_of(layout, form_of(done.manifest)) == place and _holds(layout, done) for done in found
+    )
 
 
 def replaces_another(layout: OutputLayout) -> bool:
     """Say whether manifest and final files that are there are those of an earlier generation. Raises OSError."""
     if layout.done.exists() or not layout.earlier.done.exists():
         return False
-    manifest, fixed, before = _manifest(layout), _unless_damaged(lambda: read_fixed(layout)), _done(layout.earlier)
+    manifest, fixed, before = (
+        _manifest(layout),
+        _unless_damaged(lambda: read_fixed(layout)),
+        _done(layout.earlier),
+    )
     if manifest is None or fixed is None:
         return False
     # After `retry`, both generations are of the same texts.
@@ -250,7 +299,11 @@ def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
     if record is None or replaces_another(layout):
         return None
     files = [part.path for part, _ in recorded_parts(layout, record)]
-    whole = _holds(layout, done) if done is not None else _is_whole(layout, record, place_of(layout, form_of(record)))
+    whole = (
+        _holds(layout, done)
+        if done is not None
+        else _is_whole(layout, record, place_of(layout, form_of(record)))
+    )
     if not whole:
         return None
     if done is None or manifest != record or not all(map(Stamp.untouched, done.final, files)):
@@ -270,7 +323,11 @@ def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
     Its files are not looked at, but something has to be in their place.
     """
     done = _done(layout)
-    return done.manifest if done is not None and place_of(layout, form_of(done.manifest)).exists() else None
+    return (
+        done.manifest
+        if done is not None and place_of(layout, form_of(done.manifest)).exists()
+        else None
+    )
 
 
 def read_moved(layout: OutputLayout, *, retried: bool = False) -> OutputLayout | None:
@@ -328,10 +385,16 @@ def keep_finished(
             return None
         try:
             if there != asked:
-                emit(Note(f"{layout.name}: making {place_of(layout, asked).name} from its final file"))
+                emit(
+                    Note(
+                        f"{layout.name}: making {place_of(layout, asked).name} from its final file"
+                    )
+                )
                 clear_partial(layout)  # of a run that was killed while it did the same
                 rows, read = int(manifest["rows"]), partial(final_rows, layout, manifest)
-                digests, ranges = write_form(layout, asked, rows, int(manifest["dimension"]), read, on_block)
+                digests, ranges = write_form(
+                    layout, asked, rows, int(manifest["dimension"]), read, on_block
+                )
                 of_files = ("format", "dtype", "digest", "shards", "ranges", "carried")
                 manifest = {name: value for name, value in manifest.items() if name not in of_files}
                 manifest |= describe_files(layout, asked, rows, digests, ranges)
@@ -374,7 +437,9 @@ def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]
     for name, members in combine.items():
         counts = {member: rows[member] for member in members if member in rows}
         if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{member} has {counted(count, 'row')}" for member, count in counts.items())
+            listed = ", ".join(
+                f"{member} has {counted(count, 'row')}" for member, count in counts.items()
+            )
             raise config_error(
                 f"combine.{name}: {listed}",
                 why="Row i of the combined final is row i of each of them.",
@@ -391,12 +456,18 @@ def combine(
     `on_block` now and then; it may raise to stop. Raises Halt (78, or 74 if a member is damaged), OSError.
     """
     finish_publishing(layout)
-    fingerprint = digest_of([[name, each["fingerprint"], each["digest"]] for name, each in members.items()])
+    fingerprint = digest_of(
+        [[name, each["fingerprint"], each["digest"]] for name, each in members.items()]
+    )
     finished = read_finished(layout)
     if finished is not None and finished["fingerprint"] == fingerprint:
         write_sides(layout, finished)
         return finished, True
-    if finished is None and layout.final.exists() and not (layout.done.exists() or is_ours(layout, layout.final)):
+    if (
+        finished is None
+        and layout.final.exists()
+        and not (layout.done.exists() or is_ours(layout, layout.final))
+    ):
         raise not_ours(layout.final, "give the combination another name")
     first, *_ = manifests = list(members.values())
     form, rows = Form(dtype=form_of(first).dtype), int(first["rows"])
@@ -418,7 +489,9 @@ def combine(
         portions = [Portions(each) for each in found]
         per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
         for start in range(0, rows, per_block):
-            block = np.concatenate([each.take(min(per_block, rows - start)) for each in portions], axis=1)
+            block = np.concatenate(
+                [each.take(min(per_block, rows - start)) for each in portions], axis=1
+            )
             zero_rows += int(np.count_nonzero(~block.any(axis=1)))
             yield block
             on_block()
@@ -429,22 +502,34 @@ def combine(
         digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
     except BadVectorsError as error:
         remedy = "Move it away, and run the same command again: it is made again."
-        raise Halt(ExitCode.DISK, f"a final that {layout.name} is made of is damaged: {error}", remedy=remedy) from None
+        raise Halt(
+            ExitCode.DISK,
+            f"a final that {layout.name} is made of is damaged: {error}",
+            remedy=remedy,
+        ) from None
     ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
     quarantined = dict[int, dict[str, Any]]()
     for name, manifest in members.items():
         for each in manifest["quarantined"]:
             before = quarantined.get(each["row"])
-            reason = f"{name}: {each['reason']}" if before is None else f"{before['reason']}; {name}: {each['reason']}"
+            reason = (
+                f"{name}: {each['reason']}"
+                if before is None
+                else f"{before['reason']}; {name}: {each['reason']}"
+            )
             quarantined[each["row"]] = (before or each) | {"reason": reason}
     manifest = {
         "rows": rows,
         "dimension": numbers.dimension,
-        **describe_files(layout, form, rows, digests, np.concatenate(ranges, axis=1) if ranges else None),
+        **describe_files(
+            layout, form, rows, digests, np.concatenate(ranges, axis=1) if ranges else None
+        ),
         "fingerprint": fingerprint,
         "quarantined": [quarantined[row] for row in sorted(quarantined)],
         "zero_rows": zero_rows,
-        "combined": [{"output": name, "dimension": each["dimension"]} for name, each in members.items()],
+        "combined": [
+            {"output": name, "dimension": each["dimension"]} for name, each in members.items()
+        ],
         "model": first["model"],
         "versions": {"chunkvisor": __version__},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -28,7 +28,14 @@ _GONE = {
 _SECTIONS = {
     "Daily": (before.init, run.run, workdir.status, run.encode),
     "Before a job": (before.plan, before.doctor, before.tune, before.drill),
-    "After it": (workdir.verify, workdir.audit, workdir.retry, workdir.report, workdir.clean, before.explain),
+    "After it": (
+        workdir.verify,
+        workdir.audit,
+        workdir.retry,
+        workdir.report,
+        workdir.clean,
+        before.explain,
+    ),
 }
 
 
@@ -38,7 +45,9 @@ class _InSections(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         for title, commands in _SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(str(each.name), each.get_short_help_str(70)) for each in commands])
+                formatter.write_dl(
+                    [(str(each.name), each.get_short_help_str(70)) for each in commands]
+                )
 
 
 @click.group(cls=_InSections, context_settings={"help_option_names": ["-h", "--help"]})

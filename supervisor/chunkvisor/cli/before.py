@@ -23,7 +23,9 @@ def _say(step: str) -> None:
 @command("plan", "embeddings.yaml --set encode.batch_tokens=8192")
 @config_argument
 @set_option
-@click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output.")
+@click.option(
+    "--max-rows", type=ROW_COUNT, metavar="N", help="Take only the first N rows of every output."
+)
 @json_option
 def plan(config: Path, overrides: tuple[str, ...], max_rows: int | None, as_json: bool) -> None:
     """Show what a run of CONFIG would do and need.
@@ -63,7 +65,13 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
 @command("drill", "embeddings.yaml --fault segfault --fault oom")
 @config_argument
-@click.option("--fault", "names", multiple=True, metavar="NAME", help="Only this fault; may be given more than once.")
+@click.option(
+    "--fault",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Only this fault; may be given more than once.",
+)
 @set_option
 @json_option
 def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
@@ -79,13 +87,24 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
 
     known = [fault.name for fault in FAULTS]
     if unknown := [name for name in names if name not in known]:
-        raise click.UsageError(f"there is no fault {unknown[0]} to drill; {did_you_mean(unknown[0], known)}")
-    faults, loaded = [fault for fault in FAULTS if not names or fault.name in names], load(config, overrides)
+        raise click.UsageError(
+            f"there is no fault {unknown[0]} to drill; {did_you_mean(unknown[0], known)}"
+        )
+    faults, loaded = (
+        [fault for fault in FAULTS if not names or fault.name in names],
+        load(config, overrides),
+    )
     parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
     place = parent if os.access(parent, os.W_OK) else None
-    folder, failed = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place)), list[dict[str, Any]]()
+    folder, failed = (
+        Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place)),
+        list[dict[str, Any]](),
+    )
     try:
-        say(f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}", err=True)
+        say(
+            f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}",
+            err=True,
+        )
         findings = drilling.drill(loaded, faults, folder, lambda line: say(line, err=as_json))
         failed = [each for each in findings if each["problem"]]
     finally:
@@ -93,21 +112,36 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
         say(json.dumps(findings, indent=2))
-    say(f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}", err=as_json)
+    say(
+        f"the run recovered from {len(findings) - len(failed)} of {counted(len(findings), 'fault')}",
+        err=as_json,
+    )
     if failed:
         what = f"the run did not recover from: {', '.join(each['fault'] for each in failed)}"
         raise Halt(
-            ExitCode.TRY_AGAIN, what, why=failed[0]["problem"], remedy=f"Read the logs of these runs in {folder}"
+            ExitCode.TRY_AGAIN,
+            what,
+            why=failed[0]["problem"],
+            remedy=f"Read the logs of these runs in {folder}",
         )
 
 
 @command("tune", "embeddings.yaml --price 2.5")
 @config_argument
 @set_option
-@click.option("--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay.")
-@click.option("--price", type=click.FloatRange(0), metavar="PER_HOUR", help="Add costs, at this price of the machine.")
+@click.option(
+    "--write", is_flag=True, help="Put the recommended settings into CONFIG; its comments stay."
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(0),
+    metavar="PER_HOUR",
+    help="Add costs, at this price of the machine.",
+)
 @json_option
-def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | None, as_json: bool) -> None:
+def tune(
+    config: Path, overrides: tuple[str, ...], write: bool, price: float | None, as_json: bool
+) -> None:
     """Try settings on texts of CONFIG, and recommend the fastest.
 
     It compares dtypes, attention, batch sizes and numbers of workers by their speed, and by how near their vectors are
@@ -121,13 +155,19 @@ def tune(config: Path, overrides: tuple[str, ...], write: bool, price: float | N
     say(json.dumps(found, indent=2) if as_json else "\n".join(tuning.draw(found)))
     if not any(each["recommended"] for each in found["candidates"]):
         what = f"no setting has a least cosine of {tuning.LEAST_COSINE:g} to float32"
-        raise Halt(ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config.")
+        raise Halt(
+            ExitCode.QUARANTINED, what, remedy="Choose one by the table, and set it in the config."
+        )
     if write and found["changes"]:
         target = config.resolve()  # a link stays a link
-        text = with_values(target.read_bytes().decode("utf-8"), found["changes"])  # as bytes: line ends stay
+        text = with_values(
+            target.read_bytes().decode("utf-8"), found["changes"]
+        )  # as bytes: line ends stay
         if text is None:
             lines = "; ".join(f"{key}: {value}" for key, value in found["changes"].items())
-            raise config_error(f"cannot edit {config} automatically", remedy=f"Set by hand: {lines}")
+            raise config_error(
+                f"cannot edit {config} automatically", remedy=f"Set by hand: {lines}"
+            )
         mode = target.stat().st_mode & 0o777
         write_atomic(target, text.encode("utf-8"))
         target.chmod(mode)

@@ -31,16 +31,26 @@ def _named_by_config(ctx: click.Context, _param: click.Parameter, path: Path) ->
     from chunkvisor.commands.housekeeping import is_final
     from chunkvisor.config.load import load
 
-    if ctx.info_name == "verify" and path.suffix in (".npy", ".parquet", ".json") and is_final(path):
+    if (
+        ctx.info_name == "verify"
+        and path.suffix in (".npy", ".parquet", ".json")
+        and is_final(path)
+    ):
         return path
     return load(path).config.workdir
 
 
 config_argument = click.argument("config", type=click.Path(path_type=Path))
 # The folder of a run, or the config that names it; of `verify`, also a final file.
-workdir_argument = click.argument("workdir", type=click.Path(path_type=Path), callback=_named_by_config)
+workdir_argument = click.argument(
+    "workdir", type=click.Path(path_type=Path), callback=_named_by_config
+)
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, e.g. chunk.size=200."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the config, e.g. chunk.size=200.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 stop_after = click.option(
@@ -50,7 +60,9 @@ stop_after = click.option(
     callback=_in_seconds,
     help="Stop within TIME (90m, 3h, or seconds); the exit code is 75 if work is left.",
 )
-quiet = click.option("-q", "--quiet", is_flag=True, help="Print only failures and the final message.")
+quiet = click.option(
+    "-q", "--quiet", is_flag=True, help="Print only failures and the final message."
+)
 log_format = click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, log_format, quiet, set_option, stop_after
+from chunkvisor.cli.parameters import (
+    ROW_COUNT,
+    command,
+    config_argument,
+    log_format,
+    quiet,
+    set_option,
+    stop_after,
+)
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, is_terminal
 
@@ -38,7 +46,9 @@ def typed() -> str:
 def command_line(*arguments: str) -> str:
     """Return a command of chunkvisor, called as this one: outside of our virtual environment no shell knows it."""
     is_program = Path(sys.argv[0]).name == "chunkvisor"  # not python -m chunkvisor
-    return shlex.join([*([sys.argv[0]] if is_program else [sys.executable, "-m", "chunkvisor"]), *arguments])
+    return shlex.join(
+        [*([sys.argv[0]] if is_program else [sys.executable, "-m", "chunkvisor"]), *arguments]
+    )
 
 
 def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
@@ -47,32 +57,75 @@ def _tell_how_to_go_on(observer: "Observer", workdir: Path) -> None:
     observer.say(f"the command, to run it again: {typed()}")
 
 
-@command("encode", "articles.csv --column title --model sentence-transformers/all-MiniLM-L6-v2 -o titles.npy")
+@command(
+    "encode",
+    "articles.csv --column title --model sentence-transformers/all-MiniLM-L6-v2 -o titles.npy",
+)
 @click.argument("source", type=click.Path())
-@click.option("--model", required=True, metavar="NAME", help="Hub id of the model (downloaded once), or local folder.")
-@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="NAME",
+    help="Hub id of the model (downloaded once), or local folder.",
+)
+@click.option(
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="The file to make, OUT.npy."
+)
 @click.option("--column", metavar="NAME", help="Column whose text is encoded; not needed for .txt.")
-@click.option("--template", metavar="TEXT", help='Text with columns in braces, such as "{title}: {body}".')
-@click.option("--sql", metavar="EXPRESSION", help="SQL expression over the columns, in DuckDB's dialect.")
-@click.option("--device", metavar="DEVICE", default="cuda", help="cuda (default), cuda:N, cpu, or cuda:0,cuda:1.")
-@click.option("--dtype", metavar="NAME", help="Type of the model's weights: auto, float32, float16 or bfloat16.")
+@click.option(
+    "--template", metavar="TEXT", help='Text with columns in braces, such as "{title}: {body}".'
+)
+@click.option(
+    "--sql", metavar="EXPRESSION", help="SQL expression over the columns, in DuckDB's dialect."
+)
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    default="cuda",
+    help="cuda (default), cuda:N, cpu, or cuda:0,cuda:1.",
+)
+@click.option(
+    "--dtype",
+    metavar="NAME",
+    help="Type of the model's weights: auto, float32, float16 or bfloat16.",
+)
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of the model on the hub.")
-@click.option("--max-length", metavar="TOKENS", help="Cut longer texts; by default at the model's own limit.")
-@click.option("--batch-size", metavar="N", help="Texts in a batch, at most; by default it is automatic.")
+@click.option(
+    "--max-length", metavar="TOKENS", help="Cut longer texts; by default at the model's own limit."
+)
+@click.option(
+    "--batch-size", metavar="N", help="Texts in a batch, at most; by default it is automatic."
+)
 @click.option("--batch-tokens", metavar="N", help="Tokens in a batch, padding included, at most.")
-@click.option("--chunk-size", metavar="N", help="Texts that one worker process encodes; equal texts count once.")
+@click.option(
+    "--chunk-size",
+    metavar="N",
+    help="Texts that one worker process encodes; equal texts count once.",
+)
 @click.option("--normalize", is_flag=True, help="Scale every vector to length 1.")
 @click.option("--prompt", metavar="TEXT", help="Text to put before every text.")
 @click.option("--prompt-name", metavar="NAME", help="One of the model's own prompts.")
-@click.option("--encoder", metavar="MODULE:FACTORY", help="A plug-in encoder instead of sentence-transformers.")
+@click.option(
+    "--encoder",
+    metavar="MODULE:FACTORY",
+    help="A plug-in encoder instead of sentence-transformers.",
+)
 @set_option
-@click.option("--workdir", type=click.Path(path_type=Path), help="For work in progress; default: OUT.npy.chunkvisor.")
-@click.option("--keep", is_flag=True, help="Keep the workdir at the end, which is removed by default.")
+@click.option(
+    "--workdir",
+    type=click.Path(path_type=Path),
+    help="For work in progress; default: OUT.npy.chunkvisor.",
+)
+@click.option(
+    "--keep", is_flag=True, help="Keep the workdir at the end, which is removed by default."
+)
 @click.option("--from-scratch", is_flag=True, help="Discard work in progress, and replace OUT.npy.")
 @stop_after
 @quiet
 @log_format
-def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, ...], **options: Any) -> None:
+def encode(
+    source: str, out: Path, workdir: Path | None, overrides: tuple[str, ...], **options: Any
+) -> None:
     """Embed the texts of one file, SOURCE, into OUT.npy.
 
     Run the same command again to continue after any stop. OUT.json, next to OUT.npy, names the model, its revision, the
@@ -99,7 +152,9 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
     with shown(given["quiet"], given["log_format"]) as observer:
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
         again, afterwards = given["from_scratch"], Observer()
-        request = Request(loaded, from_scratch=again, stop_after_s=options["stop_after_s"], typed=typed())
+        request = Request(
+            loaded, from_scratch=again, stop_after_s=options["stop_after_s"], typed=typed()
+        )
         try:
             code = onefile.encode(request, out, Observers(observer, afterwards), keep=keep)
         except Halt:
@@ -112,9 +167,22 @@ def encode(source: str, out: Path, workdir: Path | None, overrides: tuple[str, .
 @command("run", "embeddings.yaml --set device=cuda:1")
 @config_argument
 @set_option
-@click.option("--max-rows", type=ROW_COUNT, metavar="N", help="Try N rows of every output, in WORKDIR-first-N.")
-@click.option("--update", is_flag=True, help="Accept changed sources, and encode only texts that have no vector yet.")
-@click.option("--from-scratch", is_flag=True, help="Start over; complete new results replace the earlier ones.")
+@click.option(
+    "--max-rows",
+    type=ROW_COUNT,
+    metavar="N",
+    help="Try N rows of every output, in WORKDIR-first-N.",
+)
+@click.option(
+    "--update",
+    is_flag=True,
+    help="Accept changed sources, and encode only texts that have no vector yet.",
+)
+@click.option(
+    "--from-scratch",
+    is_flag=True,
+    help="Start over; complete new results replace the earlier ones.",
+)
 @click.option("--yes", is_flag=True, help="With --from-scratch: do not ask first.")
 @stop_after
 @quiet
@@ -133,16 +201,27 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
 
     update, from_scratch = given["update"], given["from_scratch"]
     if update and from_scratch:
-        raise click.UsageError("--update cannot be combined with --from-scratch, which discards what --update keeps.")
+        raise click.UsageError(
+            "--update cannot be combined with --from-scratch, which discards what --update keeps."
+        )
     with shown(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides)
         if max_rows is not None:
             loaded = loaded.trial(max_rows)
         workdir = loaded.config.workdir
-        question = f"Discard everything done so far for {', '.join(loaded.config.outputs)} in {workdir}?"
+        question = (
+            f"Discard everything done so far for {', '.join(loaded.config.outputs)} in {workdir}?"
+        )
         if from_scratch and not given["yes"] and is_terminal(sys.stdin) and not confirmed(question):
             raise click.Abort
-        request = Request(loaded, max_rows, from_scratch, update, stop_after_s=given["stop_after_s"], typed=typed())
+        request = Request(
+            loaded,
+            max_rows,
+            from_scratch,
+            update,
+            stop_after_s=given["stop_after_s"],
+            typed=typed(),
+        )
         afterwards = Observer()
         began_s, code = time.time(), ExitCode.BUG
         try:
@@ -153,8 +232,13 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         finally:
             if given["log_format"] == "text":
                 complete, trial = code is ExitCode.COMPLETE, max_rows is not None
-                told = bool(afterwards.state.attempts) or code in (ExitCode.COMPLETE, ExitCode.QUARANTINED)
-                for line in next_steps(loaded, began_s, trial=trial, complete=complete, report=told):
+                told = bool(afterwards.state.attempts) or code in (
+                    ExitCode.COMPLETE,
+                    ExitCode.QUARANTINED,
+                )
+                for line in next_steps(
+                    loaded, began_s, trial=trial, complete=complete, report=told
+                ):
                     observer.say(line)
                 if afterwards.state.attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                     _tell_how_to_go_on(observer, workdir)

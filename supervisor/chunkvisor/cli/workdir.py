@@ -5,7 +5,13 @@ from pathlib import Path
 
 import click
 
-from chunkvisor.cli.parameters import ROW_COUNT, command, config_argument, json_option, workdir_argument
+from chunkvisor.cli.parameters import (
+    ROW_COUNT,
+    command,
+    config_argument,
+    json_option,
+    workdir_argument,
+)
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.printing import say
 from chunkvisor.units import counted
@@ -13,8 +19,17 @@ from chunkvisor.units import counted
 
 @command("audit", "embeddings.yaml --rows 500")
 @config_argument
-@click.option("--rows", type=ROW_COUNT, metavar="N", default=200, show_default=True, help="Rows of each output.")
-@click.option("--device", metavar="DEVICE", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option(
+    "--rows",
+    type=ROW_COUNT,
+    metavar="N",
+    default=200,
+    show_default=True,
+    help="Rows of each output.",
+)
+@click.option(
+    "--device", metavar="DEVICE", default="cpu", show_default=True, help="cpu, cuda or cuda:N."
+)
 @click.option(
     "--write-expect",
     "expect",
@@ -37,7 +52,9 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
 
     loaded = load(config) if config.is_file() else None
     found = []
-    for each in auditing.audit(loaded.config.workdir if loaded else config, rows, find_devices([device])[0], loaded):
+    for each in auditing.audit(
+        loaded.config.workdir if loaded else config, rows, find_devices([device])[0], loaded
+    ):
         found.append(each)
         if not as_json:
             say("\n".join(each.in_words()))
@@ -55,13 +72,20 @@ def audit(config: Path, rows: int, device: str, expect: Path | None, as_json: bo
     if expect is not None:
         encode = encode_spec(loaded.config.encode) if loaded else found[0].encode
         count = auditing.write_expect(expect.absolute(), found, encode)
-        say(f"{expect}: {counted(count, 'text')} with the vectors that the model gives now", err=as_json)
+        say(
+            f"{expect}: {counted(count, 'text')} with the vectors that the model gives now",
+            err=as_json,
+        )
 
 
 @command("status", "cache/embeddings --watch")
 @workdir_argument
 @json_option
-@click.option("--watch", is_flag=True, help="Follow the run until it ends; with --json, print a line for each change.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Follow the run until it ends; with --json, print a line for each change.",
+)
 def status(workdir: Path, as_json: bool, watch: bool) -> None:
     """Show how far the run in WORKDIR is.
 
@@ -91,7 +115,12 @@ def status(workdir: Path, as_json: bool, watch: bool) -> None:
 
 @command("report", "cache/embeddings -o night.html")
 @workdir_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: WORKDIR/report.html.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: WORKDIR/report.html.",
+)
 def report(workdir: Path, output: Path | None) -> None:
     """Write a report about the run in WORKDIR, as one HTML page.
 
@@ -106,7 +135,9 @@ def report(workdir: Path, output: Path | None) -> None:
         write_report(workdir, path)
     except OSError as error:
         remedy = "Name another place: chunkvisor report WORKDIR -o FILE.html"
-        raise Halt(ExitCode.DISK, f"the report {path} cannot be written", why=str(error), remedy=remedy) from None
+        raise Halt(
+            ExitCode.DISK, f"the report {path} cannot be written", why=str(error), remedy=remedy
+        ) from None
     say(path)
 
 
@@ -135,20 +166,26 @@ def verify(workdir: Path, as_json: bool) -> None:
             "complete": not missing,
             "files": len(findings),
             "damaged": [{"path": str(each.path), "problem": each.problem} for each in damaged],
-            "unfinished": {name: {key: getattr(each, key) for key in keys} for name, each in missing.items()},
+            "unfinished": {
+                name: {key: getattr(each, key) for key in keys} for name, each in missing.items()
+            },
         }
         say(json.dumps(shown, indent=2))
     if damaged:
         say("\n".join(f"{each.path}: {each.problem}" for each in damaged), err=True)
         remedy = "Run the same command again: it computes damaged parts again; of `encode`, add --from-scratch. "
-        remedy += "`chunkvisor clean` removes chunk files of finished outputs, which are not needed."
+        remedy += (
+            "`chunkvisor clean` removes chunk files of finished outputs, which are not needed."
+        )
         what = f"{len(damaged)} of {counted(len(findings), 'file')} damaged, changed or missing"
         raise Halt(ExitCode.DISK, what, remedy=remedy)
     if not findings:
         what = f"nothing in {workdir} can be verified yet: no chunk is finished"
         raise config_error(what, remedy=f"`chunkvisor status {workdir}` shows how far it is.")
     if not as_json:
-        say(f"{counted(len(findings), 'file')} checked: {'it is' if len(findings) == 1 else 'all are'} intact")
+        say(
+            f"{counted(len(findings), 'file')} checked: {'it is' if len(findings) == 1 else 'all are'} intact"
+        )
         for name, output in outputs.items():
             if output.quarantined:
                 bad = counted(output.quarantined, "row")
@@ -167,7 +204,9 @@ def retry(workdir: Path) -> None:
     from chunkvisor.commands import housekeeping
 
     if count := housekeeping.retry(workdir):
-        say(f"{counted(count, 'text')} to try again: run the same command again; it encodes nothing else")
+        say(
+            f"{counted(count, 'text')} to try again: run the same command again; it encodes nothing else"
+        )
     else:
         say("nothing to try again: every row that is done has its vector")
 

@@ -48,7 +48,9 @@ class Audit(NamedTuple):
         rows, wrong = self.told["rows"], [row for row in self.told["rows"] if row["differs"]]
         line = f"{self.told['output']}: {len(rows):,} rows encoded again; {len(wrong):,} differ by more than "
         line += f"{self.told['allowed']:g} of their length (weights in {self.told['dtype'] or 'an unknown dtype'}); "
-        lines = [f"{line}the largest difference is {max((row['difference'] for row in rows), default=0.0):.2g}"]
+        lines = [
+            f"{line}the largest difference is {max((row['difference'] for row in rows), default=0.0):.2g}"
+        ]
         for row in wrong[:20]:
             numbers = f"difference {row['difference']:.2g}, cosine {row['cosine']:.5f}"
             lines.append(f"  row {row['row']:,} ({row['place']}): {numbers}")
@@ -63,7 +65,9 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
     """
     layout = require_workdir(workdir)
     outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
-    finished = [(output, manifest) for output in outputs if (manifest := read_finished(output)) is not None]
+    finished = [
+        (output, manifest) for output in outputs if (manifest := read_finished(output)) is not None
+    ]
     comparable = [each for each in finished if form_of(each[1]).dtype is not FinalDtype.UBINARY]
     if not comparable:
         what = f"no output in {workdir} is finished that can be compared (ubinary has bits alone)"
@@ -91,19 +95,31 @@ def _of_output(
         raise config_error(what, why=str(error), remedy=remedy) from None
     bad = {each["row"] for each in manifest["quarantined"]}
     # Not the same rows each time: every audit looks at others.
-    candidates = random.SystemRandom().sample(range(manifest["rows"]), min(manifest["rows"], rows + len(bad)))
+    candidates = random.SystemRandom().sample(
+        range(manifest["rows"]), min(manifest["rows"], rows + len(bad))
+    )
     sample = sorted([row for row in candidates if row not in bad][:rows])
-    texts = [table.texts(text, text + 1)[0] for row in sample for text in table.row_text(row, row + 1).tolist()]
+    texts = [
+        table.texts(text, text + 1)[0]
+        for row in sample
+        for text in table.row_text(row, row + 1).tolist()
+    ]
     values = fixed.identity.values
     encode = EncodeSpec(**_fields_of(EncodeSpec, "encode", values))
     name, revision, path = str(values["model.name"]), str(values["model.revision"]), None
     if values["model.encoder"] == SENTENCE_TRANSFORMERS:
         pins = read_models(layout.model).pins
-        path = next((pin.path for pin in pins if (pin.name, pin.revision) == (name, revision)), name)
+        path = next(
+            (pin.path for pin in pins if (pin.name, pin.revision) == (name, revision)), name
+        )
         if not Path(path).is_dir():
             remedy = "Put it back, or let `chunkvisor run` fetch it again."
             raise config_error(f"the model of the run is not here: {path}", remedy=remedy)
-    given = {"path": path, "dtype": "float32", "trust_remote_code": bool(values["model.trust_remote_code"])}
+    given = {
+        "path": path,
+        "dtype": "float32",
+        "trust_remote_code": bool(values["model.trust_remote_code"]),
+    }
     model = ModelSpec(**_fields_of(ModelSpec, "model", values) | given)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-audit-") as folder:
         trial = try_texts(texts, model, encode, device, loaded, Path(folder))
@@ -111,13 +127,22 @@ def _of_output(
         raise trial.failure(f"the sample of {output.name} could not be encoded")
     allowed = _ROUNDED[final] + allowed_difference(dtype, model)
     found, expected = list[dict[str, Any]](), list[bytes]()
-    for row, text, stored, made in zip(sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True):
+    for row, text, stored, made in zip(
+        sample, texts, _stored(output, manifest, sample), trial.vectors, strict=True
+    ):
         difference, cosine = difference_and_cosine(stored, made)
-        told = {"row": row, "place": table.place_of(row, with_line=False), "difference": difference, "cosine": cosine}
+        told = {
+            "row": row,
+            "place": table.place_of(row, with_line=False),
+            "difference": difference,
+            "cosine": cosine,
+        }
         found.append({**told, "differs": not difference <= allowed})  # a NaN differs as well
         if difference <= allowed and made.any() and len(expected) < EXPECTED:
             expected.append(write_line(text, made))
-    return Audit({"output": output.name, "dtype": dtype, "allowed": allowed, "rows": found}, encode, expected)
+    return Audit(
+        {"output": output.name, "dtype": dtype, "allowed": allowed, "rows": found}, encode, expected
+    )
 
 
 def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int:
@@ -126,7 +151,9 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int
     `encode` is what the config says of all outputs. Raises Halt (78) if no output is encoded in that way; OSError.
     """
     if path.exists():
-        raise config_error(f"{path} already exists", remedy="Name another file, or remove this one.")
+        raise config_error(
+            f"{path} already exists", remedy="Name another file, or remove this one."
+        )
     fit = next((audit for audit in audits if audit.encode == encode and audit.expected), None)
     if fit is None:
         raise config_error(
@@ -139,10 +166,16 @@ def write_expect(path: Path, audits: Sequence[Audit], encode: EncodeSpec) -> int
 
 
 def _fields_of(kind: type[Any], section: str, values: dict[str, Any]) -> dict[str, Any]:
-    return {key: values[f"{section}.{key}"] for key in kind.__dataclass_fields__ if f"{section}.{key}" in values}
+    return {
+        key: values[f"{section}.{key}"]
+        for key in kind.__dataclass_fields__
+        if f"{section}.{key}" in values
+    }
 
 
-def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
+def _stored(
+    output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]
+) -> Iterator[npt.NDArray[np.float32]]:
     """The vectors of these rows, which rise, from the final files."""
     numbers, ranges = Numbers(form_of(manifest).dtype, manifest["dimension"]), ranges_of(manifest)
     wanted, first = np.array(rows), 0
@@ -153,4 +186,6 @@ def _stored(output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int])
             first += len(block)
     except BadVectorsError as error:
         remedy = "Run the same config again: it makes the file again."
-        raise Halt(ExitCode.DISK, f"the final file of {output.name} is damaged: {error}", remedy=remedy) from None
+        raise Halt(
+            ExitCode.DISK, f"the final file of {output.name} is damaged: {error}", remedy=remedy
+        ) from None

@@ -68,15 +68,24 @@ class Case:
     """Everything that was read; None = there is none, or it is not known."""
 
     config: Config | None = None
-    refused: dict[str, Halt] = field(default_factory=dict)  # why a part of the config is refused, by check
+    refused: dict[str, Halt] = field(
+        default_factory=dict
+    )  # why a part of the config is refused, by check
     devices: tuple[Device, ...] = ()  # of the job; without a config, all GPUs
     opinions: dict[Device, Opinion] = field(default_factory=dict)  # of the GPUs
     smi: SmiAnswer = field(default_factory=lambda: SmiAnswer(None, ""))  # to `nvidia-smi -L`
-    nodes: dict[str, bool] = field(default_factory=dict)  # files of the driver in /dev -> may this user open them?
+    nodes: dict[str, bool] = field(
+        default_factory=dict
+    )  # files of the driver in /dev -> may this user open them?
     probe: ProbeReading = field(default_factory=ProbeReading)
-    memory: tuple[float, float] = (0, 0)  # bytes that are free, of how many; in a container, of its share
+    memory: tuple[float, float] = (
+        0,
+        0,
+    )  # bytes that are free, of how many; in a container, of its share
     busy_pid: int | None = None  # of a run that uses the workdir now
-    sources: dict[str, Halt | str] = field(default_factory=dict)  # why one cannot be read, or a note on its template
+    sources: dict[str, Halt | str] = field(
+        default_factory=dict
+    )  # why one cannot be read, or a note on its template
     place: str = ""  # where the model's files are: plugin, folder, cache or hub
     model: ModelFolder = field(default_factory=ModelFolder)
     dtype: str | None = None
@@ -96,7 +105,11 @@ class Case:
     def cards(self) -> list[Device]:
         """Return the GPUs on which torch has computed."""
         report = self.probe.report
-        return [Device("cuda", "", gpu.name, 0, gpu.capability) for gpu in report.gpus] if report is not None else []
+        return (
+            [Device("cuda", "", gpu.name, 0, gpu.capability) for gpu in report.gpus]
+            if report is not None
+            else []
+        )
 
 
 def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
@@ -112,16 +125,22 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
     try:
         case.devices = gpus.find_devices(["cuda"] if case.config is None else case.config.device)
     except Halt as halt:
-        if case.config is not None and case.config.engine.kind is not EngineKind.RAY:  # its workers need no GPU here
+        if (
+            case.config is not None and case.config.engine.kind is not EngineKind.RAY
+        ):  # its workers need no GPU here
             case.refused["gpu"] = halt
     case.smi = gpus.ask_smi(("-L",))
     # As before each worker, and before torch is asked, whose memory is not free at once.
     watched = [device for device in case.devices if device.watched]
-    case.opinions = {each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes) for each in watched}
+    case.opinions = {
+        each: judge_gpu(read_gpu(each.uuid), total_bytes=each.memory_bytes) for each in watched
+    }
     machine, (left_bytes, limit_bytes) = psutil.virtual_memory(), container_memory()
     case.memory = min(machine.available, left_bytes), min(machine.total, limit_bytes)
     for pattern in ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "dxg"):
-        case.nodes |= {str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)}
+        case.nodes |= {
+            str(path): os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(pattern)
+        }
     say("asking torch")
     if case.devices:
         env = loaded.config.env if loaded is not None else {}
@@ -140,9 +159,13 @@ def gather(config_path: Path | None, say: Callable[[str], None]) -> Case:
 def container_memory(folder: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
     """Return how many bytes of memory this container has free, of how many; inf = no limit."""
     with suppress(OSError, ValueError):  # "max" is not a number: no limit
-        limit, used = (float((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+        limit, used = (
+            float((folder / f"memory.{name}").read_text()) for name in ("max", "current")
+        )
         # The kernel takes cached pages of files back first.
-        cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+        cached = re.search(
+            r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE
+        )
         return max(0, limit - used + float(cached[1] if cached else 0)), limit
     return float("inf"), float("inf")
 
@@ -151,7 +174,9 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     """Read everything about the config's job, and encode on each device. Raises Halt if there is no model; OSError."""
     config, model = loaded.config, loaded.config.model
     lock = Layout(config.workdir).lock
-    case.busy_pid = holder.pid if is_held(lock) and (holder := read_holder(lock)) is not None else None
+    case.busy_pid = (
+        holder.pid if is_held(lock) and (holder := read_holder(lock)) is not None else None
+    )
     say("reading the first rows of each output")
     for name, output in config.outputs.items():
         case.sources[name] = output.template_note
@@ -174,7 +199,9 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         answer = ask_hub(ONLY_ASK)
         case.place, case.no_download = "hub", answer if isinstance(answer, Verdict) else None
         return
-    case.place = "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
+    case.place = (
+        "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
+    )
     case.expected = expected = read_expected(model.expect) if model.expect is not None else None
     try:
         case.doubts = modelfolder.check_model_files(config, source.path)
@@ -185,17 +212,28 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
     if case.busy_pid is not None or "right-vectors" in case.refused:
         return
     # As `encode` of the config says if its vectors are expected, else as the first output is encoded.
-    encode = encode_spec(config.encode if expected is not None else config.effective_encode(next(iter(config.outputs))))
-    spec, texts = model_spec(model, source.path, source.revision), expected.texts if expected is not None else ()
+    encode = encode_spec(
+        config.encode
+        if expected is not None
+        else config.effective_encode(next(iter(config.outputs)))
+    )
+    spec, texts = (
+        model_spec(model, source.path, source.revision),
+        expected.texts if expected is not None else (),
+    )
     for device in case.devices:
         say(f"encoding a sample of texts on {device}")
-        trial = try_texts((*SAMPLE, *texts), spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch)))
+        trial = try_texts(
+            (*SAMPLE, *texts), spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch))
+        )
         case.samples.append(sample := Sample(trial, device))
         if trial.vectors is not None and expected is not None:
             sample.unexpected = expected.refusal(trial.vectors[len(SAMPLE) :], trial.dtype, spec)
         if trial.vectors is not None and device is case.devices[0]:
             say("encoding it once more in another process")
-            sample.again = try_texts(SAMPLE, spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch)))
+            sample.again = try_texts(
+                SAMPLE, spec, encode, device, loaded, Path(tempfile.mkdtemp(dir=scratch))
+            )
 
 
 # --- the checks
@@ -214,7 +252,9 @@ def examine(case: Case) -> list[Finding]:
 def _refusal(check: str, halt: Halt, where: str = "") -> Finding:
     why = f": {halt.why}" if halt.why else ""
     blame = "machine" if halt.code is ExitCode.MACHINE else "config"
-    return Finding(check, FAULT, f"{where}{halt.what}{why}", halt.remedy or "Correct it in the config.", blame)
+    return Finding(
+        check, FAULT, f"{where}{halt.what}{why}", halt.remedy or "Correct it in the config.", blame
+    )
 
 
 def _driver(case: Case) -> Iterator[Finding]:
@@ -223,12 +263,19 @@ def _driver(case: Case) -> Iterator[Finding]:
         meaning = f"no permission to open {', '.join(forbidden)}: CUDA will not see a GPU"
         yield Finding("driver", broken, meaning, "Join the group that owns /dev/nvidia*.")
     if case.smi.returncode == 0:
-        yield Finding("driver", OK, f"nvidia-smi lists {counted(case.smi.text.count('GPU '), 'GPU')}")
+        yield Finding(
+            "driver", OK, f"nvidia-smi lists {counted(case.smi.text.count('GPU '), 'GPU')}"
+        )
     elif case.smi.text or case.cards or case.nodes:
         # Not more than a warning: whether CUDA works is what torch finds.
-        means, mend = "nvidia-smi is not on PATH", "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib)."
+        means, mend = (
+            "nvidia-smi is not on PATH",
+            "Add it to PATH (under WSL2 it is in /usr/lib/wsl/lib).",
+        )
         if case.smi.text:
-            rule = diagnose(Fault(Phase.CUDA_INIT, (Cause("nvidia-smi", (), case.smi.text),), "")).rule
+            rule = diagnose(
+                Fault(Phase.CUDA_INIT, (Cause("nvidia-smi", (), case.smi.text),), "")
+            ).rule
             known = rule.outcome in (Outcome.SETUP, Outcome.HARDWARE_FAULT)
             means = f"nvidia-smi fails: {case.smi.line}" + f". {rule.cause.rstrip('.')}" * known
             mend = rule.remedy if known else f"Reboot; {_ACCESS}."
@@ -255,16 +302,38 @@ def _gpus(case: Case) -> Iterator[Finding]:
 
 def _torch(case: Case) -> Iterator[Finding]:
     report, failed = case.probe.report, NOTE if case.place == "plugin" else FAULT
-    fault, mend, log = report.fault if report is not None else None, _INSTALL, last_line(case.probe.log_tail)
-    why = f"{describe_exit(case.probe.returncode)} {log}" if case.probe.returncode is not None else "it hangs"
-    found = diagnose(fault) if fault is not None else diagnose_log(case.probe.log_tail, case.probe.returncode or 0)
+    fault, mend, log = (
+        report.fault if report is not None else None,
+        _INSTALL,
+        last_line(case.probe.log_tail),
+    )
+    why = (
+        f"{describe_exit(case.probe.returncode)} {log}"
+        if case.probe.returncode is not None
+        else "it hangs"
+    )
+    found = (
+        diagnose(fault)
+        if fault is not None
+        else diagnose_log(case.probe.log_tail, case.probe.returncode or 0)
+    )
     if found is not None:
         why, mend = f"{found.rule.cause.rstrip('.')}: {found.headline}", found.rule.remedy
     if report is None or report.phase in (Phase.IMPORT, Phase.FORWARD):
-        yield Finding("torch", failed, f"torch cannot be imported, or does not compute: {why}", mend)
+        yield Finding(
+            "torch", failed, f"torch cannot be imported, or does not compute: {why}", mend
+        )
         return
-    build = f"CUDA {report.cuda}" if report.cuda else f"ROCm {report.hip}" if report.hip else "the CPU only"
-    yield Finding("torch", OK, f"torch {report.versions.get('torch', '')} is built for {build}, and computes")
+    build = (
+        f"CUDA {report.cuda}"
+        if report.cuda
+        else f"ROCm {report.hip}"
+        if report.hip
+        else "the CPU only"
+    )
+    yield Finding(
+        "torch", OK, f"torch {report.versions.get('torch', '')} is built for {build}, and computes"
+    )
     if case.wanted == "cpu" or not (case.wanted or case.nodes or case.smi.text):
         return
     if case.cards and fault is None and report.phase is not Phase.CUDA_INIT:
@@ -279,8 +348,13 @@ def _torch(case: Case) -> Iterator[Finding]:
 def _memory_and_disk(case: Case) -> Iterator[Finding]:
     workers = 1
     if case.config is not None:
-        workers = (case.config.workers.per_device + case.config.workers.standby) * max(1, len(case.devices))
-    need, (free, total) = (1 << 30) + (case.model.weights_bytes or 0), case.memory  # the libraries take about a GiB
+        workers = (case.config.workers.per_device + case.config.workers.standby) * max(
+            1, len(case.devices)
+        )
+    need, (free, total) = (
+        (1 << 30) + (case.model.weights_bytes or 0),
+        case.memory,
+    )  # the libraries take about a GiB
     text = f"{human_bytes(free)} of {human_bytes(total)} of memory are free; "
     text += f"about {human_bytes(workers * need)} is needed for {counted(workers, 'worker')}"
     state, mend = OK, "Set workers.standby lower, free some memory, or raise the container's limit."
@@ -306,7 +380,9 @@ def _source(case: Case) -> Iterator[Finding]:
         if isinstance(problem, Halt):
             yield _refusal("source", problem, f"{name}: ")
         elif problem:
-            yield Finding("source", WARNING, f"{name}: {problem}", "Correct the template.", "config")
+            yield Finding(
+                "source", WARNING, f"{name}: {problem}", "Correct the template.", "config"
+            )
         else:
             yield Finding("source", OK, f"{name}: the first rows can be read")
 
@@ -321,7 +397,10 @@ def _model(case: Case) -> Iterator[Finding]:
     if case.place != "hub":
         yield Finding("model", OK, f"{name} {where.get(case.place, 'is in the local cache')}{size}")
     elif case.no_download is not None:
-        mend = case.no_download.remedy or f"Check the network, or run on a machine that has one: {fetch}"
+        mend = (
+            case.no_download.remedy
+            or f"Check the network, or run on a machine that has one: {fetch}"
+        )
         blame = "machine" if case.no_download.outcome is Outcome.HUB else "config"
         yield Finding("model", FAULT, f"{missing}: {case.no_download.reason}", mend, blame)
     else:
@@ -331,11 +410,16 @@ def _model(case: Case) -> Iterator[Finding]:
     if case.wanted == "cpu" and case.dtype == "bfloat16" and not gpus.has_bfloat16():
         slow = "the model computes in bfloat16, for which this CPU has no instructions: slower than float32"
         yield Finding("dtype", WARNING, slow, "Set model.dtype to float32.")
-    for card in sorted(set(case.cards), key=str) if case.wanted == "cuda" and case.dtype is not None else ():
+    for card in (
+        sorted(set(case.cards), key=str) if case.wanted == "cuda" and case.dtype is not None else ()
+    ):
         if (unfit := unfit_dtype(case.dtype, case.model.model_type, card)) is not None:
             yield Finding("dtype", WARNING, *unfit)
         else:
-            better, fits = advised_dtype(case.model.model_type, card), f"the model computes in {case.dtype}"
+            better, fits = (
+                advised_dtype(case.model.model_type, card),
+                f"the model computes in {case.dtype}",
+            )
             if case.dtype == "float32" != better:
                 fits += f" (model.dtype {better} takes less memory; it needs another workdir, since its vectors differ)"
             yield Finding("dtype", OK, f"{fits}, which suits {card}")
@@ -382,11 +466,17 @@ def _compared(case: Case, sample: Sample) -> Finding:
     largest = float(np.abs(vectors[0]).max())
     differ = float(np.abs(vectors[0] - vectors[2]).max()) / largest
     if sample.again is not None and (again := sample.again.vectors) is not None:
-        elsewhere = float(np.abs(vectors - again).max()) / largest if again.shape == vectors.shape else 1.0
+        elsewhere = (
+            float(np.abs(vectors - again).max()) / largest if again.shape == vectors.shape else 1.0
+        )
     if differ > 1e-3:  # half precision has about three digits
-        meaning = f"the same text, encoded twice, gives vectors that differ by {differ:.2g} of their size"
+        meaning = (
+            f"the same text, encoded twice, gives vectors that differ by {differ:.2g} of their size"
+        )
         mend = "Make the encoder deterministic: eval() on its model, no dropout; else have the GPU checked."
-        return Finding("encoding", FAULT, meaning, mend, "config" if case.place == "plugin" else "machine")
+        return Finding(
+            "encoding", FAULT, meaning, mend, "config" if case.place == "plugin" else "machine"
+        )
     if elsewhere > 0.01:
         meaning = "two processes that load the model give the same text vectors that differ by "
         meaning += f"{elsewhere:.2g} of their size: each has other weights"
@@ -396,7 +486,11 @@ def _compared(case: Case, sample: Sample) -> Finding:
         meaning = "two different texts get the same vector: the texts do not reach the model"
         mend = "Check the encoder, or download the model again with all its files."
         return Finding("encoding", WARNING, meaning, mend, "config")
-    return Finding("encoding", OK, f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions")
+    return Finding(
+        "encoding",
+        OK,
+        f"a text encoded twice gives the same vector of {vectors.shape[1]} dimensions",
+    )
 
 
 # In the order in which they are shown.
@@ -407,7 +501,13 @@ CHECKS = (_driver, _gpus, _torch, _memory_and_disk, _source, _model, _encoding)
 def exit_code(findings: Sequence[Finding]) -> ExitCode:
     """Return 0 without a fault; 69 if one of the faults is the machine's, else 78."""
     blamed = {finding.blame for finding in findings if finding.state is FAULT}
-    return ExitCode.MACHINE if "machine" in blamed else ExitCode.CONFIG if blamed else ExitCode.COMPLETE
+    return (
+        ExitCode.MACHINE
+        if "machine" in blamed
+        else ExitCode.CONFIG
+        if blamed
+        else ExitCode.COMPLETE
+    )
 
 
 def render(findings: Sequence[Finding]) -> list[str]:
@@ -415,7 +515,9 @@ def render(findings: Sequence[Finding]) -> list[str]:
     lines = list[str]()
     for finding in findings:
         words = finding.meaning + f"\ndo: {finding.mend}" * bool(finding.mend)
-        lines += f"{finding.state:<7}  {finding.check}: {words}".replace("\n", f"\n{' ' * 9}").split("\n")
+        lines += f"{finding.state:<7}  {finding.check}: {words}".replace(
+            "\n", f"\n{' ' * 9}"
+        ).split("\n")
     states = [finding.state for finding in findings]
     faults, warnings = states.count(FAULT), states.count(WARNING)
     end = "a run can do its job; read the warnings" if warnings else "nothing stands in the way"
@@ -425,5 +527,7 @@ def render(findings: Sequence[Finding]) -> list[str]:
 
 def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return what `--json` prints: `ok`, and an object for each finding."""
-    rows = [asdict(each) | {"blame": each.blame if each.state is FAULT else None} for each in findings]
+    rows = [
+        asdict(each) | {"blame": each.blame if each.state is FAULT else None} for each in findings
+    ]
     return {"ok": not any(each.state is FAULT for each in findings), "findings": rows}

@@ -53,9 +53,13 @@ def drill(
     distinct = table_of(config, name, ROWS, folder, lambda _: None).distinct
     if distinct < CHUNKS:
         what = f"output {name} has {distinct} different texts in its first {ROWS} rows"
-        raise config_error(what, why=f"a drill needs {CHUNKS}", remedy="Put an output with more texts first.")
+        raise config_error(
+            what, why=f"a drill needs {CHUNKS}", remedy="Put an output with more texts first."
+        )
     device = config.device if isinstance(config.device, str) else config.device[0]
-    output = config.outputs[name].model_dump(mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS})
+    output = config.outputs[name].model_dump(
+        mode="json", exclude_unset=True, exclude={"chunk", *FORM_KEYS}
+    )
     values: dict[str, Any] = {
         "device": device,
         "engine": {"kind": "local"},
@@ -72,18 +76,36 @@ def drill(
 
     def run(workdir: str, changed: dict[str, Any], *, kill: bool = False) -> _Ended:
         """Run the config; `kill` ends the run itself while a worker hangs, with code 0 here."""
-        command = [sys.executable, "-P", "-m", "chunkvisor", "run", str(loaded.path), "--max-rows", str(ROWS)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "chunkvisor",
+            "run",
+            str(loaded.path),
+            "--max-rows",
+            str(ROWS),
+        ]
         # JSON is YAML, except for escaped surrogate pairs.
         ours = {"workdir": str(folder / workdir), **values, **changed}
         overrides = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in ours.items()]
         for override in (*loaded.overrides, *overrides):
             command += ["--set", override]
-        log, log_of_worker = folder / f"{workdir}.log", layout_of(workdir).output(name).attempt(STRUCK, 1).log
+        log, log_of_worker = (
+            folder / f"{workdir}.log",
+            layout_of(workdir).output(name).attempt(STRUCK, 1).log,
+        )
         with open(log, "ab") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
             try:
                 # The fault must have struck: a worker that lives without its parent must not hang the next run.
-                while kill and process.poll() is None and "strikes here" not in read_tail(log_of_worker):
+                while (
+                    kill
+                    and process.poll() is None
+                    and "strikes here" not in read_tail(log_of_worker)
+                ):
                     time.sleep(0.005)
                 if not kill:
                     process.wait()
@@ -103,13 +125,21 @@ def drill(
         raise Halt(ExitCode(code or ExitCode.DISK), what, why=words, remedy=remedy)
     events = [entry.event for entry in read_events(layout.events)]
     phases = [each.phase_s for each in events if isinstance(each, ChunkCommitted)]
-    stall_s = max([2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)])
+    stall_s = max(
+        [2.0, *(3 * (each.get("forward", 0.0) + each.get("write", 0.0)) for each in phases)]
+    )
     good: Vectors = np.load(layout.output(name).final, allow_pickle=False)
-    allowed = max(1.0, float(np.abs(good).max(initial=0.0))) * _TOLERANCE.get(undisturbed["model"]["dtype"], 1e-5)
+    allowed = max(1.0, float(np.abs(good).max(initial=0.0))) * _TOLERANCE.get(
+        undisturbed["model"]["dtype"], 1e-5
+    )
     findings = list[dict[str, Any]]()
     say(_ROW.format("fault", "provoked", "seen as", ""))
     for fault in faults:
-        layout, killed, changed = layout_of(fault.name), fault.name == PARENT_KILLED, dict[str, Any]()
+        layout, killed, changed = (
+            layout_of(fault.name),
+            fault.name == PARENT_KILLED,
+            dict[str, Any](),
+        )
         ran, seen, wrong = list[_Ended](), "", ""
         # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
         if killed or fault.seen_as is Outcome.SETUP:
@@ -120,11 +150,15 @@ def drill(
             with testing.fault("hang" if killed else fault.name, chunk=STRUCK):
                 ran.append(run(fault.name, changed, kill=killed))
             events = [entry.event for entry in read_events(layout.events)]
-            failures = [each for each in events if isinstance(each, AttemptFailed | PartFailed | LateCrash)]
+            failures = [
+                each for each in events if isinstance(each, AttemptFailed | PartFailed | LateCrash)
+            ]
             if killed:
                 seen = str(read_status(layout.workdir).state)
             elif failures:  # vectors may count although the worker crashed afterwards
-                seen = "committed" if isinstance(failures[0], LateCrash) else str(failures[0].outcome)
+                seen = (
+                    "committed" if isinstance(failures[0], LateCrash) else str(failures[0].outcome)
+                )
         except AssertionError as error:
             wrong = str(error)
         if killed or fault.exit_code not in _ENDED:
@@ -134,9 +168,18 @@ def drill(
         found = np.load(struck.final, allow_pickle=False) if manifest is not None else None
         bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
         wrong = wrong or problem(fault, seen, ran) or differs(good, found, bad, allowed)
-        simulated = device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in log
+        simulated = (
+            device.partition(":")[0] not in fault.real_on or "chunkvisor drill: simulated" in log
+        )
         provoked = "simulated" if simulated else "real"
-        say(_ROW.format(fault.name, provoked, seen or "-", f"NOT RECOVERED: {wrong}" if wrong else "recovered"))
+        say(
+            _ROW.format(
+                fault.name,
+                provoked,
+                seen or "-",
+                f"NOT RECOVERED: {wrong}" if wrong else "recovered",
+            )
+        )
         told = {"fault": fault.name, "provoked": provoked, "seen_as": seen}
         findings.append({**told, "problem": wrong, "recovered": not wrong})
     return findings
@@ -159,4 +202,8 @@ def differs(good: Vectors, found: Vectors | None, bad: Sequence[int], allowed: f
     expected = good.copy()
     expected[list(bad)] = np.nan
     right = np.isclose(found, expected, rtol=0, atol=allowed, equal_nan=True).all(axis=1)
-    return "" if right.all() else f"rows {np.flatnonzero(~right).tolist()[:10]} have other vectors, or none"
+    return (
+        ""
+        if right.all()
+        else f"rows {np.flatnonzero(~right).tolist()[:10]} have other vectors, or none"
+    )

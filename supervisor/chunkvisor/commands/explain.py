@@ -26,11 +26,17 @@ def names() -> list[str]:
 
 def index() -> list[str]:
     """Return a line for each entry under two headings: its name, and what happened in a sentence."""
-    causes = {rule.name: rule.cause for rule in RULES} | {name: found.what for name, found in ENTRIES.items()}
+    causes = {rule.name: rule.cause for rule in RULES} | {
+        name: found.what for name, found in ENTRIES.items()
+    }
     width, lines = max(map(len, causes)), list[str]()
     for name in names():
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
-        lines.append(textwrap.fill(f"{name:<{width}}  {sentence}", _WIDTH, subsequent_indent=" " * (width + 2)))
+        lines.append(
+            textwrap.fill(
+                f"{name:<{width}}  {sentence}", _WIDTH, subsequent_indent=" " * (width + 2)
+            )
+        )
     lines[len(ENTRIES) : len(ENTRIES)] = ["", "Faults that are known by name"]
     return ["What becomes of an attempt", *lines]
 
@@ -48,23 +54,37 @@ def explain(words: str) -> str:
     parts = list[tuple[str, str]]()
     if (rule := next((each for each in RULES if each.name == wanted), None)) is not None:
         by_itself = ENTRIES[str(rule.outcome)].then
-        parts += [("", rule.cause), ("What the run does automatically", by_itself), ("What to do", rule.remedy)]
+        parts += [
+            ("", rule.cause),
+            ("What the run does automatically", by_itself),
+            ("What to do", rule.remedy),
+        ]
         last = last_remedy(Verdict(rule.outcome, "", rule.remedy, rule.name, rule.exit_code))
         parts += [("If the run has ended with it", last)] * (last != rule.remedy)
         parts += [("", _ON_CPU)] * (rule.name in OF_GPUS)
-        parts += [("", f"The lines of a run call it {rule.outcome}.")] * (str(rule.outcome) != rule.name)
+        parts += [("", f"The lines of a run call it {rule.outcome}.")] * (
+            str(rule.outcome) != rule.name
+        )
     elif (found := ENTRIES.get(wanted.replace("-", "_"))) is not None:
         wanted = wanted.replace("-", "_")
         rules = ", ".join(each.name for each in RULES if each.outcome == wanted)
-        parts += [("", found.what), ("What the run does automatically", found.then), ("What you can do", found.do)]
+        parts += [
+            ("", found.what),
+            ("What the run does automatically", found.then),
+            ("What you can do", found.do),
+        ]
         parts += [("Faults that end so (chunkvisor explain FAULT)", rules)] * bool(rules)
     else:
         what = f"the handbook has no entry {words}; {did_you_mean(wanted, names())}"
-        raise Halt(ExitCode.USAGE, what, remedy="`chunkvisor explain` without a name lists them all.")
+        raise Halt(
+            ExitCode.USAGE, what, remedy="`chunkvisor explain` without a name lists them all."
+        )
     blocks = [wanted]
     for head, text in parts:
         indent = "  " * bool(head)
-        lines = textwrap.wrap(text, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.wrap(
+            text, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False
+        )
         blocks.append("\n".join([*filter(None, [head]), *(f"{indent}{line}" for line in lines)]))
     return "\n\n".join(blocks)
 
@@ -76,11 +96,16 @@ def _recognized(text: str) -> str:
         if raised := re.search(r"(?:^|\s)([\w.]*(?:Error|Exception)): (.*)", line):
             name = raised[1] if "." in raised[1] else f"builtins.{raised[1]}"
             number = re.search(r"\[Errno (\d+)\]", line)
-            bases = tuple(f"builtins.{each.__name__}" for each in getattr(builtins, raised[1], RuntimeError).__mro__)
+            bases = tuple(
+                f"builtins.{each.__name__}"
+                for each in getattr(builtins, raised[1], RuntimeError).__mro__
+            )
             causes.append(Cause(name, bases, raised[2], errno=int(number[1]) if number else None))
     causes += [Cause("builtins.RuntimeError", (), lines[-1])] * (len(lines) == 1)
     tried = (diagnose(Fault(phase, (cause,), "")) for cause in causes for phase in _PHASES)
-    found = next((each for each in tried if not each.rule.name.startswith("unknown")), None) or diagnose_log(text, 1)
+    found = next(
+        (each for each in tried if not each.rule.name.startswith("unknown")), None
+    ) or diagnose_log(text, 1)
     if found is None:
         remedy = "Give the line with the error itself, or the end of the log: chunkvisor explain - < worker.log"
         raise Halt(ExitCode.USAGE, "no rule of the handbook knows this message", remedy=remedy)

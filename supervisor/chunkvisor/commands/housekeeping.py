@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
-from chunkvisor.assemble.manifest import damaged_sides, follow_final, is_manifest, read_finished, read_moved
+from chunkvisor.assemble.manifest import (
+    damaged_sides,
+    follow_final,
+    is_manifest,
+    read_finished,
+    read_moved,
+)
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.sources.table import StagedTable, TableFiles
@@ -97,7 +103,11 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         else:
             if numbers.is_float:
                 expected = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
-                problem = f"has NaN or infinity in {counted(missing, 'row')}" if missing != expected else None
+                problem = (
+                    f"has NaN or infinity in {counted(missing, 'row')}"
+                    if missing != expected
+                    else None
+                )
         # What is rounded may be zero if the vector was not.
         last = problem is None and part is parts[-1][0] and form.dtype is FinalDtype.FLOAT32
         if last and zero_rows != manifest["zero_rows"]:
@@ -146,7 +156,9 @@ def retry(workdir: Path) -> int:
             return sum(map(_reopen, outputs))
         except DamagedError as error:
             raise Halt(
-                ExitCode.DISK, f"{error} is damaged", remedy="`chunkvisor run` shows what can be done."
+                ExitCode.DISK,
+                f"{error} is damaged",
+                remedy="`chunkvisor run` shows what can be done.",
             ) from None
 
 
@@ -164,7 +176,10 @@ def clean(workdir: Path) -> tuple[int, int]:
                 continue
             # The index stays, and its record: by it, other outputs find the texts that have a vector here.
             table = TableFiles(output.table)
-            needless = {path for path in output.table.glob("*") if path.is_file()} - {table.index, table.record}
+            needless = {path for path in output.table.glob("*") if path.is_file()} - {
+                table.index,
+                table.record,
+            }
             files = [*needless, *output.chunks.rglob("*"), *output.attempts.rglob("*")]
             sizes += [path.stat().st_size for path in files if path.is_file()]
             for path in needless:
@@ -214,7 +229,9 @@ def _reopen(layout: OutputLayout) -> int:
         if chunk in chunks:
             start, stop = ledger.plan.bounds(chunk)
             if ledger.is_whole(chunk, path):  # else the whole chunk is computed again
-                ledger.parts(chunk).add(start, path, [text for text in range(start, stop) if text not in bad])
+                ledger.parts(chunk).add(
+                    start, path, [text for text in range(start, stop) if text not in bad]
+                )
             ledger.discard(chunk)
     for chunk in chunks:
         ledger.parts(chunk).forgive()

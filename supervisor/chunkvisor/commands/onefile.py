@@ -17,7 +17,13 @@ from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.show.lines import Observer, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.disk import check_target
-from chunkvisor.store.identity import UNREAD, Identity, arithmetic_variables, differences, identity_of
+from chunkvisor.store.identity import (
+    UNREAD,
+    Identity,
+    arithmetic_variables,
+    differences,
+    identity_of,
+)
 from chunkvisor.store.layout import Layout, hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
 from chunkvisor.supervise.session import Request, run
@@ -31,7 +37,9 @@ OUTPUT = "embeddings"
 _MADE_FROM = "made_from"
 
 
-def loaded_of(values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ...], *, keep: bool) -> LoadedConfig:
+def loaded_of(
+    values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ...], *, keep: bool
+) -> LoadedConfig:
     """Return the config of a call in the current folder; `keep`: chunk files stay. Raises Halt (78)."""
     chunk, folder = {**values.get("chunk", {}), **({"keep": True} if keep else {})}, Path.cwd()
     config = from_values({**values, "workdir": str(workdir), "chunk": chunk}, folder, overrides)
@@ -39,7 +47,9 @@ def loaded_of(values: Mapping[str, Any], workdir: Path, overrides: tuple[str, ..
     for key in (*FORM_KEYS, "where"):
         if getattr(output, key) != type(output).model_fields[key].default:
             remedy = "Write a config (`chunkvisor init`): `encode` makes one .npy of float32."
-            raise config_error(f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", remedy=remedy)
+            raise config_error(
+                f"outputs.{OUTPUT}.{key} is for `chunkvisor run` alone", remedy=remedy
+            )
     return LoadedConfig(config, folder / "(command line)", folder, overrides, by_options=True)
 
 
@@ -52,27 +62,46 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     check_target(out, "-o", lambda _: True)  # what kind of file it is, is seen below
     check_target(manifest_file, "-o", is_manifest)
     # What shapes the vectors, as far as it is known without reading source or model.
-    source, revision = digest_of(signature(resolve(config.outputs[OUTPUT].source))), config.model.revision or ""
+    source, revision = (
+        digest_of(signature(resolve(config.outputs[OUTPUT].source))),
+        config.model.revision or "",
+    )
     if config.model.is_folder:
         files = sorted(path for path in Path(config.model.name).rglob("*") if path.is_file())
-        revision = digest_of([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])
-    made_from = identity_of(config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env))
-    if out.exists() and (bad := _bad_rows_of(out, config.workdir, made_from, replace=request.from_scratch)) is not None:
-        observer.say(f"{out}: complete already" + f", {counted(bad, 'row')} without a vector" * bool(bad))
+        revision = digest_of(
+            [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        )
+    made_from = identity_of(
+        config, OUTPUT, revision, source, UNREAD, arithmetic_variables(os.environ, config.env)
+    )
+    if (
+        out.exists()
+        and (bad := _bad_rows_of(out, config.workdir, made_from, replace=request.from_scratch))
+        is not None
+    ):
+        observer.say(
+            f"{out}: complete already" + f", {counted(bad, 'row')} without a vector" * bool(bad)
+        )
         if not keep:
             remove_state(config.workdir)
         return ExitCode.QUARANTINED if bad else ExitCode.COMPLETE
     make_folders(out.parent)
     make_folders(config.workdir, mode=0o755)
-    if config.workdir.stat().st_dev != out.parent.stat().st_dev:  # no rename puts the file in its place
+    if (
+        config.workdir.stat().st_dev != out.parent.stat().st_dev
+    ):  # no rename puts the file in its place
         what = f"{config.workdir} is not on the disk of {out.parent}"
-        raise config_error(what, remedy="Choose a folder on that disk by --workdir, or leave the option out.")
+        raise config_error(
+            what, remedy="Choose a folder on that disk by --workdir, or leave the option out."
+        )
     try:
         run(request, observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
-        publish(out, config.workdir, made_from)  # the state stays: `retry` has only the bad texts computed again
+        publish(
+            out, config.workdir, made_from
+        )  # the state stays: `retry` has only the bad texts computed again
         halt.remedy = (
             f"{manifest_file} lists such rows, or names the file that does. To try them again: chunkvisor retry "
             f"{config.workdir}, then the same command. If you correct the source: the same command with --from-scratch"
@@ -81,7 +110,11 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     publish(out, config.workdir, made_from)
     if not keep:
         remove_state(config.workdir)
-    for line in (f"{out}: complete, described in {manifest_file.name}", how_to_read(out, Form()), to_check(out)):
+    for line in (
+        f"{out}: complete, described in {manifest_file.name}",
+        how_to_read(out, Form()),
+        to_check(out),
+    ):
         observer.say(line)
     return ExitCode.COMPLETE
 
@@ -119,7 +152,9 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
         manifest = read_sealed(output.manifest)
         if manifest is None or not output.final.exists():
             what = f"{output.final} is gone: another run of the same command has finished at the same time"
-            raise Halt(ExitCode.TRY_AGAIN, what, remedy="Run the same command again: it checks the file.")
+            raise Halt(
+                ExitCode.TRY_AGAIN, what, remedy="Run the same command again: it checks the file."
+            )
         more: dict[str, Any] = {_MADE_FROM: made_from.values}
         if "file" in (listed := manifest.get("truncated") or {}):
             copy = out.with_suffix(".truncated.jsonl")

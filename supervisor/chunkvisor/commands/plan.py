@@ -49,7 +49,9 @@ MOST_TEXTS = 1_000_000
 _BAR = 39
 
 
-def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]) -> dict[str, Any]:
+def forecast(
+    loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Return what `plan --json` prints; `say` gets the steps that take a while.
 
     Raises Halt if a run would refuse the source or the model; OSError.
@@ -59,12 +61,18 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
     require_extras(config)
     if config.model.expect is not None:
         read_expected(config.model.expect)
-    kind, devices = ("cuda", 1) if "cuda" in config.device else (config.device[0], len(config.device))
+    kind, devices = (
+        ("cuda", 1) if "cuda" in config.device else (config.device[0], len(config.device))
+    )
     proposed = propose(rate, entry_s, config.workers.per_device * devices, kind.partition(":")[0])
     with tempfile.TemporaryDirectory(prefix="chunkvisor-plan-") as folder:
-        tables = {name: table_of(config, name, max_rows, Path(folder), say) for name in config.outputs}
+        tables = {
+            name: table_of(config, name, max_rows, Path(folder), say) for name in config.outputs
+        }
         refuse_unequal(config.combine, {name: table.rows for name, table in tables.items()})
-        outputs = {name: _read_output(config, name, table, proposed) for name, table in tables.items()}
+        outputs = {
+            name: _read_output(config, name, table, proposed) for name, table in tables.items()
+        }
         for name, output in config.outputs.items():
             notes += [f"{name}: {note}" for note in [output.template_note] if note]
             if outputs[name].pop("of_another_source") and max_rows is None:
@@ -72,15 +80,27 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
                 notes.append(f"{name}: {what}")
         say("counting tokens")
         if config.model.is_plugin:
-            notes.append("only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown")
-        elif (path := _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes)) is not None:
+            notes.append(
+                "only the plug-in encoder itself knows its tokens, so the lengths of texts are not shown"
+            )
+        elif (
+            path := _count_tokens(config, tables, outputs, Path(folder, ".lengths"), notes)
+        ) is not None:
             model = modelfolder.read_model_folder(Path(path))
             with suppress(Halt):  # it is the plan of a job for another machine
-                card = weakest(find_devices(config.device)) if config.engine.kind is EngineKind.LOCAL else None
+                card = (
+                    weakest(find_devices(config.device))
+                    if config.engine.kind is EngineKind.LOCAL
+                    else None
+                )
                 unfit = unfit_dtype(model.computes_in(config.model), model.model_type, card)
                 notes += ["; ".join(unfit)] if unfit is not None else []
         for name, sizes in outputs.items():
-            table, form, dimension = tables[name], asked_form(config.outputs[name]), sizes["dimension"]
+            table, form, dimension = (
+                tables[name],
+                asked_form(config.outputs[name]),
+                sizes["dimension"],
+            )
             sizes["dimension"] = dimension = dimension or model.dimension
             # The bytes of the final file, and those that the disk has to have while it is made.
             sizes["final_bytes"] = sizes["disk_bytes"] = None
@@ -89,19 +109,30 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
                 sizes["final_bytes"] = row_bytes * table.rows + 128  # numpy's header
                 # A table that a run has staged already is not written again.
                 staged = Layout(config.workdir).outputs in table.folder.parents
-                table_bytes = 0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
-                needed = need_bytes(table.rows, sizes["texts_left"], dimension, 0 if form.is_of_rows else row_bytes)
+                table_bytes = (
+                    0 if staged else sum(path.stat().st_size for path in table.folder.iterdir())
+                )
+                needed = need_bytes(
+                    table.rows, sizes["texts_left"], dimension, 0 if form.is_of_rows else row_bytes
+                )
                 sizes["disk_bytes"] = needed - RESERVE_BYTES + table_bytes
             if not sizes["texts_left"]:
                 sizes["disk_bytes"] = 0
-    workers, weights = (config.workers.per_device + config.workers.standby) * devices, model.weights_bytes
-    disk, final = ([each[key] for each in outputs.values()] for key in ("disk_bytes", "final_bytes"))
+    workers, weights = (
+        (config.workers.per_device + config.workers.standby) * devices,
+        model.weights_bytes,
+    )
+    disk, final = (
+        [each[key] for each in outputs.values()] for key in ("disk_bytes", "final_bytes")
+    )
     return {
         "outputs": outputs,
         "combine": config.combine,
         "peak_disk_bytes": None if None in disk else sum(disk),
         "final_disk_bytes": None if None in final else sum(final),
-        "free_disk_bytes": free_bytes(next(p for p in (config.workdir, *config.workdir.parents) if p.exists())),
+        "free_disk_bytes": free_bytes(
+            next(p for p in (config.workdir, *config.workdir.parents) if p.exists())
+        ),
         "weights_bytes": weights,
         "workers": workers,
         "host_memory_bytes": None if weights is None else workers * (_LIBRARIES_BYTES + weights),
@@ -112,7 +143,9 @@ def forecast(loaded: LoadedConfig, max_rows: int | None, say: Callable[[str], No
     }
 
 
-def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]) -> StagedTable:
+def table_of(
+    config: Config, name: str, max_rows: int | None, scratch: Path, say: Callable[[str], None]
+) -> StagedTable:
     """Open the output's staged table, or stage it in `scratch`. Raises Halt, OSError."""
     layout, request = Layout(config.workdir).output(name), request_of(config, name, max_rows)
     if staged_before(request, layout):
@@ -122,7 +155,9 @@ def table_of(config: Config, name: str, max_rows: int | None, scratch: Path, say
     return stage_table(request, scratch / name, lambda: None)
 
 
-def _read_output(config: Config, name: str, table: StagedTable, proposed: tuple[int, str]) -> dict[str, Any]:
+def _read_output(
+    config: Config, name: str, table: StagedTable, proposed: tuple[int, str]
+) -> dict[str, Any]:
     """Return what is printed of one output, as far as its source and the workdir show."""
     layout, fixed, facts, reason = Layout(config.workdir).output(name), None, None, None
     with suppress(DamagedError):  # a run reports it
@@ -135,7 +170,11 @@ def _read_output(config: Config, name: str, table: StagedTable, proposed: tuple[
     if ours:
         with suppress(DamagedError):  # a run has looked which texts have a vector already
             work = ledger.plan if (ledger := ledger_of(layout)) is not None else work
-        done = committed_chunks(layout, work) if read_done_manifest(layout) is None else bytearray(b"\1") * work.count
+        done = (
+            committed_chunks(layout, work)
+            if read_done_manifest(layout) is None
+            else bytearray(b"\1") * work.count
+        )
         facts = read_facts(layout)
     return {
         "rows": table.rows,
@@ -148,7 +187,9 @@ def _read_output(config: Config, name: str, table: StagedTable, proposed: tuple[
         "chunks_done": done.count(1),
         "chunk_size": size,
         "chunk_size_reason": reason,
-        "dimension": facts.dimension if facts is not None else config.effective_encode(name).truncate_dim,
+        "dimension": facts.dimension
+        if facts is not None
+        else config.effective_encode(name).truncate_dim,
         "lengths": distribution(np.empty(0, dtype=np.int32), None),
         **dict.fromkeys(("length_unit", "max_length", "batches", "padding_share")),
         "of_another_source": fixed is not None and not ours,
@@ -160,7 +201,9 @@ def distribution(lengths: npt.NDArray[np.int32], max_length: int | None) -> dict
     if not len(lengths):
         names = ("count", "median", "p95", "longest", "truncated", "lost_share")
         return {**dict.fromkeys(names, 0), "bins": []}
-    median, p95, longest = (int(value) for value in np.quantile(lengths, (0.5, 0.95, 1), method="higher"))
+    median, p95, longest = (
+        int(value) for value in np.quantile(lengths, (0.5, 0.95, 1), method="higher")
+    )
     highs = [8 << step for step in range(max(1, int(longest - 1).bit_length() - 2))]
     lows = [0, *(high + 1 for high in highs[:-1])]
     counts = np.histogram(lengths, [*lows, highs[-1] + 1])[0].tolist()
@@ -171,17 +214,26 @@ def distribution(lengths: npt.NDArray[np.int32], max_length: int | None) -> dict
         "median": median,
         "p95": p95,
         "longest": longest,
-        "bins": [{"low": low, "high": high, "count": n} for low, high, n in zip(lows, highs, counts, strict=True)],
+        "bins": [
+            {"low": low, "high": high, "count": n}
+            for low, high, n in zip(lows, highs, counts, strict=True)
+        ],
         "truncated": int(np.count_nonzero(beyond)),
         "lost_share": int(beyond.sum()) / total if total else 0.0,
     }
 
 
 def _count_tokens(
-    config: Config, tables: dict[str, StagedTable], outputs: dict[str, dict[str, Any]], folder: Path, notes: list[str]
+    config: Config,
+    tables: dict[str, StagedTable],
+    outputs: dict[str, dict[str, Any]],
+    folder: Path,
+    notes: list[str],
 ) -> str | None:
     """Ask the child that has the tokenizer; return the model's folder. Raises Halt if that is wrong, OSError."""
-    source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(None, config.model.revision)
+    source = source_at_hand(config.model, Layout(config.workdir).model) or ModelSource(
+        None, config.model.revision
+    )
     doubts = modelfolder.check_model_files(config, source.path)
     folder.mkdir(mode=0o700)
     files, tasks = AttemptFiles(folder), list[LengthsTask]()
@@ -190,13 +242,21 @@ def _count_tokens(
         # Of more texts, every Nth chunk is measured.
         numbers = table.distinct, outputs[name]["chunk_size"], -(-table.distinct // MOST_TEXTS)
         limits = resolve_limits(encode, "cpu" if "cpu" in config.device else "cuda", plugin=False)
-        tasks.append(LengthsTask(str(paths.texts), str(paths.offsets), *numbers, encode_spec(encode), limits))
+        tasks.append(
+            LengthsTask(str(paths.texts), str(paths.offsets), *numbers, encode_spec(encode), limits)
+        )
     spec = model_spec(config.model, source.path, source.revision)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
     # No GPU may be touched; and a message of a library must not look like one of chunkvisor's.
-    quiet = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    returncode = run_child(command, files.log, environment={**os.environ, **quiet, PARENT_PID: str(os.getpid())})
+    quiet = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    returncode = run_child(
+        command, files.log, environment={**os.environ, **quiet, PARENT_PID: str(os.getpid())}
+    )
     answer, path = read_message(LengthsAnswer, files.result), source.path
     if answer is None:
         verdict = verdict_of_child(returncode, files.fault, files.log)
@@ -204,9 +264,14 @@ def _count_tokens(
     else:
         path = answer.path  # it may have found the tokenizer's files on the hub
         doubts = modelfolder.check_model_files(config, path)
-        for told, table, report in zip(outputs.values(), tables.values(), answer.reports, strict=True):
+        for told, table, report in zip(
+            outputs.values(), tables.values(), answer.reports, strict=True
+        ):
             lengths = np.load(report.lengths, allow_pickle=False)
-            told["lengths"], told["max_length"] = distribution(lengths, report.max_length), report.max_length
+            told["lengths"], told["max_length"] = (
+                distribution(lengths, report.max_length),
+                report.max_length,
+            )
             told["length_unit"] = "estimated_tokens" if report.estimated else "tokens"
             told["batches"] = round(report.batches * table.distinct / len(lengths))
             told["padding_share"] = 1 - report.tokens / max(1, report.padded_tokens)
@@ -216,7 +281,11 @@ def _count_tokens(
 
 def draw(forecast: dict[str, Any]) -> Iterator[str]:
     """Yield lines: one for each output and their sum, then each output in detail, then what the machine must have."""
-    outputs, rate, keys = forecast["outputs"], forecast["texts_per_s"], ("rows", "distinct_texts", "chunks")
+    outputs, rate, keys = (
+        forecast["outputs"],
+        forecast["texts_per_s"],
+        ("rows", "distinct_texts", "chunks"),
+    )
     summed = {name: [each[key] for key in keys] for name, each in outputs.items()}
     if len(outputs) > 1:
         summed["all"] = [sum(column) for column in zip(*summed.values(), strict=True)]
@@ -233,8 +302,14 @@ def draw(forecast: dict[str, Any]) -> Iterator[str]:
     yield f"time: {time}"
     for name, output in outputs.items():
         yield from ("", name, *_draw_output(output))
-    size = {key: "unknown" if n is None else human_bytes(n) for key, n in forecast.items() if "bytes" in key}
-    disk = f"needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}"
+    size = {
+        key: "unknown" if n is None else human_bytes(n)
+        for key, n in forecast.items()
+        if "bytes" in key
+    }
+    disk = (
+        f"needed while it runs: {size['peak_disk_bytes']}; final files: {size['final_disk_bytes']}"
+    )
     yield from ("", f"disk    {disk}; free: {size['free_disk_bytes']}")
     workers = f"{counted(forecast['workers'], 'worker')}, each with 1 GiB and its weights: {size['weights_bytes']}"
     yield f"memory  needed, without batches: {size['host_memory_bytes']} ({workers})"
@@ -249,11 +324,16 @@ def _draw_output(output: dict[str, Any]) -> Iterator[str]:
         yield f"  {output['length_unit'].replace('_', ' ')} of {lengths['count']:,} texts: {quantiles}"
     most = max((each["count"] for each in lengths["bins"]), default=0)
     for each in lengths["bins"]:
-        bar = "#" * (max(1, round(each["count"] / most * _BAR)) if each["count"] else 0)  # one text shows as well
+        bar = "#" * (
+            max(1, round(each["count"] / most * _BAR)) if each["count"] else 0
+        )  # one text shows as well
         part = f"{each['count']:>12,}{_percent(each['count'] / lengths['count']):>8}"
         yield f"  {each['low']:>8,} - {each['high']:<8,}{bar:<{_BAR}}{part}"
     if limit is not None and lengths["truncated"]:
-        cut, lost = _percent(lengths["truncated"] / lengths["count"]), _percent(lengths["lost_share"])
+        cut, lost = (
+            _percent(lengths["truncated"] / lengths["count"]),
+            _percent(lengths["lost_share"]),
+        )
         yield f"  {cut} of the texts are longer than {limit:,} and are cut: {lost} of all tokens"
     elif limit is not None:
         yield f"  no text is longer than the {limit:,} tokens that the model reads"

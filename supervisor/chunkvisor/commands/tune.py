@@ -34,13 +34,20 @@ _EACH_S = 4.0
 _MATTERS = 1.05
 # Of the vectors of a setting to those of float32; with less, it is not recommended.
 LEAST_COSINE = 0.999
-_DTYPE, _ATTENTION, _BATCH, _WORKERS = "model.dtype", "attn_implementation", "encode.batch_tokens", "workers.per_device"
+_DTYPE, _ATTENTION, _BATCH, _WORKERS = (
+    "model.dtype",
+    "attn_implementation",
+    "encode.batch_tokens",
+    "workers.per_device",
+)
 
 # Names of settings -> values to try; no attention is named if the model chooses its own.
 Settings = dict[str, Any]
 
 
-def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str], None]) -> dict[str, Any]:
+def tune(
+    loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Try settings, and return what `tune --json` prints. Takes some minutes.
 
     Raises Halt: 78 for a plug-in, a model that is not here, or outputs that have begun; what a run would end with if
@@ -49,21 +56,29 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
     config, name = loaded.config, loaded.config.model.name
     if config.model.is_plugin:
         what = "tune compares settings of a sentence-transformers model; this config has a plug-in encoder"
-        raise config_error(what, remedy="Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`.")
+        raise config_error(
+            what, remedy="Compare its settings by trials: `chunkvisor run CONFIG --max-rows 1000`."
+        )
     if (source := source_at_hand(config.model, Layout(config.workdir).model)) is None:
         remedy = f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL"
         raise config_error(f"the model {name} is not on this machine yet", remedy=remedy)
     model = model_spec(config.model, source.path, source.revision)
-    if any(read_facts(Layout(config.workdir).output(output)) is not None for output in config.outputs):
+    if any(
+        read_facts(Layout(config.workdir).output(output)) is not None for output in config.outputs
+    ):
         what = f"outputs in {config.workdir} have begun, so their dtype and attention are fixed"
-        raise config_error(what, remedy="Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER")
+        raise config_error(
+            what, remedy="Tune for a new workdir: chunkvisor tune CONFIG --set workdir=OTHER"
+        )
     devices, tried = find_devices(config.device), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="chunkvisor-tune-") as scratch:
         tables = [table_of(config, output, None, Path(scratch), say) for output in config.outputs]
         total = sum(table.distinct for table in tables)
 
         def measure(settings: Settings, texts: Sequence[str]) -> tuple[Trial, float]:
-            say(f"trying {', '.join(f'{key} {value}' for key, value in settings.items() if value is not None)}")
+            say(
+                f"trying {', '.join(f'{key} {value}' for key, value in settings.items() if value is not None)}"
+            )
             return _measure(loaded, model, settings, texts, Path(scratch))
 
         attention = config.model.kwargs.get(_ATTENTION)
@@ -80,7 +95,11 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
         # float16 has no fast kernels on a CPU.
         dtypes = ["bfloat16"] * (has_bfloat16() or now[_DTYPE] == "bfloat16")
         if devices[0].kind == "cuda":
-            dtypes = [each for each in ("bfloat16", "float16") if not unfit_dtype(each, kind, weakest(devices))]
+            dtypes = [
+                each
+                for each in ("bfloat16", "float16")
+                if not unfit_dtype(each, kind, weakest(devices))
+            ]
         flash = devices[0].kind == "cuda" and importlib.util.find_spec("flash_attn") is not None
         rounds: list[list[Settings]] = [
             [plain],
@@ -96,16 +115,23 @@ def tune(loaded: LoadedConfig, price_per_hour: float | None, say: Callable[[str]
                 if settings in [each["settings"] for each in tried]:
                     continue
                 trial, rate = measure(settings, texts)
-                found: dict[str, Any] = dict.fromkeys(("mean_cosine", "least_cosine", "hours", "cost", "problem"))
+                found: dict[str, Any] = dict.fromkeys(
+                    ("mean_cosine", "least_cosine", "hours", "cost", "problem")
+                )
                 found |= {"settings": settings, "texts_per_s": round(rate, 3), "recommended": False}
                 if trial.vectors is None:
                     found["problem"] = f"{trial.verdict.outcome}: {trial.verdict.reason}"
                 else:
                     reference = trial.vectors if not tried else reference
-                    cosines = [difference_and_cosine(*each)[1] for each in zip(trial.vectors, reference, strict=True)]
+                    cosines = [
+                        difference_and_cosine(*each)[1]
+                        for each in zip(trial.vectors, reference, strict=True)
+                    ]
                     found |= {"mean_cosine": float(np.mean(cosines)), "least_cosine": min(cosines)}
                     found["hours"] = total / (rate * len(devices)) / 3600
-                    found["cost"] = None if price_per_hour is None else found["hours"] * price_per_hour
+                    found["cost"] = (
+                        None if price_per_hour is None else found["hours"] * price_per_hour
+                    )
                 tried.append(found)
             best = (_best(tried) or {"settings": plain})["settings"]
     changes = dict[str, Any]()
@@ -135,16 +161,26 @@ def _measure(
 
     The time is without the start of the workers.
     """
-    config, device, workers = loaded.config, find_devices(loaded.config.device)[0], settings[_WORKERS]
-    encode = config.effective_encode(next(iter(config.outputs))).model_copy(update={"batch_tokens": settings[_BATCH]})
+    config, device, workers = (
+        loaded.config,
+        find_devices(loaded.config.device)[0],
+        settings[_WORKERS],
+    )
+    encode = config.effective_encode(next(iter(config.outputs))).model_copy(
+        update={"batch_tokens": settings[_BATCH]}
+    )
     attention = {_ATTENTION: settings[_ATTENTION]} if settings[_ATTENTION] is not None else {}
     limits = resolve_limits(encode, device.kind, plugin=False)
     changed = replace(model, dtype=settings[_DTYPE], kwargs={**model.kwargs, **attention})
 
     def encoded(number: int) -> Trial:
-        folder = Path(tempfile.mkdtemp(prefix=".try-", dir=scratch))  # an output's name has no such dot
+        folder = Path(
+            tempfile.mkdtemp(prefix=".try-", dir=scratch)
+        )  # an output's name has no such dot
         share, spec = texts[number::workers], encode_spec(encode)
-        return try_texts(share, changed, spec, device, loaded, folder, limits=limits, workers=workers)
+        return try_texts(
+            share, changed, spec, device, loaded, folder, limits=limits, workers=workers
+        )
 
     with ThreadPoolExecutor(workers) as pool:
         trials = list(pool.map(encoded, range(workers)))
@@ -168,18 +204,44 @@ def _texts(table: StagedTable, count: int) -> list[str]:
 def draw(tuned: dict[str, Any]) -> list[str]:
     """Return lines: a row for each candidate, the recommended one marked, and below them what to do."""
     row = "{:<2}{:<10}{:<19}{:>7}{:>9}{:>10}{:>9}{:>9}{:>11}{:>8}".format
-    lines = [row("", "dtype", "attention", "tokens", "workers", "texts/s", "cosine", "least", "all of it", "cost")]
+    lines = [
+        row(
+            "",
+            "dtype",
+            "attention",
+            "tokens",
+            "workers",
+            "texts/s",
+            "cosine",
+            "least",
+            "all of it",
+            "cost",
+        )
+    ]
     for each in tuned["candidates"]:
         cells, figures = [str(value or "auto") for value in each["settings"].values()], ["-"] * 5
         if not each["problem"]:
             cost = "-" if each["cost"] is None else f"{each['cost']:.2f}"
             cosines = f"{each['mean_cosine']:.5f}", f"{each['least_cosine']:.5f}"
-            figures = [f"{each['texts_per_s']:,.1f}", *cosines, human_time(each["hours"] * 3600), cost]
+            figures = [
+                f"{each['texts_per_s']:,.1f}",
+                *cosines,
+                human_time(each["hours"] * 3600),
+                cost,
+            ]
         lines.append(row("*" * each["recommended"], *cells, *figures))
         lines += [f"    failed: {each['problem']}"] * bool(each["problem"])
-    lines += ["", f"tried on {counted(tuned['sample'], 'text')} of {tuned['texts']:,}; cosines are to the first row."]
+    lines += [
+        "",
+        f"tried on {counted(tuned['sample'], 'text')} of {tuned['texts']:,}; cosines are to the first row.",
+    ]
     if not any(each["recommended"] for each in tuned["candidates"]):
         return lines
     changes = ", ".join(f"{key}: {value}" for key, value in tuned["changes"].items())
-    lines.append("* is recommended: the fastest near enough; of two within 5 %, the one that was tried first.")
-    return [*lines, f"To set in the config: {changes}" if changes else "The config has these settings already."]
+    lines.append(
+        "* is recommended: the fastest near enough; of two within 5 %, the one that was tried first."
+    )
+    return [
+        *lines,
+        f"To set in the config: {changes}" if changes else "The config has these settings already.",
+    ]

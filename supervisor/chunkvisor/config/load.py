@@ -37,7 +37,10 @@ GONE: dict[tuple[str, ...], str] = {
     ("model", "dtype", "int8"): (
         "write float32 or bfloat16, or use a plug-in encoder. Files in int8 are made by outputs.NAME.dtype"
     ),
-    ("engine", "shared"): "what workers need and make is sent from machine to machine; remove the key",
+    (
+        "engine",
+        "shared",
+    ): "what workers need and make is sent from machine to machine; remove the key",
     ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
     ("encode", "long"): _CUT,
     ("encode", "overlap"): _CUT,
@@ -67,15 +70,23 @@ class _Loader(yaml.SafeLoader):
     """Reads YAML 1.1 less what surprises in a config: dates stay text, and so do 010 (8 in YAML) and 1:30 (90)."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
-        first: [(tag, pattern) for tag, pattern in found if tag.removeprefix(_TAG) in ("bool", "null", "merge")]
+        first: [
+            (tag, pattern)
+            for tag, pattern in found
+            if tag.removeprefix(_TAG) in ("bool", "null", "merge")
+        ]
         for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
-_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    f"{_TAG}int", re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789")
+)
 _Loader.add_implicit_resolver(
     f"{_TAG}float",  # 1e-5 too, which YAML 1.1 takes for text
-    re.compile(r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$"),
+    re.compile(
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$|[-+]?\.inf$|\.nan$"
+    ),
     list("-+0123456789."),
 )
 
@@ -84,7 +95,9 @@ def parse(text: str, name: str) -> tuple[Any, dict[Key, str]]:
     """Read a YAML text: its value, and the place of each key and list item, such as NAME:3. Raises Halt (78)."""
     places: dict[Key, str] = {(): name}
     try:
-        loader = _Loader(io.StringIO(text))  # of a stream, so that errors do not quote a line: it may hold a secret
+        loader = _Loader(
+            io.StringIO(text)
+        )  # of a stream, so that errors do not quote a line: it may hold a secret
         node = loader.get_single_node()
         if node is None:
             return None, places
@@ -131,7 +144,11 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
         root = _Loader(text).get_single_node()
         assert root is not None
         found = {name.value: node for name, node in root.value}.get(section)
-        keys = {name.value: node for name, node in found.value} if isinstance(found, yaml.MappingNode) else {}
+        keys = (
+            {name.value: node for name, node in found.value}
+            if isinstance(found, yaml.MappingNode)
+            else {}
+        )
         if found is None:
             text += f"\n{section}:\n  {key}: {value}\n"
         elif old := keys.get(key):
@@ -141,7 +158,9 @@ def with_values(text: str, values: Mapping[str, str | int]) -> str | None:
             joint = ", " if found.flow_style else "\n" + " " * found.start_mark.column
             text = f"{text[:start]}{key}: {value}{joint}{text[start:]}"
         else:  # null, as all of its keys are commented out, or {}
-            text = f"{text[: found.start_mark.index]}\n  {key}: {value}{text[found.end_mark.index :]}"
+            text = (
+                f"{text[: found.start_mark.index]}\n  {key}: {value}{text[found.end_mark.index :]}"
+            )
     edited, _ = parse(text, "the edited config")
     return text if edited == wanted else None
 
@@ -164,7 +183,9 @@ class LoadedConfig:
         """Copy it with a separate workdir, for a trial of this many rows."""
         workdir = self.config.workdir
         separate = workdir.with_name(f"{workdir.name}-first-{max_rows}")
-        return replace(self, config=self.config.model_copy(update={"workdir": separate, "reuse_from": ()}))
+        return replace(
+            self, config=self.config.model_copy(update={"workdir": separate, "reuse_from": ()})
+        )
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -174,24 +195,39 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
             raise ValueError(f"it is larger than {_SIZE_LIMIT_BYTES:,} bytes, and a config is not")
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.y*ml")], 1)
-        hint = f"did you mean {path.with_name(near[0])}?" if near else "`chunkvisor init` writes a config to start from"
+        near = difflib.get_close_matches(
+            path.name, [each.name for each in path.parent.glob("*.y*ml")], 1
+        )
+        hint = (
+            f"did you mean {path.with_name(near[0])}?"
+            if near
+            else "`chunkvisor init` writes a config to start from"
+        )
         raise _wrong_config(f"{path}: there is no such file; {hint}") from None
     except IsADirectoryError:
         there = ", ".join(sorted(each.name for each in path.glob("*.y*ml"))) or "none"
-        raise _wrong_config(f"{path}: this is a folder; name a config, of which it has: {there}") from None
+        raise _wrong_config(
+            f"{path}: this is a folder; name a config, of which it has: {there}"
+        ) from None
     except (OSError, ValueError) as error:  # a name that no file can have, bytes that are not UTF-8
         raise _wrong_config(f"{path}: cannot be read as UTF-8 text: {error}") from None
     values, places = parse(text, str(path))
     if not isinstance(values, dict):
-        hint = "if it is a source, use `chunkvisor encode`; `chunkvisor init` writes a config to edit"
+        hint = (
+            "if it is a source, use `chunkvisor encode`; `chunkvisor init` writes a config to edit"
+        )
         raise _wrong_config(f"{path}: the file has no keys and values; {hint}")
     folder = path.absolute().parent
-    return LoadedConfig(from_values(values, folder, overrides, places), path.absolute(), folder, tuple(overrides))
+    return LoadedConfig(
+        from_values(values, folder, overrides, places), path.absolute(), folder, tuple(overrides)
+    )
 
 
 def from_values(
-    values: Mapping[str, Any], folder: Path, overrides: Sequence[str] = (), places: Mapping[Key, str] | None = None
+    values: Mapping[str, Any],
+    folder: Path,
+    overrides: Sequence[str] = (),
+    places: Mapping[Key, str] | None = None,
 ) -> Config:
     """Make a Config of plain values and overrides. Raises Halt as `load` does, with the places of keys as given."""
     changed, found = copy.deepcopy(dict(values)), dict(places or {})
@@ -206,7 +242,10 @@ def from_values(
 def in_sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Sort values such as `dtype` and `normalize` into the sections `model` and `encode`, which have such keys."""
     kinds: dict[str, type[BaseModel]] = {"model": ModelConfig, "encode": EncodeConfig}
-    found = {name: {key: given[key] for key in kind.model_fields if key in given} for name, kind in kinds.items()}
+    found = {
+        name: {key: given[key] for key in kind.model_fields if key in given}
+        for name, kind in kinds.items()
+    }
     found["encode"].pop("kwargs", None)  # the argument `kwargs` is that of the model
     return found
 
@@ -224,13 +263,21 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def without_secret(text: str) -> str:
     """Hide the value of a KEY=VALUE that may be a secret."""
     dotted, equals, value = text.partition("=")
-    in_mapping = value.lstrip().startswith("{") and is_secret(value)  # such as model.kwargs={token: SECRET}
-    secret = dotted.partition(".")[0] in _SECRET_KEYS or is_secret(dotted.rpartition(".")[2]) or in_mapping
+    in_mapping = value.lstrip().startswith("{") and is_secret(
+        value
+    )  # such as model.kwargs={token: SECRET}
+    secret = (
+        dotted.partition(".")[0] in _SECRET_KEYS
+        or is_secret(dotted.rpartition(".")[2])
+        or in_mapping
+    )
     return f"{dotted}=…" if equals and secret else text
 
 
 def _wrong_config(*problems: str) -> Halt:
-    return config_error("\n".join(problems), remedy="Correct this, then run the same command again.")
+    return config_error(
+        "\n".join(problems), remedy="Correct this, then run the same command again."
+    )
 
 
 def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None:
@@ -247,7 +294,9 @@ def _override(values: dict[str, Any], places: dict[Key, str], text: str) -> None
             values[part] = {}
         values = values[part]
         if not isinstance(values, dict):
-            raise _wrong_config(f"{place}: {'.'.join(key[:depth])} is a single value or a list and has no keys")
+            raise _wrong_config(
+                f"{place}: {'.'.join(key[:depth])} is a single value or a list and has no keys"
+            )
         places.setdefault(key[:depth], place)
     # As in a file, a number of `env` keeps its digits.
     values[last] = value_text if key[0] == "env" and type(value) in (int, float) else value
@@ -266,7 +315,11 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             key = key[: _depth(values, key)]
         names = tuple(map(str, key))
         own = names[2:] if names[:1] == ("outputs",) and len(names) > 2 else names
-        gone = own if kind == "extra_forbidden" else (*own, "database" if isinstance(value, dict) else str(value))
+        gone = (
+            own
+            if kind == "extra_forbidden"
+            else (*own, "database" if isinstance(value, dict) else str(value))
+        )
         shown = "this"
         if not (is_name or _SECRET_KEYS.intersection(names[:1]) or isinstance(value, dict | list)):
             shown = _shortened(json.dumps(value, ensure_ascii=False, default=repr))
@@ -275,7 +328,9 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             sentences.append(f"{gone[-1]} is gone: {instead}")
         elif kind == "extra_forbidden":
             asked = ".".join(("outputs", "*", *own) if own != names else names)
-            sentences.append(f"unknown key; {did_you_mean(asked.lower(), list(_all_keys(Config)), 'valid are')}")
+            sentences.append(
+                f"unknown key; {did_you_mean(asked.lower(), list(_all_keys(Config)), 'valid are')}"
+            )
         elif kind == "missing":
             sentences.append("this key is required")
         elif kind == "value_error":
@@ -283,12 +338,18 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             sentences.append(f"{shown} {said}" if said.startswith(("should", "has")) else said)
         else:
             what = _WORDS.get(kind) or item["msg"].removeprefix("Input should be ")
-            what += "; text needs quotes here" * (kind == "string_type" and isinstance(value, bool | int | float))
+            what += "; text needs quotes here" * (
+                kind == "string_type" and isinstance(value, bool | int | float)
+            )
             # Of a value that may be of several kinds, there is an error for each.
-            sentences[:] = [f"{sentences[0]}, or {what}" if sentences else f"{shown} should be {what}"]
+            sentences[:] = [
+                f"{sentences[0]}, or {what}" if sentences else f"{shown} should be {what}"
+            ]
     problems = []
     for key, sentences in found.items():
-        place = next((places[key[:end]] for end in range(len(key), -1, -1) if key[:end] in places), "")
+        place = next(
+            (places[key[:end]] for end in range(len(key), -1, -1) if key[:end] in places), ""
+        )
         dotted = _shortened(".".join(map(str, key)))
         problems += [": ".join(filter(None, (place, dotted, each))) for each in sentences]
     return problems
@@ -297,7 +358,11 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
 def _depth(values: Any, key: Key) -> int:
     """Count the parts of a key that lead through the values: pydantic adds a mark for each kind that it has tried."""
     for depth, part in enumerate(key):
-        is_there = part in values if isinstance(values, dict) else isinstance(values, list) and isinstance(part, int)
+        is_there = (
+            part in values
+            if isinstance(values, dict)
+            else isinstance(values, list) and isinstance(part, int)
+        )
         if not is_there:
             return depth
         values = values[part]

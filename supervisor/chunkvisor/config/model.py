@@ -39,7 +39,9 @@ SENTENCE_TRANSFORMERS = "sentence-transformers"
 _MOST = 1_000_000_000  # far above any sensible count; keeps arithmetic and 64-bit columns downstream safe
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
-_SECRET_ARGUMENT = re.compile(r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE)
+_SECRET_ARGUMENT = re.compile(
+    r"[?&][^=&]*(signature|sig|token|key|secret|password|credential)[^=&]*=", re.IGNORECASE
+)
 _OWNED_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 # --- kinds of value
@@ -88,9 +90,13 @@ def _joined(text: str, info: ValidationInfo) -> str:
 
 def _path(text: str) -> str:
     if address := _ADDRESS.match(text):
-        raise ValueError(f"{address[1]}:// is the address of something elsewhere; name a path on this machine")
+        raise ValueError(
+            f"{address[1]}:// is the address of something elsewhere; name a path on this machine"
+        )
     if variable := re.search(r"(^|/)(\$\w+|\$\{\w+\})", text):
-        raise ValueError(f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder")
+        raise ValueError(
+            f"{variable[2]} is not replaced in a config; write the path itself, or ~ for your home folder"
+        )
     return text
 
 
@@ -112,7 +118,9 @@ _NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
 Name = Annotated[StrictStr, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Positive = Annotated[int, Field(ge=1, le=_MOST), _NO_BOOL]
 PositiveOrAuto = Positive | Literal["auto"]
-Seconds = Annotated[float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)]
+Seconds = Annotated[
+    float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)
+]
 Memory = Annotated[ByteSize, Field(ge=64 << 20, le=1 << 50)]
 PlainValues = Annotated[dict[StrictStr, JsonValue], _OR_NULL]
 Encoder = Annotated[
@@ -123,39 +131,56 @@ Encoder = Annotated[
     ),
 ]
 _Device = Annotated[
-    StrictStr, _matching(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", '"cuda", "cuda:N" or "cpu", or a list of GPUs')
+    StrictStr,
+    _matching(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", '"cuda", "cuda:N" or "cpu", or a list of GPUs'),
 ]
 _ONE_KIND = "cpu does not go together with other devices: their vectors differ in the last digits"
 Devices = Annotated[
-    tuple[_Device, ...], _unless(lambda found: len(found) > 1 and "cpu" in found, _ONE_KIND), _NOT_EMPTY, _ONE_OR_MORE
+    tuple[_Device, ...],
+    _unless(lambda found: len(found) > 1 and "cpu" in found, _ONE_KIND),
+    _NOT_EMPTY,
+    _ONE_OR_MORE,
 ]
 # Secret, as most addresses hold a token or a password.
-Addresses = Annotated[tuple[Annotated[SecretStr, Field(min_length=1)], ...], Field(max_length=20), _ONE_OR_MORE]
+Addresses = Annotated[
+    tuple[Annotated[SecretStr, Field(min_length=1)], ...], Field(max_length=20), _ONE_OR_MORE
+]
 Columns = Annotated[
     tuple[Name, ...],
     _unless(
-        lambda names: len({name.casefold() for name in names} - {"row", "source_row", "vector"}) < len(names),
+        lambda names: (
+            len({name.casefold() for name in names} - {"row", "source_row", "vector"}) < len(names)
+        ),
         "should have each column once, and not row, source_row or vector, which a run writes",
     ),
     _ONE_OR_MORE,
 ]
 EnvName = Annotated[
     StrictStr,
-    _unless(_OWNED_ENV.__contains__, "chunkvisor sets this itself; choose GPUs with the key `device`"),
+    _unless(
+        _OWNED_ENV.__contains__, "chunkvisor sets this itself; choose GPUs with the key `device`"
+    ),
     _matching("[A-Za-z_][A-Za-z0-9_]*", "a name for an environment variable"),
 ]
 EnvValue = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
-OutputName = Annotated[StrictStr, _matching("[A-Za-z0-9_-]{1,100}", "letters, digits, _ and - (100 at most)")]
+OutputName = Annotated[
+    StrictStr, _matching("[A-Za-z0-9_-]{1,100}", "letters, digits, _ and - (100 at most)")
+]
 OutputNames = Annotated[
     tuple[StrictStr, ...],
     Field(min_length=2),
     _unless(lambda names: len(set(names)) < len(names), "should have each output once"),
 ]
 FilePath = Annotated[
-    Path, BeforeValidator(_joined), BeforeValidator(TypeAdapter(Annotated[Name, AfterValidator(_path)]).validate_python)
+    Path,
+    BeforeValidator(_joined),
+    BeforeValidator(TypeAdapter(Annotated[Name, AfterValidator(_path)]).validate_python),
 ]
 PromFile = Annotated[
-    FilePath, _unless(lambda path: path.suffix != ".prom", "must end in .prom: node_exporter reads no other file")
+    FilePath,
+    _unless(
+        lambda path: path.suffix != ".prom", "must end in .prom: node_exporter reads no other file"
+    ),
 ]
 Folders = Annotated[tuple[FilePath, ...], Field(max_length=100), _ONE_OR_MORE]
 Sources = Annotated[tuple[Annotated[Name, AfterValidator(_source)], ...], _NOT_EMPTY, _ONE_OR_MORE]
@@ -166,7 +191,9 @@ def seconds_of(value: object) -> float:
     try:
         return TypeAdapter(Seconds).validate_python(value)
     except ValidationError:
-        raise ValueError(f'{value!r} is not a time; write seconds, or "90s", "10m" or "3h"') from None
+        raise ValueError(
+            f'{value!r} is not a time; write seconds, or "90s", "10m" or "3h"'
+        ) from None
 
 
 AUTO_ROWS = 32
@@ -180,11 +207,28 @@ PADDING_TOKENS = {"cpu": 64, "cuda": 2048}
 """What one more batch costs, in tokens that could be computed meanwhile: on a CPU as measured, on a GPU the ten
 milliseconds or so in which it waits for the kernels of a deep model."""
 
-_OF_MODEL = {"dtype", "torch_dtype", "revision", "trust_remote_code", "device", "device_map", "token", "use_auth_token"}
+_OF_MODEL = {
+    "dtype",
+    "torch_dtype",
+    "revision",
+    "trust_remote_code",
+    "device",
+    "device_map",
+    "token",
+    "use_auth_token",
+}
 """Arguments of a model's constructor that keys of the config decide, or HF_TOKEN in the environment."""
 
 _OF_ENCODE = {
-    *("batch_size", "convert_to_numpy", "convert_to_tensor", "device", "normalize_embeddings", "output_value", "pool"),
+    *(
+        "batch_size",
+        "convert_to_numpy",
+        "convert_to_tensor",
+        "device",
+        "normalize_embeddings",
+        "output_value",
+        "pool",
+    ),
     *("precision", "prompt", "prompt_name", "sentences", "show_progress_bar", "truncate_dim"),
 }
 """Arguments of sentence-transformers' own encode that keys of the config decide, or that a run decides."""
@@ -198,7 +242,11 @@ class Section(BaseModel):
     """Refuses unknown keys and changes; takes null for an empty section."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")
@@ -250,7 +298,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
         if self.is_plugin and self.pooling is not None:
-            raise ValueError("pooling is for a model of sentence-transformers; a plug-in encoder pools alone")
+            raise ValueError(
+                "pooling is for a model of sentence-transformers; a plug-in encoder pools alone"
+            )
         if not self.is_plugin and _OF_MODEL.intersection(self.kwargs):
             raise ValueError(f"kwargs {_NONE_OF.format(', '.join(sorted(_OF_MODEL)))}")
         return self
@@ -272,9 +322,10 @@ class EncodeConfig(Section):
     """Name of one of the model's prompts."""
     task: Literal["query", "document"] | None = None
     """query or document: encode as encode_query or encode_document does."""
-    kwargs: Annotated[PlainValues, _unless(_OF_ENCODE.intersection, _NONE_OF.format(", ".join(sorted(_OF_ENCODE))))] = (
-        Field(default={})
-    )
+    kwargs: Annotated[
+        PlainValues,
+        _unless(_OF_ENCODE.intersection, _NONE_OF.format(", ".join(sorted(_OF_ENCODE)))),
+    ] = Field(default={})
     """More arguments for the model's encode, such as {task: retrieval.passage}."""
     truncate_dim: Positive | None = None
     """Keep this many leading dimensions."""
@@ -397,10 +448,14 @@ class OutputConfig(Section):
     @model_validator(mode="after")
     def _one_text(self) -> Self:
         given = [name for name in ("column", "template", "sql") if getattr(self, name) is not None]
-        if not given and all(re.search(r"\.txt(\.gz|\.zst)?$", each, re.IGNORECASE) for each in self.source):
+        if not given and all(
+            re.search(r"\.txt(\.gz|\.zst)?$", each, re.IGNORECASE) for each in self.source
+        ):
             return self.model_copy(update={"column": "text"})
         if not given:
-            raise ValueError("which text is to be encoded? One of column, template and sql is needed")
+            raise ValueError(
+                "which text is to be encoded? One of column, template and sql is needed"
+            )
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; keep one of them")
         return self
@@ -458,7 +513,9 @@ class Config(Section):
                     raise ValueError(f"combine.{name}: there is no output {member}; {hint}")
             for key in ("dtype", "where"):
                 if len({getattr(self.outputs[member], key) for member in members}) > 1:
-                    raise ValueError(f"combine.{name}: {' and '.join(members)} differ in {key}, which must be the same")
+                    raise ValueError(
+                        f"combine.{name}: {' and '.join(members)} differ in {key}, which must be the same"
+                    )
         for name in self.outputs if self.model.is_plugin else ():
             encode = self.effective_encode(name)
             given = [key for key in ("prompt_name", "task", "kwargs") if getattr(encode, key)]
@@ -485,7 +542,9 @@ class Config(Section):
 
 def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> ModelSpec:
     """Make what workers get, with the folder (None = a plug-in, or not known) and the revision that were found."""
-    said = model.model_dump(include={*ModelSpec.__dataclass_fields__} - {"path", "revision"}, mode="json")
+    said = model.model_dump(
+        include={*ModelSpec.__dataclass_fields__} - {"path", "revision"}, mode="json"
+    )
     return ModelSpec(**said, path=path, revision=revision)
 
 

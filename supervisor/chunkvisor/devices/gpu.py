@@ -39,7 +39,9 @@ class Device:
     uuid: str = ""  # what CUDA_VISIBLE_DEVICES is set to: the GPU's UUID, or CUDA's index if nvidia-smi lists no GPU
     name: str = ""
     memory_bytes: int = 0
-    capability: tuple[int, ...] | None = None  # compute capability, (major, minor); None = not known
+    capability: tuple[int, ...] | None = (
+        None  # compute capability, (major, minor); None = not known
+    )
 
     @property
     def model(self) -> str:
@@ -74,7 +76,10 @@ class SmiAnswer:
     @property
     def line(self) -> str:
         """Its first line."""
-        return next((line.strip() for line in self.text.splitlines() if line.strip()), f"exit code {self.returncode}")
+        return next(
+            (line.strip() for line in self.text.splitlines() if line.strip()),
+            f"exit code {self.returncode}",
+        )
 
 
 def ask_smi(arguments: Sequence[str]) -> SmiAnswer:
@@ -120,14 +125,18 @@ def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
         returncode: int | None = None
         with contextlib.suppress(TimeoutError):  # the report shows how far it came
-            returncode = run_child(command, log, environment=environment, timeout_s=_TORCH_TIMEOUT_S)
+            returncode = run_child(
+                command, log, environment=environment, timeout_s=_TORCH_TIMEOUT_S
+            )
         return ProbeReading(read_message(ProbeReport, out), returncode, read_tail(log))
 
 
 # --- which devices
 
 
-def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
+def find_devices(
+    wanted: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> tuple[Device, ...]:
     """Find the devices that the config asks for: `cpu`, `cuda` (every visible GPU) or `cuda:N`; each of them once.
 
     If nvidia-smi lists no GPU, they are taken as CUDA_VISIBLE_DEVICES names them, or by their device files: the first
@@ -141,7 +150,11 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
     if listed:
         visible = select_visible(listed, shown)
     elif shown is not None:
-        visible = [Device("cuda", part.strip()) for part in shown.split(",") if part.strip() not in ("", "-1")]
+        visible = [
+            Device("cuda", part.strip())
+            for part in shown.split(",")
+            if part.strip() not in ("", "-1")
+        ]
     else:
         # In a container the files keep the numbers of the host (/dev/nvidia2), while CUDA counts from 0.
         # Each is asked for: the null GPU of the tests has files in no listing of /dev.
@@ -150,7 +163,11 @@ def find_devices(wanted: Sequence[str], environment: Mapping[str, str] = os.envi
         smi = f"; nvidia-smi {'is not there' if answer.returncode is None else f'says: {answer.line}'}"
     indices = sorted({int(name.partition(":")[2]) for name in wanted if ":" in name})
     if max(indices, default=0) >= len(visible):
-        asked = f"cuda:{indices[-1]} asks for number {indices[-1]}" if indices else "device: cuda asks for any"
+        asked = (
+            f"cuda:{indices[-1]} asks for number {indices[-1]}"
+            if indices
+            else "device: cuda asks for any"
+        )
         raise Halt(
             ExitCode.MACHINE,
             "this machine has no GPU for this config",
@@ -169,7 +186,9 @@ def parse_devices(text: str) -> list[Device]:
         if len(fields) == 5 and fields[1].startswith(("GPU-", "MIG-")):
             parts = fields[4].split(".")
             capability = tuple(map(int, parts)) if all(map(str.isdecimal, parts)) else None
-            devices.append(Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, capability))
+            devices.append(
+                Device("cuda", fields[1], fields[2], bytes_of(fields[3]) or 0, capability)
+            )
     return devices
 
 
@@ -183,7 +202,9 @@ def select_visible(devices: Sequence[Device], visible: str | None) -> list[Devic
         return list(devices)
     chosen: list[Device] = []
     for entry in (part.strip() for part in visible.split(",")):
-        fits = [each for each in devices if entry.startswith("GPU-") and each.uuid.startswith(entry)]
+        fits = [
+            each for each in devices if entry.startswith("GPU-") and each.uuid.startswith(entry)
+        ]
         if entry.isdecimal():
             fits = list(devices[int(entry) : int(entry) + 1])
         elif entry.startswith("MIG-"):
@@ -207,7 +228,11 @@ _OVERFLOWING = ("qwen", "gemma", "mistral")
 
 def weakest(devices: Sequence[Device]) -> Device | None:
     """Choose the GPU with the lowest compute capability; None if that of no GPU is known."""
-    return min((each for each in devices if each.capability), key=lambda each: each.capability or (), default=None)
+    return min(
+        (each for each in devices if each.capability),
+        key=lambda each: each.capability or (),
+        default=None,
+    )
 
 
 def advised_dtype(model_type: str | None, card: Device) -> Dtype:
@@ -221,18 +246,27 @@ def _overflows(model_type: str) -> bool:
     return any(family in model_type.lower() for family in _OVERFLOWING)
 
 
-def unfit_dtype(dtype: str | None, model_type: str | None, card: Device | None) -> tuple[str, str] | None:
+def unfit_dtype(
+    dtype: str | None, model_type: str | None, card: Device | None
+) -> tuple[str, str] | None:
     """Say why a model should not compute in this dtype, and what to do; None if it may, or it is not known."""
     if card is None or card.capability is None:
         return None
     better = advised_dtype(model_type, card)
-    mend = f"set model.dtype to {better}" + "; in float16 its vectors may become NaN" * (better == Dtype.FLOAT32)
+    mend = f"set model.dtype to {better}" + "; in float16 its vectors may become NaN" * (
+        better == Dtype.FLOAT32
+    )
     if dtype == Dtype.BFLOAT16 and card.capability < _AMPERE:
         lacking = f"{card.name or 'the GPU'} (compute capability {'.'.join(map(str, card.capability))}) does not have"
-        emulated = "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
+        emulated = (
+            "attention is emulated, slowly, and needs memory for all pairs of tokens of a text"
+        )
         return f"the model computes in bfloat16, which {lacking}: {emulated}", mend
     if dtype == Dtype.FLOAT16 and model_type is not None and _overflows(model_type):
-        return f"the model computes in float16, in which models of the kind {model_type} overflow to NaN", mend
+        return (
+            f"the model computes in float16, in which models of the kind {model_type} overflow to NaN",
+            mend,
+        )
     return None
 
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from chunkvisor.devices.gpu import SMI_BAD_ARGUMENT, SMI_FORMAT, SMI_LOST, Device, ask_smi, bytes_of, lines_of
+from chunkvisor.devices.gpu import (
+    SMI_BAD_ARGUMENT,
+    SMI_FORMAT,
+    SMI_LOST,
+    Device,
+    ask_smi,
+    bytes_of,
+    lines_of,
+)
 from chunkvisor.errors import Halt
 from chunkvisor.events.event import (
     STARTING,
@@ -76,40 +84,61 @@ class Reading:
 def read_gpu(uuid: str) -> Reading:
     """Have nvidia-smi read the GPU."""
     gpu = ask_smi(("--query-gpu=memory.used,gpu_recovery_action", SMI_FORMAT, "-i", uuid))
-    if gpu.returncode == SMI_BAD_ARGUMENT:  # a driver before 570 refuses the whole question for one field
+    if (
+        gpu.returncode == SMI_BAD_ARGUMENT
+    ):  # a driver before 570 refuses the whole question for one field
         gpu = ask_smi(("--query-gpu=memory.used", SMI_FORMAT, "-i", uuid))
     apps = ask_smi(("--query-compute-apps=pid,process_name,used_memory", SMI_FORMAT, "-i", uuid))
     if gpu.returncode != 0:
         return Reading(gpu.returncode)
     # Other lines are warnings.
-    of_gpu = (line for line in lines_of(gpu.text) if len(line) <= 2 and (line[0].isdecimal() or line[0][:1] == "["))
+    of_gpu = (
+        line
+        for line in lines_of(gpu.text)
+        if len(line) <= 2 and (line[0].isdecimal() or line[0][:1] == "[")
+    )
     used, action = [*next(of_gpu, []), "", ""][:2]
     of_apps = (line for line in lines_of(apps.text) if len(line) >= 3 and line[0].isdecimal())
-    holders = (MemoryHolder(int(pid), ",".join(name), bytes_of(held)) for pid, *name, held in of_apps)
+    holders = (
+        MemoryHolder(int(pid), ",".join(name), bytes_of(held)) for pid, *name, held in of_apps
+    )
     return Reading(0, bytes_of(used), action, tuple(holders))
 
 
-def judge_gpu(reading: Reading, ours: frozenset[int] = frozenset(), total_bytes: int = 0) -> Opinion:
+def judge_gpu(
+    reading: Reading, ours: frozenset[int] = frozenset(), total_bytes: int = 0
+) -> Opinion:
     """Judge a GPU of that size (0 = not known) for the next worker; `ours` are the pids of our workers on it.
 
     What ours hold is not held against it; that others leave too little for a model, the worker finds out.
     """
     if reading.returncode == SMI_LOST:
-        return Opinion(Health.BROKEN, "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine")
+        return Opinion(
+            Health.BROKEN,
+            "the GPU has fallen off the bus (nvidia-smi ended with 15): reboot the machine",
+        )
     if _BAD_ACTION.fullmatch(reading.recovery_action.lower()) is not None:
-        return Opinion(Health.BROKEN, f"the driver asks for a recovery action: {reading.recovery_action}")
+        return Opinion(
+            Health.BROKEN, f"the driver asks for a recovery action: {reading.recovery_action}"
+        )
     if reading.returncode != 0 or reading.used_bytes is None:
         return Opinion(Health.BLIND, f"nvidia-smi gives no answer (exit code {reading.returncode})")
     own = [holder.used_bytes for holder in reading.holders if holder.pid in ours]
     if len(own) < len(ours) or None in own:
-        return Opinion(Health.GOOD)  # how much of the memory is our own workers' is not known, in a container say
+        return Opinion(
+            Health.GOOD
+        )  # how much of the memory is our own workers' is not known, in a container say
     held_bytes = reading.used_bytes - sum(used or 0 for used in own)
     free_bytes = total_bytes - reading.used_bytes
     if not total_bytes or held_bytes <= SLACK_BYTES or free_bytes >= SLACK_BYTES:
         return Opinion(Health.GOOD)
-    others = [f"{holder.name} (pid {holder.pid})" for holder in reading.holders if holder.pid not in ours]
+    others = [
+        f"{holder.name} (pid {holder.pid})" for holder in reading.holders if holder.pid not in ours
+    ]
     who = ", ".join(others[:3]) or "a process that cannot be named"
-    held, free = (f"{size_bytes / 2**30:.1f} GiB" for size_bytes in (held_bytes, max(0, free_bytes)))
+    held, free = (
+        f"{size_bytes / 2**30:.1f} GiB" for size_bytes in (held_bytes, max(0, free_bytes))
+    )
     return Opinion(Health.BUSY, f"{held} of the GPU's memory are held by {who}; {free} are free")
 
 
@@ -129,7 +158,9 @@ class Station:
     def __init__(self, number: int, device: Device, site: Site = Site()) -> None:
         self.number, self.device, self.site = number, device, site
         self.dropped = False
-        self.freed_s: float | None = None  # when the last worker that computed on it ended; None before the first
+        self.freed_s: float | None = (
+            None  # when the last worker that computed on it ended; None before the first
+        )
         self.seen = device.watched and not site.node
         self.alone = False  # a look since the last worker ended showed none but ours on it
         self._before_bytes = 0  # in use by others before our first worker
@@ -144,9 +175,13 @@ class Station:
         if self.seen and self.asked is None:
             look = self.asked = Future[Reading]()
             # The end of the process does not wait for this thread.
-            threading.Thread(target=lambda: look.set_result(read_gpu(self.device.uuid)), daemon=True).start()
+            threading.Thread(
+                target=lambda: look.set_result(read_gpu(self.device.uuid)), daemon=True
+            ).start()
 
-    def judge(self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False) -> Opinion:
+    def judge(
+        self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False
+    ) -> Opinion:
         """Wait for the look, and judge what it shows; the `first` one is that before our first worker.
 
         `ours` are the pids of our workers on it.
@@ -155,8 +190,12 @@ class Station:
         if first:
             self._before_bytes = reading.used_bytes or 0
         # Memory that no process has is the driver's, a dying context's, or another container's.
-        unnamed_bytes = (reading.used_bytes or 0) - sum(holder.used_bytes or 0 for holder in reading.holders)
-        only_ours = all(holder.pid in ours for holder in reading.holders) and unnamed_bytes < SLACK_BYTES
+        unnamed_bytes = (reading.used_bytes or 0) - sum(
+            holder.used_bytes or 0 for holder in reading.holders
+        )
+        only_ours = (
+            all(holder.pid in ours for holder in reading.holders) and unnamed_bytes < SLACK_BYTES
+        )
         self.alone = only_ours and reading.used_bytes is not None and not first
         # What is in use before our first worker is not waited for.
         opinion = judge_gpu(reading, ours, 0 if first else self.device.memory_bytes)
@@ -182,7 +221,11 @@ class Station:
         if figures is not None:
             came_bytes = figures.others_bytes - self._before_bytes
             missing_bytes = figures.wanted_bytes - figures.free_bytes
-            return Company.CAME if came_bytes > _NOBODYS_BYTES and came_bytes >= missing_bytes else Company.UNTOLD
+            return (
+                Company.CAME
+                if came_bytes > _NOBODYS_BYTES and came_bytes >= missing_bytes
+                else Company.UNTOLD
+            )
         return Company.ALONE if self.alone else Company.UNTOLD
 
     def get_used_to(self, others_bytes: int) -> None:
@@ -197,7 +240,9 @@ class Stations:
         """`seen(station, opinion, gone)` hears that a device may be worked on, was looked at, or is gone."""
         self._seen, self._emit = seen, emit
         self._all: list[Station] = []
-        self.last_halt: Halt | None = None  # why the last machine of a cluster that was left out was so
+        self.last_halt: Halt | None = (
+            None  # why the last machine of a cluster that was left out was so
+        )
 
     def __getitem__(self, number: int) -> Station:
         return self._all[number]
@@ -220,7 +265,11 @@ class Stations:
             station.ask()
         for station in added:
             look = station.asked
-            self._seen(station, station.judge(look, frozenset(), self._emit, first=True) if look else None, False)
+            self._seen(
+                station,
+                station.judge(look, frozenset(), self._emit, first=True) if look else None,
+                False,
+            )
         if not site.node:
             self._emit(Doing(STARTING))
 

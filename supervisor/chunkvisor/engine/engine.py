@@ -59,7 +59,13 @@ class Engine(Protocol):
         """Whether nothing is to be started there yet: a template is getting ready, say."""
 
     def start(
-        self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
+        self,
+        station: Station,
+        files: AttemptFiles,
+        spec: Spec,
+        *,
+        fresh: bool,
+        blocking_launches: bool,
     ) -> Worker:
         """Start a worker for the attempt; `fresh` forbids a warm one. Raises OSError if none can be started, Halt."""
 

@@ -15,7 +15,14 @@ from chunkvisor.config.choices import Start
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Worker
-from chunkvisor.engine.process import end, oom_kills, readable, spawn, worker_command, worker_environment
+from chunkvisor.engine.process import (
+    end,
+    oom_kills,
+    readable,
+    spawn,
+    worker_command,
+    worker_environment,
+)
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent, TemplateReady, TemplateStarted, WarmGivenUp
 from chunkvisor.judge import STATUS_LOST, describe_exit
@@ -181,7 +188,9 @@ class _WarmWorker(_LocalWorker):
                 return None
             engine.fail(f"for {ANSWER_S:.0f} s it has not reported how a worker ended")
         if status is None:
-            super().signal(signal.SIGKILL)  # what the worker has started, which the template would have ended
+            super().signal(
+                signal.SIGKILL
+            )  # what the worker has started, which the template would have ended
         elif status == WorkerExit.TAINTED_TEMPLATE:
             engine.fail("a worker found that it had begun to use the GPU")
         self._returncode = STATUS_LOST if status is None else status
@@ -189,7 +198,9 @@ class _WarmWorker(_LocalWorker):
         return self._returncode
 
     def signal(self, number: signal.Signals) -> None:
-        if self._returncode is None and not readable(self._pidfd):  # the number of an ended one may be given away
+        if self._returncode is None and not readable(
+            self._pidfd
+        ):  # the number of an ended one may be given away
             super().signal(number)
 
 
@@ -200,19 +211,28 @@ class LocalEngine:
     """
 
     def __init__(
-        self, devices: Sequence[Device], settings: WorkerSettings, emit: Callable[[TemplateEvent], None]
+        self,
+        devices: Sequence[Device],
+        settings: WorkerSettings,
+        emit: Callable[[TemplateEvent], None],
     ) -> None:
         self._devices, self._settings, self._emit = devices, settings, emit
         self._files = AttemptFiles(settings.template_folder)
         self._template: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None  # to the template; None before it begins, and after it has failed
+        self._socket: socket.socket | None = (
+            None  # to the template; None before it begins, and after it has failed
+        )
         self._loaded = False
-        self.failure = ""  # why the template is dead, or was given up and killed; empty = it is neither
+        self.failure = (
+            ""  # why the template is dead, or was given up and killed; empty = it is neither
+        )
         self._began_s = 0.0
         self.began_ns = 0  # by the clock of the files: the template has read no file before it
         self._base: dict[str, str] = {}  # the template's environment
         self.statuses: dict[int, int] = {}  # return codes of ended warm workers, by pid
-        self._forked: tuple[int, ...] = ()  # its answer to an order: the worker's pid and pidfd; 0 if it could not fork
+        self._forked: tuple[
+            int, ...
+        ] = ()  # its answer to an order: the worker's pid and pidfd; 0 if it could not fork
 
     # --- the template
 
@@ -229,7 +249,9 @@ class LocalEngine:
     def expect(self, pending: int, at_once: int = 0) -> None:
         """Begin to load a template, if it is of use with `pending` chunks to do, `at_once` of them started now."""
         settings, files = self._settings, self._files
-        of_use = settings.start is Start.WARM or (settings.start is Start.AUTO and pending > at_once)
+        of_use = settings.start is Start.WARM or (
+            settings.start is Start.AUTO and pending > at_once
+        )
         if self._began_s or not of_use:
             return
         self._began_s = time.monotonic()
@@ -263,7 +285,11 @@ class LocalEngine:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._template.wait(ANSWER_S)
                 code = self._template.returncode
-                self.fail(f"it ended with {describe_exit(code)}" if code is not None else "it has closed its socket")
+                self.fail(
+                    f"it ended with {describe_exit(code)}"
+                    if code is not None
+                    else "it has closed its socket"
+                )
             elif news.phase_s is not None:
                 self._loaded = True
                 assert self._template is not None
@@ -275,11 +301,15 @@ class LocalEngine:
             else:
                 self._forked = (news.forked or 0, *pidfds)
         if self.loading and time.monotonic() - self._began_s > self._settings.startup_s:
-            self.fail(f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)")
+            self.fail(
+                f"it has not loaded within {self._settings.startup_s:.0f} s (startup_timeout)"
+            )
 
     def _fork(self, files: AttemptFiles, environment: Mapping[str, str]) -> _WarmWorker | None:
         """Start a worker from the template; None if it could not. Raises OSError."""
-        changed = {name: value for name, value in environment.items() if self._base.get(name) != value}
+        changed = {
+            name: value for name, value in environment.items() if self._base.get(name) != value
+        }
         removed = tuple(name for name in self._base if name not in environment)
         order = to_json(TemplateOrder(str(files.folder), changed, removed))
         worker, self._forked, deadline_s = _WarmWorker(self), (), time.monotonic() + ANSWER_S
@@ -322,7 +352,9 @@ class LocalEngine:
             fault = read_message(Fault, self._files.fault)
             rule = diagnose(fault).rule if fault is not None else None
             raise Halt(
-                ExitCode(rule.exit_code or ExitCode.CONFIG) if rule is not None else ExitCode.CONFIG,
+                ExitCode(rule.exit_code or ExitCode.CONFIG)
+                if rule is not None
+                else ExitCode.CONFIG,
                 "no worker can be started warm",
                 why=f"of the template process: {self.failure}",
                 remedy=f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
@@ -339,19 +371,31 @@ class LocalEngine:
         return self.loading
 
     def start(
-        self, station: Station, files: AttemptFiles, spec: Spec, *, fresh: bool, blocking_launches: bool
+        self,
+        station: Station,
+        files: AttemptFiles,
+        spec: Spec,
+        *,
+        fresh: bool,
+        blocking_launches: bool,
     ) -> Worker:
         """See Engine."""
-        environment = self._environment(station.device, spec.threads, blocking_launches=blocking_launches)
+        environment = self._environment(
+            station.device, spec.threads, blocking_launches=blocking_launches
+        )
         if not fresh and self.warm:
             if (worker := self._fork(files, environment)) is not None:
                 return worker
             self.attend()  # it may have failed
         return _FreshWorker(files, environment)
 
-    def _environment(self, device: Device, threads: int, *, blocking_launches: bool = False) -> dict[str, str]:
+    def _environment(
+        self, device: Device, threads: int, *, blocking_launches: bool = False
+    ) -> dict[str, str]:
         base, run_id, env = self._settings.base, self._settings.run_id, self._settings.env
-        return worker_environment(base, device, run_id, env, threads=threads, blocking_launches=blocking_launches)
+        return worker_environment(
+            base, device, run_id, env, threads=threads, blocking_launches=blocking_launches
+        )
 
     def close(self) -> None:
         """See Engine."""

@@ -17,7 +17,11 @@ from chunkvisor.units import listed
 from chunkvisor_worker.contract.files import read_bounded
 
 # Names of weight files, of the best kind first; a folder may have the same weights under several of them.
-_WEIGHTS = (("model.safetensors", "model-*-of-*.safetensors"), ("*.safetensors",), ("pytorch_model*.bin",))
+_WEIGHTS = (
+    ("model.safetensors", "model-*-of-*.safetensors"),
+    ("*.safetensors",),
+    ("pytorch_model*.bin",),
+)
 # Keys of `model.kwargs` under which the weights in memory have little to do with those on disk, or with `model.dtype`.
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
@@ -74,34 +78,49 @@ class ModelFolder:
 def read_model_folder(folder: Path) -> ModelFolder:
     """Read the JSON files; what is missing or strange is None. Raises nothing."""
     modules = _read_modules(folder) or []
-    config = _read_mapping((folder / str(modules[0].get("path", "")) if modules else folder) / "config.json")
+    config = _read_mapping(
+        (folder / str(modules[0].get("path", "")) if modules else folder) / "config.json"
+    )
     text = _mapping(config.get("text_config")) or config
     # Renamed in transformers 5; those that say nothing were stored before it was written down.
     dtype = config.get("dtype", config.get("torch_dtype")) or "float32"
     kind = config.get("model_type")
     weights_bytes = None
     with contextlib.suppress(OSError):
-        files = ([path for pattern in patterns for path in folder.rglob(pattern)] for patterns in _WEIGHTS)
+        files = (
+            [path for pattern in patterns for path in folder.rglob(pattern)]
+            for patterns in _WEIGHTS
+        )
         weights_bytes = sum(path.stat().st_size for path in next(filter(None, files), [])) or None
     return ModelFolder(
         _dimension(folder, text, modules[1:]),
-        dtype if isinstance(dtype, str) and config and config.get("quantization_config") is None else None,
+        dtype
+        if isinstance(dtype, str) and config and config.get("quantization_config") is None
+        else None,
         weights_bytes,
         kind if isinstance(kind, str) else None,
     )
 
 
-def _dimension(folder: Path, config: Mapping[str, Any], further: list[dict[str, Any]]) -> int | None:
+def _dimension(
+    folder: Path, config: Mapping[str, Any], further: list[dict[str, Any]]
+) -> int | None:
     """Find the width of a vector after the transformer and the `further` modules."""
     widths = (config.get(key) for key in ("hidden_size", "d_model", "dim"))
     dimension: Any = next((width for width in widths if isinstance(width, int)), None)
     for module in further:
         settings = _read_mapping(folder / str(module.get("path", "")) / "config.json")
         if _kind_of(module) == "Pooling":
-            width = settings.get("embedding_dimension", settings.get("word_embedding_dimension", dimension))
+            width = settings.get(
+                "embedding_dimension", settings.get("word_embedding_dimension", dimension)
+            )
             # Each mode gives a vector, one after the other: a list since sentence-transformers 6; before, flags.
             modes = settings.get("pooling_mode")
-            flags = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
+            flags = [
+                key
+                for key, on in settings.items()
+                if key.startswith("pooling_mode_") and on is True
+            ]
             count = len(modes) if isinstance(modes, list) else 1 if modes else max(1, len(flags))
             dimension = width * count if isinstance(width, int) else None
         elif _kind_of(module) == "Dense":
@@ -146,7 +165,9 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
     prompts = {**_mapping(saved.get("prompts")), **_mapping(model.kwargs.get("prompts"))}
     names = ", ".join(repr(name) for name, text in prompts.items() if text)
     undecided = (None, None, None)
-    without = [name for name, e in encodes.items() if (e.prompt, e.prompt_name, e.task) == undecided]
+    without = [
+        name for name, e in encodes.items() if (e.prompt, e.prompt_name, e.task) == undecided
+    ]
     has_default = model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name")
     if names and without and not has_default:
         what = f"{listed(without, 3)}: the model {model.name} has prompts ({names}), and none is put before the texts"
@@ -158,9 +179,13 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
 def _code_of(folder: Path, modules: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield (file that names it, file of the code) of each piece of Python code that comes with the model."""
     first = str(modules[0].get("path", "")) if modules else ""
-    for path in dict.fromkeys(f"{part}/{name}".lstrip("/") for part in ("", first) for name in _CODE):
+    for path in dict.fromkeys(
+        f"{part}/{name}".lstrip("/") for part in ("", first) for name in _CODE
+    ):
         for value in _mapping(_read_mapping(folder / path).get("auto_map")).values():
-            for name in value if isinstance(value, list) else [value]:  # a list has two kinds of tokenizers
+            for name in (
+                value if isinstance(value, list) else [value]
+            ):  # a list has two kinds of tokenizers
                 if isinstance(name, str):
                     yield path, f"{name.rpartition('.')[0] or name}.py"
     for kind in (str(module.get("type", "")) for module in modules):
@@ -168,7 +193,9 @@ def _code_of(folder: Path, modules: list[dict[str, Any]]) -> Iterator[tuple[str,
             yield "modules.json", f"{kind.rpartition('.')[0] or kind}.py"
 
 
-def _refuse_wrong_kind(model: ModelConfig, modules: list[dict[str, Any]] | None, saved: dict[str, Any]) -> None:
+def _refuse_wrong_kind(
+    model: ModelConfig, modules: list[dict[str, Any]] | None, saved: dict[str, Any]
+) -> None:
     kind = saved.get("model_type", _OURS)
     if kind != _OURS:
         raise config_error(
@@ -198,11 +225,16 @@ def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
         )
 
 
-def _refuse_undecided_route(model: ModelConfig, folder: Path, path: str, encodes: Mapping[str, EncodeConfig]) -> None:
+def _refuse_undecided_route(
+    model: ModelConfig, folder: Path, path: str, encodes: Mapping[str, EncodeConfig]
+) -> None:
     """Refuse a Router with other modules for queries than for documents, if an output does not say which it has."""
     place = f"{path}/router_config.json".lstrip("/")
     saved = _read_mapping(folder / place)
-    routes, mappings = _mapping(saved.get("structure")), _mapping(saved.get("parameters")).get("route_mappings")
+    routes, mappings = (
+        _mapping(saved.get("structure")),
+        _mapping(saved.get("parameters")).get("route_mappings"),
+    )
     # If the kind of input decides, it is always text.
     by_input = any(str(key).startswith("(None, ") for key in mappings or ())
     if by_input or len({json.dumps(route) for route in routes.values()}) < 2:

@@ -39,7 +39,9 @@ class ModelSource:
     """A resolved model."""
 
     path: str | None  # local folder; None for a plug-in
-    revision: str | None  # commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says
+    revision: (
+        str | None
+    )  # commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says
     # Of each file of a local folder, by its full path; none of a snapshot of the hub, whose files are named by content.
     stamps: dict[str, Stamp] = field(default_factory=dict)
 
@@ -49,7 +51,10 @@ class ModelSource:
             return
         try:
             found = _stamp_files(Path(str(self.path)), self.stamps)
-            before, after = ({(path, stamp.digest) for path, stamp in each.items()} for each in (self.stamps, found))
+            before, after = (
+                {(path, stamp.digest) for path, stamp in each.items()}
+                for each in (self.stamps, found)
+            )
             changed = sorted(path for path, _ in before ^ after)
             # What was touched and holds the same has a new stamp, which spares the next look from reading it again.
             self.stamps = self.stamps if changed else found
@@ -103,7 +108,9 @@ def _require_model(folder: Path) -> None:
 # --- resolving
 
 
-def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None) -> ModelSource:
+def resolve_local(
+    model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None
+) -> ModelSource:
     """Resolve a local folder to `sha256:…` over the names and contents of its files.
 
     Those that are untouched since `cache` are not read again. Calls `on_wait` before each file. Raises Halt (78) if
@@ -112,8 +119,15 @@ def resolve_local(model: ModelConfig, cache: Path, on_wait: Callable[[], None] =
     folder, record = Path(model.name), read_models(cache)
     stamps = _stamp_files(folder, record.stamps, on_wait)
     write_record(cache, replace(record, stamps=stamps))
-    content = json.dumps([[Path(path).relative_to(folder).as_posix(), stamp.digest] for path, stamp in stamps.items()])
-    return ModelSource(str(folder), f"sha256:{hashlib.sha256(content.encode()).hexdigest()}", stamps)
+    content = json.dumps(
+        [
+            [Path(path).relative_to(folder).as_posix(), stamp.digest]
+            for path, stamp in stamps.items()
+        ]
+    )
+    return ModelSource(
+        str(folder), f"sha256:{hashlib.sha256(content.encode()).hexdigest()}", stamps
+    )
 
 
 def resolve_hub(
@@ -135,7 +149,10 @@ def resolve_hub(
     pinned = None if anew else pinned_source(cache, model)
     if pinned is not None and Path(str(pinned.path)).is_dir():
         return pinned
-    revision, backend = pinned.revision if pinned else model.revision, str(model.kwargs.get("backend", "torch"))
+    revision, backend = (
+        pinned.revision if pinned else model.revision,
+        str(model.kwargs.get("backend", "torch")),
+    )
     failed_s: float | None = None
     while True:
         found = fetch_model(model.name, revision, backend, scratch, on_wait)
@@ -176,7 +193,16 @@ def fetch_model(
     make_folder(scratch, durable=False)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
-    command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", str(scratch), name, revision or "", backend]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "chunkvisor_worker.fetch",
+        str(scratch),
+        name,
+        revision or "",
+        backend,
+    ]
     returncode = run_child(command, files.log, on_wait, environment)
     try:
         found = json.loads(read_bounded(files.result) or b"")
@@ -202,5 +228,12 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
         _require_model(Path(name))
         return ModelSource(name, model.revision)
     if _HUB_ID.fullmatch(name) is None:
-        raise config_error(f"there is no model folder {name} here, and no hub id looks like that", remedy=NAME_REMEDY)
-    return pinned if (pinned := pinned_source(cache, model)) is not None and Path(str(pinned.path)).is_dir() else None
+        raise config_error(
+            f"there is no model folder {name} here, and no hub id looks like that",
+            remedy=NAME_REMEDY,
+        )
+    return (
+        pinned
+        if (pinned := pinned_source(cache, model)) is not None and Path(str(pinned.path)).is_dir()
+        else None
+    )

@@ -57,7 +57,9 @@ def thread_count(wanted: str | None, device_kind: str, cores: int) -> int:
 
     It is laid down, not left to the libraries, so that a forked worker adds up in the same order as a fresh one.
     """
-    first = (wanted or "").partition(",")[0].strip()  # one number for each level of nesting (OpenMP 5.2, 21.2.3)
+    first = (
+        (wanted or "").partition(",")[0].strip()
+    )  # one number for each level of nesting (OpenMP 5.2, 21.2.3)
     if first.isdecimal() and int(first):
         return int(first)
     return max(1, cores if device_kind == "cpu" else min(cores, _THREADS_NEXT_TO_GPU))
@@ -79,7 +81,10 @@ def worker_environment(
     on_cpu = device == CPU
     kept = {name: value for name, value in base.items() if name not in _REMOVED}
     environment = (_CPU_DEFAULTS if on_cpu else {}) | kept | _FIXED
-    environment |= {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "" if on_cpu else device.uuid}
+    environment |= {
+        "OMP_NUM_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": "" if on_cpu else device.uuid,
+    }
     environment |= {**extra, RUN_ID: run_id, PARENT_PID: str(os.getpid())}
     if blocking_launches:
         environment["CUDA_LAUNCH_BLOCKING"] = "1"
@@ -95,7 +100,12 @@ def spawn(
     """Start a process in a new session; what it prints is appended to the log. Closes `stdin` here. Raises OSError."""
     with stdin, open(log, "ab") as stream:
         return subprocess.Popen(
-            command, stdin=stdin.fileno(), stdout=stream, stderr=stream, env=dict(environment), start_new_session=True
+            command,
+            stdin=stdin.fileno(),
+            stdout=stream,
+            stderr=stream,
+            env=dict(environment),
+            start_new_session=True,
         )
 
 

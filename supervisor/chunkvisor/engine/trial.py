@@ -36,10 +36,16 @@ _ALLOWED_ELSE = 0.15
 
 def allowed_difference(dtype: str, model: ModelSpec) -> float:
     """How far a vector may lie from the one in float32, relative to its length, with weights in that dtype."""
-    return _ALLOWED_ELSE if "quantization_config" in model.kwargs else _ALLOWED.get(dtype, _ALLOWED_ELSE)
+    return (
+        _ALLOWED_ELSE
+        if "quantization_config" in model.kwargs
+        else _ALLOWED.get(dtype, _ALLOWED_ELSE)
+    )
 
 
-def difference_and_cosine(found: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> tuple[float, float]:
+def difference_and_cosine(
+    found: npt.NDArray[np.float32], right: npt.NDArray[np.float32]
+) -> tuple[float, float]:
     """(length of the difference, relative to that of the right vector; cosine); two zero vectors are equal."""
     one, other = found.astype(np.float64), right.astype(np.float64)
     lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
@@ -65,9 +71,13 @@ class Expected:
         allowed = allowed_difference(dtype, model)
         if found.shape[1] != self.vectors.shape[1]:
             there, here = self.vectors.shape[1], found.shape[1]
-            why = f"the vectors in {self.path} have {there:,} dimensions, those of the model {here:,}"
+            why = (
+                f"the vectors in {self.path} have {there:,} dimensions, those of the model {here:,}"
+            )
         else:
-            compared = [difference_and_cosine(*pair) for pair in zip(found, self.vectors, strict=True)]
+            compared = [
+                difference_and_cosine(*pair) for pair in zip(found, self.vectors, strict=True)
+            ]
             wrong = [at for at, (difference, _) in enumerate(compared) if not difference <= allowed]
             if not wrong:
                 return None
@@ -101,7 +111,12 @@ def read_expected(path: Path) -> Expected:
             found = json.loads(line)
             with np.errstate(over="ignore"):
                 text, vector = found["text"], np.array(found["vector"], dtype=np.float32)
-            right = isinstance(text, str) and vector.ndim == 1 and np.isfinite(vector).all() and vector.any()
+            right = (
+                isinstance(text, str)
+                and vector.ndim == 1
+                and np.isfinite(vector).all()
+                and vector.any()
+            )
             if not right or (vectors and vector.size != vectors[0].size):
                 raise ValueError(line)
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -128,7 +143,9 @@ class Trial:
     verdict: Verdict
     vectors: npt.NDArray[np.float32] | None  # of shape (texts, dimension); None if it failed
     log_line: str  # the last of its log
-    phase_s: Mapping[str, float] = field(default_factory=dict)  # seconds that it spent in each phase
+    phase_s: Mapping[str, float] = field(
+        default_factory=dict
+    )  # seconds that it spent in each phase
     dtype: str = ""  # of the weights as loaded
     notes: tuple[str, ...] = ()  # what the libraries warned of while they loaded the model
 
@@ -138,7 +155,8 @@ class Trial:
             ExitCode(self.verdict.exit_code or ExitCode.TRY_AGAIN),
             f"{what}: {self.verdict.outcome}",
             why=f"{self.verdict.reason}; the last line of the worker's log: {self.log_line or 'nothing'}",
-            remedy=self.verdict.remedy or "Run `chunkvisor doctor` to check the machine and the model.",
+            remedy=self.verdict.remedy
+            or "Run `chunkvisor doctor` to check the machine and the model.",
             see=self.verdict.see,
         )
 
@@ -162,7 +180,21 @@ def try_texts(
     recovery = loaded.config.recovery if loaded is not None else RecoveryConfig()
     env, path = (loaded.config.env, (str(loaded.folder),)) if loaded is not None else ({}, ())
     environment = worker_environment(os.environ, device, secrets.token_hex(8), env, threads=threads)
-    draft = Spec("trial", "trial", "trial", 0, 1, 0, 0, "", device.kind, model, encode, import_path=path, limits=limits)
+    draft = Spec(
+        "trial",
+        "trial",
+        "trial",
+        0,
+        1,
+        0,
+        0,
+        "",
+        device.kind,
+        model,
+        encode,
+        import_path=path,
+        limits=limits,
+    )
     spec = write_attempt(files, draft, texts)
     kills_before, ended_why, returncode = oom_kills(), "", None
     began_s = time.monotonic()
@@ -188,7 +220,9 @@ def try_texts(
     end = Evidence(returncode, ended_by, ended_why, oom_kills=kills, limits=limits)
     evidence = gather(files, spec, None, lambda index: not texts[index].strip(), end)
     verdict, result = judge(evidence), evidence.result
-    vectors = np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
+    vectors = (
+        np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
+    )
     trial = Trial(verdict, vectors, last_line(evidence.log_tail)[:300])
     if result is None:
         return trial

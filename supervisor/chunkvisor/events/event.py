@@ -22,7 +22,9 @@ class Weight(IntEnum):
 
     NEWS = 0
     CARE = 1  # something went wrong, and the run handles it
-    LOSS = 2  # something is lost or left undone, at least by this run: it is shown even with --quiet
+    LOSS = (
+        2  # something is lost or left undone, at least by this run: it is shown even with --quiet
+    )
 
 
 CARE, LOSS = Weight.CARE, Weight.LOSS
@@ -64,13 +66,19 @@ class Event:
         return plain(self._sentence())
 
     def _sentence(self) -> str:
-        values = ((name, _Count(each) if type(each) is int else each) for name, each in vars(self).items())
+        values = (
+            (name, _Count(each) if type(each) is int else each) for name, each in vars(self).items()
+        )
         return self.words.format_map(dict(values))
 
 
 class _Count(int):
     def __format__(self, spec: str) -> str:
-        return counted(self, spec) if len(spec) > 1 and spec[0].isalpha() else int.__format__(self, spec)
+        return (
+            counted(self, spec)
+            if len(spec) > 1 and spec[0].isalpha()
+            else int.__format__(self, spec)
+        )
 
 
 Emit: TypeAlias = Callable[[Event], None]
@@ -167,7 +175,9 @@ class Waiting(Event, weight=CARE):
 
     def _sentence(self) -> str:
         most = f", for up to {human_time(self.limit_s)}" if self.limit_s else ""
-        waiting = f"still waiting, {human_time(self.waited_s)} by now" if self.waited_s else "waiting"
+        waiting = (
+            f"still waiting, {human_time(self.waited_s)} by now" if self.waited_s else "waiting"
+        )
         return "" if self.again else f"{waiting}{most}: {self.reason}"
 
 
@@ -253,7 +263,10 @@ class OutputAlreadyComplete(OutputEvent):
 class Assembling(OutputEvent):
     """Its chunks are joined into the final file."""
 
-    words, stage = "{output}: joining {chunks:chunk} into the final file", "joining the chunks of {output}"
+    words, stage = (
+        "{output}: joining {chunks:chunk} into the final file",
+        "joining the chunks of {output}",
+    )
     chunks: int = 0  # 0 = all vectors are there already
 
 
@@ -334,9 +347,13 @@ class AttemptFailed(FailureEvent, weight=CARE):
     """At a whole chunk."""
 
     def _sentence(self) -> str:
-        which = f", attempt {self.attempt}" if self.attempt else ""  # 0 = no worker could be started
+        which = (
+            f", attempt {self.attempt}" if self.attempt else ""
+        )  # 0 = no worker could be started
         then = f"; {self.then}" if self.then else ""
-        return f"{self.output} chunk {self.chunk}{which}: {self.outcome}: {self.reason}{self.at}{then}"
+        return (
+            f"{self.output} chunk {self.chunk}{which}: {self.outcome}: {self.reason}{self.at}{then}"
+        )
 
 
 class PartFailed(FailureEvent):
@@ -348,7 +365,9 @@ class AttemptInterrupted(FailureEvent):
 
 
 class LateCrash(ChunkEvent, weight=CARE):
-    words = "{output} chunk {chunk}: the worker crashed after it had saved its vectors; they are kept"
+    words = (
+        "{output} chunk {chunk}: the worker crashed after it had saved its vectors; they are kept"
+    )
     returncode: int = 0
 
 
@@ -384,7 +403,9 @@ class BatchesKept(ChunkEvent):
 
 
 class ChunkSplit(ChunkEvent, weight=CARE):
-    words = "{output} chunk {chunk}: looking for the text that fails among {texts:text}; next: {rows}"
+    words = (
+        "{output} chunk {chunk}: looking for the text that fails among {texts:text}; next: {rows}"
+    )
     texts: int = 0  # left to try
     rows: str = ""  # that are tried first
     again: bool = False  # the search was reported before

@@ -96,7 +96,9 @@ class RunState:
     wanted: tuple[str, ...] = ()  # outputs of the config
     device_times: dict[str, DeviceTimes] = field(default_factory=dict)
     texts_per_s: float | None = None  # by the last commit
-    outputs: dict[str, Progress] = field(default_factory=dict)  # until this run tells of them, as the one before did
+    outputs: dict[str, Progress] = field(
+        default_factory=dict
+    )  # until this run tells of them, as the one before did
 
     workdir: str = ""  # as the run sees it; empty until it has reported it
     command: str = ""
@@ -110,12 +112,20 @@ class RunState:
     devices: dict[str, str] = field(default_factory=dict)  # names by number
     gpus: tuple[str, ...] = ()  # their UUIDs
     on_cluster: bool = False  # its devices come with the nodes of a cluster
-    saved: Counter[tuple[str, int]] = field(default_factory=Counter)  # texts that this run has kept, by open chunk
-    searched: dict[tuple[str, int], int] = field(default_factory=dict)  # texts left, by chunk with one that fails
+    saved: Counter[tuple[str, int]] = field(
+        default_factory=Counter
+    )  # texts that this run has kept, by open chunk
+    searched: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # texts left, by chunk with one that fails
     chunks_here: int = 0  # committed by this run
     first_go_s: float | None = None
-    start_s: dict[str, float] = field(default_factory=dict)  # seconds before that, by what the run was at
-    phases_s: dict[str, float] = field(default_factory=dict)  # of the template and of workers that committed a chunk
+    start_s: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds before that, by what the run was at
+    phases_s: dict[str, float] = field(
+        default_factory=dict
+    )  # of the template and of workers that committed a chunk
     kept_s: float = 0.0  # when texts of this run were last committed or saved
     points: list[tuple[float, int, int]] = field(default_factory=list)
     """(when, texts, tokens) that it had committed, after its first `go` and after each of the last commits."""
@@ -123,7 +133,9 @@ class RunState:
     set_aside: int = 0  # chunks
     dropped: int = 0  # devices
     waits_until_s: float = 0.0
-    waits_for: str = ""  # empty again once the run has got on: between two waits for the same thing it has not
+    waits_for: str = (
+        ""  # empty again once the run has got on: between two waits for the same thing it has not
+    )
 
     def total(self, name: str) -> int:
         """Add up a count of all outputs."""
@@ -131,11 +143,21 @@ class RunState:
 
     def apply(self, event: Event, t: float) -> None:
         """Take in an event of time `t`, seconds since the epoch."""
-        if isinstance(event, of.Invoked):  # forget the run before, but for what stands until this one begins to work
+        if isinstance(
+            event, of.Invoked
+        ):  # forget the run before, but for what stands until this one begins to work
             before = self.attempts_before + self.attempts
-            outputs = {n: replace(each, texts_here=0, tokens_here=0, quarantined=0) for n, each in self.outputs.items()}
+            outputs = {
+                n: replace(each, texts_here=0, tokens_here=0, quarantined=0)
+                for n, each in self.outputs.items()
+            }
             self.__init__(before, self.wanted, self.device_times, self.texts_per_s, outputs)  # type: ignore[misc]  # anew
-            self.began_s, self.told_s, self.workdir, self.command = t, t, event.workdir, event.command
+            self.began_s, self.told_s, self.workdir, self.command = (
+                t,
+                t,
+                event.workdir,
+                event.command,
+            )
         if self.first_go_s is None and self.ending is None:
             _add(self.start_s, {self.doing: t - self.told_s})
         self.told_s = t
@@ -159,11 +181,17 @@ class RunState:
                 self.device_times, self.texts_per_s = {}, None
                 self.on_cluster = event.engine == "ray"
                 self.devices = {} if self.on_cluster else _labels_of(event.device)
-                self.outputs = {name: each for name, each in self.outputs.items() if name in event.outputs}
+                self.outputs = {
+                    name: each for name, each in self.outputs.items() if name in event.outputs
+                }
             case of.NodeJoined():
                 self.devices |= _labels_of(event.device, f"{event.node} ", event.first)
             case of.NodeLost():
-                self.devices = {n: name for n, name in self.devices.items() if not name.startswith(f"{event.node} ")}
+                self.devices = {
+                    n: name
+                    for n, name in self.devices.items()
+                    if not name.startswith(f"{event.node} ")
+                }
             case of.DeviceDropped():
                 self.dropped += 1
             case of.TemplateReady():
@@ -180,13 +208,23 @@ class RunState:
         self.worked = self.worked or type(event) is not of.OutputAlreadyComplete
         match event:
             case of.OutputOpened():
-                for name in ("rows", "distinct", "chunks", "chunks_done", "texts_done", "texts_saved"):
+                for name in (
+                    "rows",
+                    "distinct",
+                    "chunks",
+                    "chunks_done",
+                    "texts_done",
+                    "texts_saved",
+                ):
                     setattr(output, name, getattr(event, name))
                 output.without, output.complete = event.quarantined, False
             case of.OutputAlreadyComplete():  # or complete now
                 output.rows, output.complete = event.rows, True
             case of.Quarantined():  # nothing more is done about the text, so it counts as done
-                output.quarantined, output.without = output.quarantined + 1, output.without + event.rows
+                output.quarantined, output.without = (
+                    output.quarantined + 1,
+                    output.without + event.rows,
+                )
                 output.texts_saved += 1
                 self.saved[event.output, event.chunk] += 1
 
@@ -235,12 +273,17 @@ class RunState:
         _add(self.phases_s, event.phase_s)
         self.searched.pop((event.output, event.chunk), None)
         self.texts_per_s = event.texts_per_s
-        self.attempts[str(Outcome.COMMITTED)] += event.attempt_ok  # no single attempt has made one of parts
+        self.attempts[str(Outcome.COMMITTED)] += (
+            event.attempt_ok
+        )  # no single attempt has made one of parts
         if self.points:
             self._add_point(t)
 
     def _add_point(self, t: float) -> None:
-        self.points = [*self.points[1 - _WINDOW :], (t, self.total("texts_here"), self.total("tokens_here"))]
+        self.points = [
+            *self.points[1 - _WINDOW :],
+            (t, self.total("texts_here"), self.total("tokens_here")),
+        ]
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
@@ -251,4 +294,7 @@ def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
 def _labels_of(devices: str, node: str = "", first: int = 0) -> dict[str, str]:
     """Name the devices of this machine or of a node shortly, by their numbers, which begin with `first`."""
     names = enumerate(devices.split(", "), first)
-    return {str(number): f"{node}{'CPU' if name == 'cpu' else f'GPU {number - first}'}" for number, name in names}
+    return {
+        str(number): f"{node}{'CPU' if name == 'cpu' else f'GPU {number - first}'}"
+        for number, name in names
+    }

@@ -33,7 +33,16 @@ from chunkvisor.heart.policy import Lesson
 from chunkvisor.heart.run import Run, WaitTeller
 from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler, Work
 from chunkvisor.heart.store import Keeper
-from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Pulse, Verdict, judge
+from chunkvisor.judge import (
+    NODE_LOST,
+    ONE_ROW,
+    STATUS_LOST,
+    EndedBy,
+    Evidence,
+    Pulse,
+    Verdict,
+    judge,
+)
 from chunkvisor.store.attempt import Salvage, drop_bulk, gather, last_log, look, write_attempt
 from chunkvisor.store.disk import of_start, with_room
 from chunkvisor.store.layout import Layout, workdir_gone
@@ -107,7 +116,11 @@ class Slot:
         self.pulse = self.pulse.seen(read_beat(self.files.beat), now_s)
         if self._ready_s is None and self.pulse.phase is Phase.READY:
             self._ready_s = now_s
-        if self.pulse.beat is not None and self.pulse.beat.freed and self.ended_by is EndedBy.ITSELF:
+        if (
+            self.pulse.beat is not None
+            and self.pulse.beat.freed
+            and self.ended_by is EndedBy.ITSELF
+        ):
             self._free(now_s)
         trim_log(self.files.log)
 
@@ -126,7 +139,11 @@ class Slot:
 
     def attend(self, now_s: float, recovery: RecoveryConfig) -> None:
         """End it if it has made no progress for too long; take the next step of an end that has begun."""
-        if self.ended_by is EndedBy.ITSELF and not self._at_gate and (why := self.pulse.overdue(now_s, recovery)):
+        if (
+            self.ended_by is EndedBy.ITSELF
+            and not self._at_gate
+            and (why := self.pulse.overdue(now_s, recovery))
+        ):
             self.end(EndedBy.HANG, why, now_s)
         self._next_signal(now_s)
 
@@ -145,14 +162,23 @@ class Slot:
             number = self._signals.pop(0)
             if number is signal.SIGABRT:
                 # The stack in the log begins with "Fatal Python error: Aborted", as if the worker had crashed.
-                with contextlib.suppress(OSError), open(self.files.log, "a", encoding="utf-8") as log:
-                    log.write(f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack.\n")
+                with (
+                    contextlib.suppress(OSError),
+                    open(self.files.log, "a", encoding="utf-8") as log,
+                ):
+                    log.write(
+                        f"chunkvisor ends this worker: {self.ended_why}. It is asked for its stack.\n"
+                    )
             self.worker.signal(number)
             self._next_signal_s = now_s + GRACE_S
 
     def stuck(self, now_s: float) -> bool:
         """Whether even SIGKILL has not ended it for long: it hangs in the kernel (D state)."""
-        return self.ended_by is not EndedBy.ITSELF and not self._signals and now_s > self._next_signal_s + 12 * GRACE_S
+        return (
+            self.ended_by is not EndedBy.ITSELF
+            and not self._signals
+            and now_s > self._next_signal_s + 12 * GRACE_S
+        )
 
     def figures(self, now_s: float) -> dict[str, Any]:
         """Say what the worker, which has ended, did with its time, for the journal; seconds and counts."""
@@ -176,11 +202,26 @@ class Loop:
     """Runs the pending chunks of all outputs on all devices; it is the scheduler's hands."""
 
     def __init__(
-        self, outputs: Sequence[OutputRun], config: Config, lessons: LessonFile, engine: Engine, run: Run
+        self,
+        outputs: Sequence[OutputRun],
+        config: Config,
+        lessons: LessonFile,
+        engine: Engine,
+        run: Run,
     ) -> None:
         """The caller closes the engine."""
-        self._outputs, self._engine, self._workers, self._recovery = outputs, engine, config.workers, config.recovery
-        self._lessons, self._signals, self._emit, self._tick = lessons, run.signals, run.emit, run.tick
+        self._outputs, self._engine, self._workers, self._recovery = (
+            outputs,
+            engine,
+            config.workers,
+            config.recovery,
+        )
+        self._lessons, self._signals, self._emit, self._tick = (
+            lessons,
+            run.signals,
+            run.emit,
+            run.tick,
+        )
         self._stations = Stations(self._seen, run.emit)
         self._store = Keeper(outputs, run, config.recovery.wait_timeout)
         self._waits = WaitTeller(run.emit, config.recovery.wait_timeout)
@@ -190,7 +231,9 @@ class Loop:
         self._slots: dict[int, Slot] = {}  # running workers, by number
         self._ended: dict[int, Slot] = {}  # those that have ended in this turn
         self._news: list[partial[None]] = []  # what has become of devices since the last turn
-        self._drains: tuple[str, float | None] | None = None  # (why, until when) the run ends, as reported last
+        self._drains: tuple[str, float | None] | None = (
+            None  # (why, until when) the run ends, as reported last
+        )
 
     def run(self) -> list[words.GivenUp]:
         """Work until nothing is pending, or the run is asked to stop; returns the chunks given up.
@@ -213,15 +256,21 @@ class Loop:
 
     def _seen(self, station: Station, opinion: Opinion | None, gone: bool) -> None:
         node, kind = station.site.node, station.device.model
-        self._news.append(partial(self._scheduler.seen, station.number, node, kind, opinion, gone=gone))
+        self._news.append(
+            partial(self._scheduler.seen, station.number, node, kind, opinion, gone=gone)
+        )
 
     # --- turns
 
     def _turn(self) -> None:
         self._heed_signals()
-        if not self._opened and self._pending():  # at the beginning, or once a chunk is found damaged
+        if (
+            not self._opened and self._pending()
+        ):  # at the beginning, or once a chunk is found damaged
             self._opened = True
-            self._engine.open(self._stations, self._pending, self._workers.per_device + self._workers.standby)
+            self._engine.open(
+                self._stations, self._pending, self._workers.per_device + self._workers.standby
+            )
         self._engine.attend()
         self._stations.attend(self._pids)
         news, self._news = self._news, []
@@ -235,7 +284,9 @@ class Loop:
             self._scheduler.lost(output, chunk)
         self._tick()
         self._tell(self._scheduler.tick)
-        for slot in self._ended.values():  # of a failed attempt, record and log are what is left to read
+        for (
+            slot
+        ) in self._ended.values():  # of a failed attempt, record and log are what is left to read
             if slot.files.verdict.exists():
                 drop_bulk(slot.files)
         self._ended.clear()
@@ -273,7 +324,11 @@ class Loop:
 
     def _pids(self) -> dict[int, frozenset[int]]:
         """Name the workers that have each device, or have just given it back."""
-        pairs = [(slot.station.number, slot.worker.pid) for slot in self._slots.values() if slot.go_s is not None]
+        pairs = [
+            (slot.station.number, slot.worker.pid)
+            for slot in self._slots.values()
+            if slot.go_s is not None
+        ]
         return {number: frozenset(pid for at, pid in pairs if at == number) for number, _ in pairs}
 
     # --- workers
@@ -315,7 +370,11 @@ class Loop:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
             self._tell(self._scheduler.called, slot.number, freed=True)
         self._answer_calls()  # all of its vectors are read now
-        others = (each for each in self._slots.values() if each.has_device and each.station is slot.station)
+        others = (
+            each
+            for each in self._slots.values()
+            if each.has_device and each.station is slot.station
+        )
         siblings = frozenset(each.worker.pid for each in others)
         ended = _judged(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
         if slot.go_s is not None:
@@ -331,7 +390,9 @@ class Loop:
                 if slot.worker.poll() is None:
                     slot.end(EndedBy.STOP, "", now_s)
                 else:
-                    del slots[slot.number]  # if it got done after all, the next run finds its result
+                    del slots[
+                        slot.number
+                    ]  # if it got done after all, the next run finds its result
             if slots:
                 self._sleep()
                 with contextlib.suppress(Halt):
@@ -345,7 +406,9 @@ class Loop:
 
     # --- what the scheduler wants done. Raises Halt; OSError
 
-    def start(self, worker: int, device: int, work: Work, limits: Limits, canary: int | None) -> None:
+    def start(
+        self, worker: int, device: int, work: Work, limits: Limits, canary: int | None
+    ) -> None:
         """Start a worker; `canary` is the text that makes its first batch, or OWN and less; None = as they come."""
         self._answer_calls()
         station, output = self._stations[device], self._outputs[work.output]
@@ -353,7 +416,11 @@ class Loop:
         wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
         try:
             number, files = output.ledger.new_attempt(work.chunk)
-            good = next(output.texts_of([canary])) if canary is not None and canary > policy.OWN else None
+            good = (
+                next(output.texts_of([canary]))
+                if canary is not None and canary > policy.OWN
+                else None
+            )
             job, site = output.job, station.site
             draft = replace(
                 job,
@@ -362,17 +429,23 @@ class Loop:
                 start=first,
                 device=station.device.kind,
                 # Another machine may have the model elsewhere, and other cores.
-                model=job.model if site.model_path is None else replace(job.model, path=site.model_path),
+                model=job.model
+                if site.model_path is None
+                else replace(job.model, path=site.model_path),
                 threads=site.threads or job.threads,
                 skip=tuple(text - first for text in range(first, last) if text not in wanted),
                 limits=limits,
                 canary=good,
-                canary_row=_shortest(canary, work, output) if canary is not None and good is None else None,
+                canary_row=_shortest(canary, work, output)
+                if canary is not None and good is None
+                else None,
             )
             spec = write_attempt(files, draft, output.texts_of(work.texts))
             # CUDA_LAUNCH_BLOCKING=1, so that the traceback names the kernel that failed.
             blocking = work.tries[-1:] == (Outcome.DEVICE_FAULT,)
-            process = self._engine.start(station, files, spec, fresh=work.fresh, blocking_launches=blocking)
+            process = self._engine.start(
+                station, files, spec, fresh=work.fresh, blocking_launches=blocking
+            )
         except OSError as error:
             workdir = output.ledger.layout.workdir
             if error.errno == errno.ENOENT and (gone := workdir_gone(Layout(workdir))):
@@ -418,7 +491,9 @@ class Loop:
         """Store the vectors of these texts, which the worker has left."""
         self._answer_calls()
         slot = self._ended[worker]
-        self._stored(work, self._store.keep(work, slot.spec, slot.files, salvaged=not slot.has_result))
+        self._stored(
+            work, self._store.keep(work, slot.spec, slot.files, salvaged=not slot.has_result)
+        )
 
     def quarantine(self, work: Work, verdict: Verdict) -> None:
         """Note that the text gets no vector."""
@@ -433,7 +508,12 @@ class Loop:
     # --- what the scheduler tells
 
     def failed(
-        self, worker: int, work: Work, verdict: Verdict, step: policy.Step | None, under_way: tuple[int, ...]
+        self,
+        worker: int,
+        work: Work,
+        verdict: Verdict,
+        step: policy.Step | None,
+        under_way: tuple[int, ...],
     ) -> None:
         """Report that an attempt has failed, and what follows; no step: nothing has to, as all its texts are done."""
         ledger, slot = self._outputs[work.output].ledger, self._ended.get(worker)
@@ -447,7 +527,13 @@ class Loop:
         elif slot is not None:
             with contextlib.suppress(OSError):  # on a full disk the journal may still have it
                 write_message(files.verdict, verdict, durable=False)
-        kind = event.AttemptInterrupted if verdict.asked_for else event.PartFailed if work.part else event.AttemptFailed
+        kind = (
+            event.AttemptInterrupted
+            if verdict.asked_for
+            else event.PartFailed
+            if work.part
+            else event.AttemptFailed
+        )
         failed = kind(
             output,
             chunk,
@@ -489,7 +575,9 @@ class Loop:
             self._lessons.save(kind, *lesson)
         # With one kind of GPU, its name would only be noise.
         several = len({station.device.model for station in self._stations.alive}) > 1
-        self._emit(event.LimitsLowered(lesson.rows, lesson.tokens, f" on {kind}" if several else ""))
+        self._emit(
+            event.LimitsLowered(lesson.rows, lesson.tokens, f" on {kind}" if several else "")
+        )
 
     def drop(self, ending: Ending) -> None:
         """Do without a device."""
@@ -516,7 +604,9 @@ class Loop:
         assert verdict is not None, ending
         if ending.why == "bad rows" and work is not None:
             count = output.rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
-            most = None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
+            most = (
+                None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
+            )
             _, where = output.place_of(work.texts[0])
             return words.too_bad(output.name, where, count, verdict, most)
         device = str(self._stations[ending.device]) if ending.device is not None else "this machine"
@@ -524,20 +614,28 @@ class Loop:
         return words.end_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
 
 
-def _judged(slot: Slot, returncode: int, output: OutputRun, siblings: frozenset[int], emit: event.Emit) -> AttemptEnded:
+def _judged(
+    slot: Slot, returncode: int, output: OutputRun, siblings: frozenset[int], emit: event.Emit
+) -> AttemptEnded:
     """Say what became of the attempt, and what it has left; `siblings` are our other workers on its device, by pid."""
     facts, is_blank = output.ledger.facts, output.blank_test(slot.spec)
     oom_kills = slot.worker.oom_kills()
-    end = Evidence(returncode, slot.ended_by, slot.ended_why, oom_kills=oom_kills, limits=slot.limits)
+    end = Evidence(
+        returncode, slot.ended_by, slot.ended_why, oom_kills=oom_kills, limits=slot.limits
+    )
     verdict = judge(gather(slot.files, slot.spec, facts, is_blank, end))
     if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
         emit(event.LateCrash(output.name, slot.work.chunk, returncode))
     slot.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
     # With a result, what is wrong is known; if its form is wrong, no batch of it can be believed.
     left = Salvage() if slot.has_result else look(slot.files, slot.spec, facts, is_blank)
-    if verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node:  # the disks of another machine are not ours
+    if (
+        verdict.outcome is Outcome.DISK_FULL and not slot.station.site.node
+    ):  # the disks of another machine are not ours
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
-        verdict = replace(verdict, reason=with_room(verdict.reason, output.ledger.layout.workdir, temporary))
+        verdict = replace(
+            verdict, reason=with_room(verdict.reason, output.ledger.layout.workdir, temporary)
+        )
     canary = read_batch_log(slot.files.batches).canary
     # A canary of another dimension than the vectors before shows a model that is not the one that made them.
     passed = canary is not None and (facts is None or facts.dimension == canary.dimension)
@@ -556,7 +654,9 @@ def _judged(slot: Slot, returncode: int, output: OutputRun, siblings: frozenset[
 
 def _shortest(canary: int, work: Work, output: OutputRun) -> int:
     """Find the position of the shortest text, or one of the next; blank ones count as long: they may have no vector."""
-    sizes = ((not text.strip(), len(text), at) for at, text in enumerate(output.texts_of(work.texts)))
+    sizes = (
+        (not text.strip(), len(text), at) for at, text in enumerate(output.texts_of(work.texts))
+    )
     return heapq.nsmallest(policy.OWN - canary + 1, sizes)[-1][2]
 
 
@@ -564,12 +664,18 @@ def what_follows(step: policy.Step, verdict: Verdict) -> str:
     """Say what the run does next, in a few words; empty if the next event says it better."""
     match step:
         case policy.Retry(lesson=lesson) if lesson is not None:
-            most = counted(lesson.rows, "row") if lesson.tokens is None else counted(lesson.tokens, "token")
+            most = (
+                counted(lesson.rows, "row")
+                if lesson.tokens is None
+                else counted(lesson.tokens, "token")
+            )
             return f"retrying with batches of at most {most}"
         case policy.Retry(delay_s=delay_s):
             soon = f" in {human_time(delay_s)}" if delay_s >= 1 else ""
             if step.charge and verdict.outcome is Outcome.DEVICE_FAULT:
-                return f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
+                return (
+                    f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
+                )
             return f"{'starting another worker' if step.note == 'start' else 'retrying'}{soon}"
         case policy.Split(how=how):
             return how.value

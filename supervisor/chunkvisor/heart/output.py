@@ -141,13 +141,18 @@ class OutputRun:
         start, stop = min(texts), max(texts) + 1
         try:
             first = self.table.first_row(start, stop)
-        except (DamagedError, OSError):  # the next worker's texts are read from the same table, and its halt says so
+        except (
+            DamagedError,
+            OSError,
+        ):  # the next worker's texts are read from the same table, and its halt says so
             return ""
         return which_rows(sorted(int(first[text - start]) for text in texts))
 
     def blank_test(self, spec: Spec) -> Callable[[int], bool]:
         """Give a function that says of the i-th text of an attempt whether it has nothing but white space."""
-        return lambda index: not self.table.texts(spec.start + index, spec.start + index + 1)[0].strip()
+        return lambda index: (
+            not self.table.texts(spec.start + index, spec.start + index + 1)[0].strip()
+        )
 
 
 def texts_damaged(error: Exception) -> Halt:

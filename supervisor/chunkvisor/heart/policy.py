@@ -48,7 +48,9 @@ class Retry:
     delay_s: float = 0.0
     charge: bool = True  # it counts against the work
     note: str = ""  # what is counted, against the place ("start", "canary") or against the chunk ("too large")
-    lesson: Lesson | None = None  # what batches on devices of this kind are to hold from now on, at most
+    lesson: Lesson | None = (
+        None  # what batches on devices of this kind are to hold from now on, at most
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,9 @@ class Stop:
 
     code: ExitCode
     local: bool = False
-    why: str = "halted"  # or "canary", "first", "too large", "broken", "busy", as `words` knows them
+    why: str = (
+        "halted"  # or "canary", "first", "too large", "broken", "busy", as `words` knows them
+    )
 
 
 Step = Retry | Wait | Split | Quarantine | GiveUp | Stop
@@ -102,7 +106,9 @@ class History:
     texts: int = 2  # of the attempt that are not done
     tries: int = 0  # charged failures of this work with this outcome
     canary: int | None = None  # the text that it began with, or OWN and less
-    chosen: bool = False  # one of its own though a good text was known: do its shortest texts lack memory?
+    chosen: bool = (
+        False  # one of its own though a good text was known: do its shortest texts lack memory?
+    )
     proven: bool = False  # any text got its vector in it
     good: bool = False  # any text of the output ever did
     worked: bool = False  # this run has stored vectors of the output; of a failed start: a worker has encoded there
@@ -117,7 +123,9 @@ class History:
     canaries: int = 0  # attempts whose canary failed at the place
     given_up: int = 0  # chunks given up
     fruitless: int = 0  # attempts that repeated what failed
-    too_large: int = 0  # shortest texts of the chunk without the GPU's memory, and no other text of it that has
+    too_large: int = (
+        0  # shortest texts of the chunk without the GPU's memory, and no other text of it that has
+    )
 
 
 def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
@@ -167,11 +175,15 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
             return _stop(verdict, ExitCode(verdict.exit_code or ExitCode.MACHINE))
         case Outcome.SETUP if not history.worked or tries >= recovery.attempts:
             return _stop(verdict, ExitCode(verdict.exit_code or ExitCode.CONFIG))
-        case Outcome.LOST:  # `tries` counts for this outcome alone: no try for another cause is spent
+        case (
+            Outcome.LOST
+        ):  # `tries` counts for this outcome alone: no try for another cause is spent
             return Retry() if tries < LIMITS["lost"] else GiveUp()
         case Outcome.INTERRUPTED if verdict.asked_for:
             return Retry(charge=False)
-        case Outcome.GPU_OOM | Outcome.HOST_OOM if (answer := _shrink(verdict, history, recovery)) is not None:
+        case Outcome.GPU_OOM | Outcome.HOST_OOM if (
+            answer := _shrink(verdict, history, recovery)
+        ) is not None:
             return answer
     if verdict.row_can_cause:
         return _blame(verdict, history, recovery)
@@ -194,17 +206,23 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
             if history.too_large + 1 >= LIMITS["too large"]:
                 return GiveUp()
             return Retry(backoff_s(history.too_large + 1), charge=False, note="too large")
-        if not (history.chosen and history.good):  # else the text may be bad itself: that says nothing of the place
+        if not (
+            history.chosen and history.good
+        ):  # else the text may be bad itself: that says nothing of the place
             return _canary_failed(verdict, history)
     if verdict.rule == ENCODER_BROKEN and not (proven or history.good):
-        return _canary_failed(verdict, history)  # rather every text's fault than one's: three of them tell
+        return _canary_failed(
+            verdict, history
+        )  # rather every text's fault than one's: three of them tell
     if history.texts == 1:
         return _blame_one(verdict, history, recovery, proven=proven, seen=certain or tries >= looks)
     if 0 < len(verdict.bad_rows) < history.texts:
         return Split(How.BAD)
     if certain or history.part or tries >= looks:
         # More than once, one by one helps only if there are fewer each time.
-        known = 0 < history.under_way < history.texts or (history.under_way > 0 and not history.one_by_one)
+        known = 0 < history.under_way < history.texts or (
+            history.under_way > 0 and not history.one_by_one
+        )
         return Split(How.SUSPECTS if known else How.HALVES)
     return Retry(backoff_s(tries))
 
@@ -224,7 +242,9 @@ def _canary_failed(verdict: Verdict, history: History) -> Step:
     return Stop(ExitCode(verdict.exit_code or code), local=True, why="canary")
 
 
-def _blame_one(verdict: Verdict, history: History, recovery: RecoveryConfig, *, proven: bool, seen: bool) -> Step:
+def _blame_one(
+    verdict: Verdict, history: History, recovery: RecoveryConfig, *, proven: bool, seen: bool
+) -> Step:
     if verdict.outcome is Outcome.HOST_OOM:
         # The machine runs out of memory for many reasons that pass: it gets more tries, and time between them.
         given_up = proven and history.tries + 1 >= recovery.attempts + LOOKS
@@ -242,20 +262,28 @@ def _start_again(verdict: Verdict, history: History, recovery: RecoveryConfig) -
     if passing or (starts < recovery.attempts and not wrong):
         return Retry(backoff_s(starts), charge=False, note="start")
     # What fails while the model or the plug-in is loaded is theirs.
-    of_load = verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT) and verdict.phase in LOAD
+    of_load = (
+        verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT)
+        and verdict.phase in LOAD
+    )
     code = ExitCode.CONFIG if verdict.outcome is Outcome.SETUP or of_load else ExitCode.MACHINE
     return _stop(verdict, ExitCode(verdict.exit_code or code))
 
 
 def _stop(verdict: Verdict, code: ExitCode, why: str = "halted") -> Stop:
-    local = code in (ExitCode.MACHINE, ExitCode.DISK) or verdict.outcome in (Outcome.GPU_BUSY, Outcome.SETUP)
+    local = code in (ExitCode.MACHINE, ExitCode.DISK) or verdict.outcome in (
+        Outcome.GPU_BUSY,
+        Outcome.SETUP,
+    )
     return Stop(code, local or (verdict.before_first_batch and code is ExitCode.CONFIG), why)
 
 
 def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step | None:
     """Make batches smaller, or wait for the memory that others hold; None if neither helps."""
     smaller = None
-    if verdict.smaller_batch_helps and verdict.phase is not Phase.TOKENIZE:  # while texts are tokenized no batch began
+    if (
+        verdict.smaller_batch_helps and verdict.phase is not Phase.TOKENIZE
+    ):  # while texts are tokenized no batch began
         smaller = _half(verdict, recovery.min_batch_size)
     came = verdict.outcome is Outcome.GPU_OOM and history.company is Company.CAME
     if came and history.waited_s < recovery.wait_timeout:
@@ -274,7 +302,9 @@ def _half(verdict: Verdict, min_rows: int) -> Lesson | None:
     if verdict.batch_tokens:
         longest = verdict.batch_tokens // rows
         return Lesson(limits.rows, max(longest * min_rows, verdict.batch_tokens // 2))
-    return Lesson(max(min_rows, min(rows, limits.rows) // 2), limits.tokens and max(1, limits.tokens // 2))
+    return Lesson(
+        max(min_rows, min(rows, limits.rows) // 2), limits.tokens and max(1, limits.tokens // 2)
+    )
 
 
 def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
@@ -291,7 +321,9 @@ def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
 
 # --- what is remembered
 
-Where = int | str | tuple[int, int] | None  # a device, a machine, a chunk of an output, or (None) the run
+Where = (
+    int | str | tuple[int, int] | None
+)  # a device, a machine, a chunk of an output, or (None) the run
 
 _WAITS = (Outcome.GPU_BUSY, Outcome.GPU_OOM, Outcome.HUB, Outcome.DISK_FULL)
 
@@ -315,7 +347,9 @@ class Memory:
         self._streaks: dict[tuple[str, Where], _Streak] = {}
         self.success_s = -math.inf  # when something was stored last
         self.worked: set[int] = set()  # outputs of which this run has stored vectors
-        self.sound: set[Where] = set()  # devices and machines on which a worker has done all it was to do
+        self.sound: set[Where] = (
+            set()
+        )  # devices and machines on which a worker has done all it was to do
         self.host_ooms = 0
 
     # --- what repeats
@@ -331,7 +365,9 @@ class Memory:
         streak = self._streaks.get((what, where))
         return now_s - streak.first_s if streak else 0.0
 
-    def note(self, what: str, where: Where = None, began_s: float = math.inf, now_s: float = 0.0) -> None:
+    def note(
+        self, what: str, where: Where = None, began_s: float = math.inf, now_s: float = 0.0
+    ) -> None:
         """Count it once more, unless the attempt was on its way already when it happened last."""
         streak = self._streaks.setdefault((what, where), _Streak(0, now_s, -math.inf))
         if began_s >= streak.last_s:
@@ -374,7 +410,11 @@ class Memory:
     def learn(self, kind: str, lesson: Lesson) -> Lesson | None:
         """Have batches on devices of this kind be no larger; None if they were not anyway."""
         old = self._of(kind)
-        new = lesson if old is None else Lesson(min(old.rows, lesson.rows), least(old.tokens, lesson.tokens))
+        new = (
+            lesson
+            if old is None
+            else Lesson(min(old.rows, lesson.rows), least(old.tokens, lesson.tokens))
+        )
         self._lessons[kind] = new
         return new if new != old else None
 
@@ -383,7 +423,9 @@ class Memory:
         lesson = self._of(kind)
         if lesson is None:
             return limits
-        return replace(limits, rows=min(limits.rows, lesson.rows), tokens=least(limits.tokens, lesson.tokens))
+        return replace(
+            limits, rows=min(limits.rows, lesson.rows), tokens=least(limits.tokens, lesson.tokens)
+        )
 
     def _of(self, kind: str) -> Lesson | None:
         if kind not in self._lessons:
@@ -401,7 +443,11 @@ def cause_of(verdict: Verdict, device: int, node: str) -> int | None:
 
 def start_of(verdict: Verdict, device: int, node: str) -> Where:
     """Say whose a failed start is: what fails while the model is loaded is the machine's, with its installation."""
-    of_model = verdict.phase in LOAD and verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.SETUP)
+    of_model = verdict.phase in LOAD and verdict.outcome in (
+        Outcome.CRASHED,
+        Outcome.BAD_OUTPUT,
+        Outcome.SETUP,
+    )
     return node if of_model else device
 
 

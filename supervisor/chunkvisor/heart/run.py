@@ -26,7 +26,13 @@ from chunkvisor.units import human_time
 class Signals:
     """Signals received while the context of `listen` lasts."""
 
-    def __init__(self, grace_s: float | None = None, stop_after_s: float | None = None, *, drains: bool = True) -> None:
+    def __init__(
+        self,
+        grace_s: float | None = None,
+        stop_after_s: float | None = None,
+        *,
+        drains: bool = True,
+    ) -> None:
         """`stop_after_s` counts from now. None: nothing has to be over at any time. Not `drains`: the first stops."""
         self.first: signal.Signals | None = None
         self.count = 0
@@ -59,7 +65,9 @@ class Signals:
     def until_s(self) -> float | None:
         """When a run that drains has to be over, by the clock that never jumps; None = whenever it is."""
         graceful = self.first is signal.SIGTERM and self._grace_s is not None
-        until_s = min(self._over_s, self._first_s + (self._grace_s or 0.0)) if graceful else self._over_s
+        until_s = (
+            min(self._over_s, self._first_s + (self._grace_s or 0.0)) if graceful else self._over_s
+        )
         return None if until_s == float("inf") else until_s
 
     def wake(self) -> None:
@@ -106,7 +114,9 @@ def stopped(signals: Signals) -> Halt:
     remedy = f"Run the same command again to continue{KEPT}."
     if signals.first is None:
         after = human_time(signals.stop_after_s or 0.0)
-        return Halt(ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy)
+        return Halt(
+            ExitCode.TRY_AGAIN, f"stopped after {after}, as --stop-after asks", remedy=remedy
+        )
     code = ExitCode.INTERRUPTED if signals.first.name == "SIGINT" else ExitCode.TERMINATED
     return Halt(code, f"stopped by {signals.first.name}", remedy=remedy)
 
@@ -129,9 +139,13 @@ class WaitTeller:
     def __init__(self, emit: Emit, limit_s: float) -> None:
         """`limit_s` is how long the run waits at most."""
         self._emit, self._limit_s = emit, limit_s
-        self._told_s: dict[int | None, float] = {}  # by device (None = all), how long it had lasted when last reported
+        self._told_s: dict[
+            int | None, float
+        ] = {}  # by device (None = all), how long it had lasted when last reported
 
-    def tell(self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None) -> None:
+    def tell(
+        self, delay_s: float, waited_s: float, reason: str, outcome: str, device: int | None = None
+    ) -> None:
         """Report that the next try comes after `delay_s`, and the wait has lasted `waited_s` so far; 0 = it begins."""
         told_s = self._told_s.get(device)
         again = waited_s > 0 and told_s is not None and told_s <= waited_s < told_s + 60

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from chunkvisor.heart.output import OutputRun
 
 LOOK_PAUSE_S = 2.0  # between two looks at a device that is not fit
-RESERVE, RESERVE_S = 0.2, 10.0  # of the time until a run has to end, kept for what follows the last worker; at most
+RESERVE, RESERVE_S = (
+    0.2,
+    10.0,
+)  # of the time until a run has to end, kept for what follows the last worker; at most
 
 _P = ParamSpec("_P")
 
@@ -43,7 +46,9 @@ class Work:
     avoid: int | None = None  # the device on which they failed last: others are asked first
     doubt: bool = False  # they may be what made an attempt fail: the next one begins with a canary
     part: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
-    one_by_one: bool = False  # each text is a batch by itself, so that the next end tells which one it is
+    one_by_one: bool = (
+        False  # each text is a batch by itself, so that the next end tells which one it is
+    )
     fresh: bool = False  # it does not start from a template: something has failed before
 
     def of(self, texts: Collection[int], **changes: Any) -> "Work":
@@ -63,7 +68,11 @@ class Backlog:
     def put_back(self, work: Work) -> None:
         """Have the texts tried, or tried again."""
         if (work.output, work.chunk) not in self._left:
-            insort(self._again, work, key=lambda each: (each.due_s, each.output, each.texts[0], each.texts[-1]))
+            insort(
+                self._again,
+                work,
+                key=lambda each: (each.due_s, each.output, each.texts[0], each.texts[-1]),
+            )
 
     def lost(self, output: int, chunk: int) -> None:
         """Note that something stored of the chunk is gone."""
@@ -103,7 +112,10 @@ class Backlog:
         return not self._again and not self._any_new()
 
     def _any_new(self) -> bool:
-        return any(output.next_pending(at) is not None for output, at in zip(self._outputs, self._next, strict=True))
+        return any(
+            output.next_pending(at) is not None
+            for output, at in zip(self._outputs, self._next, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +125,15 @@ class AttemptEnded:
     worker: int
     verdict: Verdict | None  # None = its template would not begin it: that was no attempt
     company: Company = Company.UNTOLD
-    began_s: float | None = None  # when it was started; None = a failure before the first batch proves nothing
-    done: frozenset[int] = frozenset()  # texts whose vectors it has left, verified, though it failed
-    under_way: frozenset[int] = frozenset()  # texts of the batches that had begun and were not finished
+    began_s: float | None = (
+        None  # when it was started; None = a failure before the first batch proves nothing
+    )
+    done: frozenset[int] = (
+        frozenset()
+    )  # texts whose vectors it has left, verified, though it failed
+    under_way: frozenset[int] = (
+        frozenset()
+    )  # texts of the batches that had begun and were not finished
     proven: bool = False  # any text, a canary too, got its vector in it
 
 
@@ -166,7 +184,9 @@ class DeviceState:
     paused_until_s: float = 0.0
     doubt: bool = False  # the last attempt on it failed: the next begins with a canary
     fresh: bool = False  # a worker from a template did not start on it
-    suspected_s: float | None = None  # since when it is to be looked at before the next worker gets it
+    suspected_s: float | None = (
+        None  # since when it is to be looked at before the next worker gets it
+    )
     look_s: float = 0.0  # when it may be looked at; inf = it is being looked at
     workers: list[WorkerState] = field(default_factory=list)
 
@@ -232,9 +252,13 @@ class Scheduler:
         places = self._workers.per_device + max(0, self._workers.standby - self._memory.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
-                if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(device.number):
+                if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(
+                    device.number
+                ):
                     continue
-                if (work := self._backlog.take(now_s, device.number, alone=len(working) == 1)) is not None:
+                if (
+                    work := self._backlog.take(now_s, device.number, alone=len(working) == 1)
+                ) is not None:
                     self._start(work, device)
 
     def _start(self, work: Work, device: DeviceState) -> None:
@@ -243,7 +267,9 @@ class Scheduler:
             own = _shows_its_shortest(work)
             canary = None if own else self._outputs[work.output].known_good()
             if canary is None:  # each time another of its own: the shortest may be bad itself
-                failed = ("too large", (work.output, work.chunk)) if own else ("canary", device.number)
+                failed = (
+                    ("too large", (work.output, work.chunk)) if own else ("canary", device.number)
+                )
                 canary = OWN - self._memory.count(*failed)
         # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
         work = replace(work, fresh=work.fresh or device.fresh)
@@ -251,7 +277,9 @@ class Scheduler:
         worker = WorkerState(self._started, work, device, canary)
         self.workers[worker.number] = worker
         device.workers.append(worker)
-        self._say(self._hands.start, worker.number, device.number, work, self._limits(worker), canary)
+        self._say(
+            self._hands.start, worker.number, device.number, work, self._limits(worker), canary
+        )
 
     def _limits(self, worker: WorkerState) -> Limits:
         limits = self._memory.limits(self._outputs[worker.work.output].limits, worker.device.kind)
@@ -267,7 +295,11 @@ class Scheduler:
     def _open_gates(self, device: DeviceState, now_s: float) -> None:
         if self._draining or device.gone or now_s < max(device.paused_until_s, self.paused_until_s):
             return
-        waiting = [each for each in device.workers if each.ready and each.gate is GateState.SHUT and not each.ending]
+        waiting = [
+            each
+            for each in device.workers
+            if each.ready and each.gate is GateState.SHUT and not each.ending
+        ]
         for worker in waiting[: max(0, self._workers.per_device - device.at(GateState.OPEN))]:
             # Something failed on it that can come from the device: nothing runs there before nvidia-smi has been asked.
             if device.suspected_s is not None:
@@ -280,7 +312,9 @@ class Scheduler:
 
     # --- devices
 
-    def seen(self, number: int, node: str, kind: str, opinion: Opinion | None, *, gone: bool) -> None:
+    def seen(
+        self, number: int, node: str, kind: str, opinion: Opinion | None, *, gone: bool
+    ) -> None:
         """Hear that a device may be worked on, was looked at, or is gone.
 
         Devices of one `kind` share what is learnt. No opinion: there is nothing to look with.
@@ -301,11 +335,15 @@ class Scheduler:
         device.look_s = now_s + LOOK_PAUSE_S
         if opinion.health is Health.BROKEN:
             verdict = Verdict(Outcome.HARDWARE_FAULT, opinion.why)
-            self._do_without(device, Ending(ExitCode.MACHINE, "broken", verdict=verdict), local=True)
+            self._do_without(
+                device, Ending(ExitCode.MACHINE, "broken", verdict=verdict), local=True
+            )
         elif opinion.health is Health.BUSY:
             if now_s - max(since_s, self._memory.success_s) > self._recovery.wait_timeout:
                 verdict = Verdict(Outcome.GPU_BUSY, opinion.why)
-                self._do_without(device, Ending(ExitCode.TRY_AGAIN, "busy", verdict=verdict), local=True)
+                self._do_without(
+                    device, Ending(ExitCode.TRY_AGAIN, "busy", verdict=verdict), local=True
+                )
         else:
             device.suspected_s, device.look_s = None, now_s
             self._open_gates(device, now_s)
@@ -356,7 +394,10 @@ class Scheduler:
                 # Before the decision: what it has brought counts, though the disk has not answered yet. Otherwise a
                 # run could end for want of any vector with the first one in its hands.
                 self._memory.stored(work.output, now_s)
-                self._keep(end.worker, work.of([text for text in work.texts if text in end.done], part=True))
+                self._keep(
+                    end.worker,
+                    work.of([text for text in work.texts if text in end.done], part=True),
+                )
                 left = [text for text in work.texts if text not in end.done]
             if left:
                 rest = work.of(left, tries=work.tries) if end.done else work
@@ -381,7 +422,9 @@ class Scheduler:
         if policy.fruitless(step, verdict, len(work.texts)):
             memory.note("fruitless")
         # A wait, a lesson and a start that failed say nothing of the texts.
-        passing = isinstance(step, policy.Wait) or (isinstance(step, policy.Retry) and step.lesson is not None)
+        passing = isinstance(step, policy.Wait) or (
+            isinstance(step, policy.Retry) and step.lesson is not None
+        )
         doubt = verdict.row_can_cause and not (passing or verdict.before_first_batch)
         doubt = doubt and verdict.outcome is not Outcome.BAD_INPUT
         device.doubt = device.doubt or doubt
@@ -403,19 +446,31 @@ class Scheduler:
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
                 output = self._outputs[work.output]
-                count = output.rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
-                if self._recovery.on_bad_row is OnBadRow.FAIL or count > self._recovery.max_bad_rows:
-                    self._say(self._hands.halt, Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict))
+                count = output.rows_of(work.texts[0]) + sum(
+                    each.bad_rows() for each in self._outputs
+                )
+                if (
+                    self._recovery.on_bad_row is OnBadRow.FAIL
+                    or count > self._recovery.max_bad_rows
+                ):
+                    self._say(
+                        self._hands.halt,
+                        Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict),
+                    )
                 else:
                     self._say(self._hands.quarantine, work, verdict)
             case policy.GiveUp():
                 memory.note("given up")
                 self._backlog.leave(work.output, work.chunk)
             case policy.Stop():
-                self._do_without(device, Ending(step.code, step.why, end.worker, work, verdict), local=step.local)
+                self._do_without(
+                    device, Ending(step.code, step.why, end.worker, work, verdict), local=step.local
+                )
                 self._backlog.put_back(again)  # for the other devices
 
-    def _wait(self, delay_s: float, work: Work, verdict: Verdict, device: DeviceState | None) -> None:
+    def _wait(
+        self, delay_s: float, work: Work, verdict: Verdict, device: DeviceState | None
+    ) -> None:
         """Pause on the device, or (None) everywhere."""
         now_s, where = self._clock(), device.number if device is not None else None
         waited_s = self._memory.lasts_s(verdict.outcome, where, now_s)
@@ -425,15 +480,24 @@ class Scheduler:
         self._say(self._hands.waits, where, delay_s, waited_s, verdict)
         self._backlog.put_back(work)
 
-    def _history(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> policy.History:
-        memory, now_s, device, node = self._memory, self._clock(), worker.device.number, worker.device.node
+    def _history(
+        self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState
+    ) -> policy.History:
+        memory, now_s, device, node = (
+            self._memory,
+            self._clock(),
+            worker.device.number,
+            worker.device.node,
+        )
         start, chunk = start_of(verdict, device, node), (work.output, work.chunk)
         starts = 0
         if end.began_s is not None:
             # What goes wrong on the device begins with its `go`, however long before that it was prepared.
             starts = memory.count("start", start, max(end.began_s, worker.go_s))
         # Every device may fail as often as a chunk is tried, without a success in between.
-        fruitless = memory.count("fruitless") - self._recovery.attempts * max(0, len(self.alive) - 1)
+        fruitless = memory.count("fruitless") - self._recovery.attempts * max(
+            0, len(self.alive) - 1
+        )
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
             fruitless = 0  # that one has given its device back: it is about to bring vectors
         return policy.History(
@@ -443,7 +507,9 @@ class Scheduler:
             chosen=_shows_its_shortest(work),
             proven=end.proven,
             good=bool(end.done) or self._outputs[work.output].known_good() is not None,
-            worked=start in memory.sound if verdict.before_first_batch else work.output in memory.worked,
+            worked=start in memory.sound
+            if verdict.before_first_batch
+            else work.output in memory.worked,
             part=work.part,
             under_way=sum(text in end.under_way for text in work.texts),
             one_by_one=work.one_by_one,
@@ -457,12 +523,22 @@ class Scheduler:
             too_large=memory.count("too large", chunk),
         )
 
-    def _retry(self, step: policy.Retry, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
+    def _retry(
+        self,
+        step: policy.Retry,
+        work: Work,
+        end: AttemptEnded,
+        verdict: Verdict,
+        worker: WorkerState,
+    ) -> None:
         now_s, device = self._clock(), worker.device
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
             work = replace(work, tries=(*work.tries, verdict.outcome))
-        if step.lesson is not None and (lesson := self._memory.learn(device.kind, step.lesson)) is not None:
+        if (
+            step.lesson is not None
+            and (lesson := self._memory.learn(device.kind, step.lesson)) is not None
+        ):
             # Later runs should not know what is so only while others hold memory.
             lasting = end.company in (Company.UNTOLD, Company.ALONE)
             self._say(self._hands.learnt, device.kind, lesson, lasting=lasting)
@@ -477,7 +553,9 @@ class Scheduler:
                 start = start_of(verdict, device.number, device.node)
                 self._memory.note("start", start, max(end.began_s, worker.go_s), now_s)
             device.paused_until_s = max(device.paused_until_s, due_s)
-            due_s += step.delay_s  # others first: they show whether it is the device, the model, or chance
+            due_s += (
+                step.delay_s
+            )  # others first: they show whether it is the device, the model, or chance
         self._backlog.put_back(replace(work, due_s=due_s))
 
     def _split(self, how: How, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
@@ -496,7 +574,10 @@ class Scheduler:
             pieces += [work.of(others, part=True)] if others else []
         else:
             middle = len(texts) // 2
-            pieces = [work.of(half, part=True, one_by_one=False) for half in (texts[:middle], texts[middle:])]
+            pieces = [
+                work.of(half, part=True, one_by_one=False)
+                for half in (texts[:middle], texts[middle:])
+            ]
         for piece in pieces:
             self._backlog.put_back(piece)
         self._say(self._hands.taken_apart, work, pieces, how)
@@ -510,7 +591,9 @@ class Scheduler:
             if isinstance(step, policy.Wait):
                 self._wait(step.delay_s, work, problem, None)
             else:
-                self._say(self._hands.halt, Ending(ExitCode.DISK, "halted", work=work, verdict=problem))
+                self._say(
+                    self._hands.halt, Ending(ExitCode.DISK, "halted", work=work, verdict=problem)
+                )
             return
         self._memory.stored(work.output, now_s)
         if output.bad_count >= output.texts:
@@ -535,7 +618,11 @@ class Scheduler:
         for worker in self.workers.values():
             if worker.gate is GateState.SHUT or now_s >= self.last_s:
                 self._end(worker)
-            elif worker.gate is GateState.OPEN and self.last_s < math.inf and not (worker.leaving or worker.ending):
+            elif (
+                worker.gate is GateState.OPEN
+                and self.last_s < math.inf
+                and not (worker.leaving or worker.ending)
+            ):
                 worker.leaving = True
                 self._say(self._hands.leave, worker.number)
 

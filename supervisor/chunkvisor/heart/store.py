@@ -39,7 +39,9 @@ class Keeper:
     def __init__(self, outputs: Sequence[OutputRun], run: Run, wait_timeout_s: float) -> None:
         self._outputs, self._emit, self._signals = outputs, run.emit, run.signals
         self._wait_timeout_s = wait_timeout_s
-        self.first_go_s: float | None = None  # when the first gate was opened: rates count from then
+        self.first_go_s: float | None = (
+            None  # when the first gate was opened: rates count from then
+        )
         self._said = set[str]()  # warnings: each is reported once
         # One join at a time: two would share the disk, and both would take longer.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
@@ -51,7 +53,9 @@ class Keeper:
 
     # --- what workers leave
 
-    def keep(self, work: Work, spec: Spec, files: AttemptFiles, *, salvaged: bool) -> Verdict | None:
+    def keep(
+        self, work: Work, spec: Spec, files: AttemptFiles, *, salvaged: bool
+    ) -> Verdict | None:
         """Take over verified vectors of these texts, as a chunk or as a part of one; returns what the disk refused.
 
         `salvaged`: the attempt left no result, but finished batches. Raises OSError for what has nothing to do with
@@ -64,9 +68,18 @@ class Keeper:
         whole = not salvaged and len(work.texts) == stop - start
         result = None if salvaged else read_message(Result, files.result)
         try:
-            facts = result.facts if result is not None else read_batch_log(files.batches).facts if salvaged else None
+            facts = (
+                result.facts
+                if result is not None
+                else read_batch_log(files.batches).facts
+                if salvaged
+                else None
+            )
             if facts is None:
-                raise OSError(errno.EIO, f"{files.batches if salvaged else files.result} cannot be read any more")
+                raise OSError(
+                    errno.EIO,
+                    f"{files.batches if salvaged else files.result} cannot be read any more",
+                )
             self._warn(output, facts)
             # Before the vectors: once these are committed, nothing asks again how many tokens were cut.
             cut = ledger.layout.cut_texts(ledger.fingerprint)
@@ -83,7 +96,9 @@ class Keeper:
         # Everything it left is in the output now. What failed stays, for a person to read.
         if complete:
             remove_folder(files.folder)
-            with contextlib.suppress(OSError):  # the folders of failed attempts stay, with their logs
+            with contextlib.suppress(
+                OSError
+            ):  # the folders of failed attempts stay, with their logs
                 files.folder.parent.rmdir()
         if whole:
             self._committed(output, work.chunk, result)
@@ -98,7 +113,10 @@ class Keeper:
 
     def _warn(self, output: OutputRun, facts: Facts) -> None:
         """Report, once each, what the libraries warned of, and libraries of other versions than at the beginning."""
-        told = [f"while the model was loaded: {note}" for note in (facts.loaded.notes if facts.loaded else ())]
+        told = [
+            f"while the model was loaded: {note}"
+            for note in (facts.loaded.notes if facts.loaded else ())
+        ]
         if changed := ", ".join(output.ledger.note_versions(facts)):
             words = f"some rows were computed with other library versions: {changed}; the manifest names all"
             told.append(f"{output.name}: {words}")
@@ -145,7 +163,11 @@ class Keeper:
             ledger.commit(chunk, composed, digest, ledger.facts)
         except OSError as error:
             if parts.missing():
-                self._emit(event.Warned(f"{output.name} chunk {chunk} is damaged and will be computed again: {error}"))
+                self._emit(
+                    event.Warned(
+                        f"{output.name} chunk {chunk} is damaged and will be computed again: {error}"
+                    )
+                )
                 return False
             if error.errno not in DISK_ERRNOS:
                 raise
@@ -160,7 +182,9 @@ class Keeper:
         rate: float | None = None
         # Start-up is not counted: it comes once, and would make the estimate too long for hours.
         if self.first_go_s is not None:
-            rate = sum(each.texts_here for each in self._outputs) / max(1e-6, time.monotonic() - self.first_go_s)
+            rate = sum(each.texts_here for each in self._outputs) / max(
+                1e-6, time.monotonic() - self.first_go_s
+            )
         committed = event.ChunkCommitted(
             output.name,
             chunk,
@@ -191,7 +215,9 @@ class Keeper:
             _check_space(output)
             for chunk, files in list(output.ledger.attempt_folders()):
                 # What was judged is for a person to read.
-                if not files.verdict.exists() and not self._adopted(Work(number, chunk, ()), output, files):
+                if not files.verdict.exists() and not self._adopted(
+                    Work(number, chunk, ()), output, files
+                ):
                     remove_folder(files.folder)
             output.saved_before = output.ledger.saved()
 
@@ -199,16 +225,24 @@ class Keeper:
         """Take over what is good of the attempt; True if that was all of it."""
         ledger, spec = output.ledger, read_message(Spec, files.spec)
         wanted = ledger.fingerprint, output.name, work.chunk
-        if spec is None or (spec.fingerprint, spec.output, spec.chunk) != wanted or work.chunk >= ledger.plan.count:
+        if (
+            spec is None
+            or (spec.fingerprint, spec.output, spec.chunk) != wanted
+            or work.chunk >= ledger.plan.count
+        ):
             return False
-        texts = sorted(set(range(spec.start, spec.stop)).difference(spec.start + row for row in spec.skip))
+        texts = sorted(
+            set(range(spec.start, spec.stop)).difference(spec.start + row for row in spec.skip)
+        )
         if not set(output.missing(work.chunk)).issuperset(texts):
             return False
         # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
         if not output.model.settled_since(files.spec.stat().st_mtime_ns):
             return False
         is_blank = output.blank_test(spec)
-        verdict = judge(gather(files, spec, ledger.facts, is_blank, Evidence(None, limits=spec.limits)))
+        verdict = judge(
+            gather(files, spec, ledger.facts, is_blank, Evidence(None, limits=spec.limits))
+        )
         complete = verdict.outcome is Outcome.COMMITTED
         if not complete:
             texts = [spec.start + row for row in look(files, spec, ledger.facts, is_blank).done]
@@ -240,11 +274,17 @@ class Keeper:
             if not self._is_ready(number):
                 continue
             # Chunks that were found bad throughout before the dimension was known, or for which there was no space.
-            chunks = [chunk for chunk in range(output.ledger.plan.count) if not output.ledger.committed(chunk)]
+            chunks = [
+                chunk
+                for chunk in range(output.ledger.plan.count)
+                if not output.ledger.committed(chunk)
+            ]
             if damaged := [chunk for chunk in chunks if not self.compose(number, chunk)]:
                 lost += [self._lost(number, chunk) for chunk in damaged]
             elif output.left:
-                self._wait(output, OSError(errno.ENOSPC, "no space left on device to put a chunk together"))
+                self._wait(
+                    output, OSError(errno.ENOSPC, "no space left on device to put a chunk together")
+                )
             else:
                 self._emit(event.Assembling(output.name, output.ledger.plan.count))
                 future = self._pool.submit(output.finish, self._still_wanted)
@@ -310,6 +350,8 @@ def _check_space(output: OutputRun) -> None:
     ledger = output.ledger
     if ledger.facts is not None:
         left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
-        second_form = 0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
+        second_form = (
+            0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
+        )
         need = need_bytes(output.table.rows, left, dimension, second_form)
         check_disk(output.name, need, free_bytes(ledger.layout.workdir), str(ledger.layout.workdir))

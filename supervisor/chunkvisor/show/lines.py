@@ -76,7 +76,9 @@ class Observers(Observer):
             except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
                 self._guarded.remove(observer)
                 name, why = type(observer).__name__, f"{type(error).__name__}: {error}"
-                say(f"chunkvisor: {name} is left out; the run continues without it: {why}", err=True)
+                say(
+                    f"chunkvisor: {name} is left out; the run continues without it: {why}", err=True
+                )
         for observer in self._others:
             getattr(observer, method)(*arguments)
 
@@ -93,7 +95,9 @@ class Console(Observer):
     run halted, which on standard error the command itself does.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, last_words: bool = False, least: Weight = Weight.NEWS) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, last_words: bool = False, least: Weight = Weight.NEWS
+    ) -> None:
         self._stream = stream or sys.stderr
         self._last_words, self._least = last_words, least
         self._began_s = self._said_s = time.monotonic()
@@ -104,7 +108,9 @@ class Console(Observer):
         self.state = state
         if event.weight >= self._least and (line := event.line):
             self._write(line)
-        if isinstance(event, Halted | RunEnded) and (closing := snapshot_of(state, time.time()).closing_line):
+        if isinstance(event, Halted | RunEnded) and (
+            closing := snapshot_of(state, time.time()).closing_line
+        ):
             self.say(closing)
         for line in event.last_words if isinstance(event, Halted) and self._last_words else ():
             self._write(plain(line))
@@ -112,7 +118,9 @@ class Console(Observer):
     def tick(self) -> None:
         """Say how far it is, now and then: the longer it lasts, the more rarely."""
         now_s = time.monotonic()
-        if now_s - self._said_s >= heartbeat_s(now_s - self._began_s, waiting=bool(self.state.waits_for)):
+        if now_s - self._said_s >= heartbeat_s(
+            now_s - self._began_s, waiting=bool(self.state.waits_for)
+        ):
             self._said_s = now_s
             if self.state.ending is None and self.state.workdir:
                 self.say(look_at(self.state).line)
@@ -192,10 +200,14 @@ def can_draw(stream: TextIO) -> bool:
 def is_watched() -> bool:
     """Whether a person looks on: at a terminal, or in a notebook."""
     kernel = sys.modules.get("ipykernel.kernelapp")  # which nbclient imports, too
-    return is_terminal(sys.stderr) or (kernel is not None and bool(kernel.IPKernelApp.initialized()))
+    return is_terminal(sys.stderr) or (
+        kernel is not None and bool(kernel.IPKernelApp.initialized())
+    )
 
 
-def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool) -> Iterator[str]:
+def next_steps(
+    loaded: LoadedConfig, began_s: float, *, trial: bool, complete: bool, report: bool
+) -> Iterator[str]:
     """Say where things are and what to run next, when a run is over that began at that time (since the epoch).
 
     `report`: whether its report has anything to say.
@@ -209,12 +221,16 @@ def next_steps(loaded: LoadedConfig, began_s: float, *, trial: bool, complete: b
         name, output = next(iter(loaded.config.outputs.items()))
         if (manifest := read_done_manifest(layout.output(name))) is not None:
             rows_table = "" if output.where is None else layout.output(name).rows_table.name
-            yield how_to_read(place_of(layout.output(name), form_of(manifest)), form_of(manifest), rows_table)
+            yield how_to_read(
+                place_of(layout.output(name), form_of(manifest)), form_of(manifest), rows_table
+            )
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
         if trial:
             yield "that was a trial; for all rows, run the same command without --max-rows"
     with contextlib.suppress(OSError):
-        if report and layout.report.stat().st_mtime >= began_s:  # a run that found everything complete writes none
+        if (
+            report and layout.report.stat().st_mtime >= began_s
+        ):  # a run that found everything complete writes none
             yield f"how the run went: {layout.report}"
 
 
@@ -225,5 +241,9 @@ def how_to_read(path: Path, form: "Form", rows_table: str = "") -> str:
     found = f'numpy.load("{path}", mmap_mode="r")'
     if form.shards is not None:
         found = f"the files in {path}, in the order of their names"
-    source = f"{rows_table} next to it, whose source_row is the row of the source" if rows_table else "the source"
+    source = (
+        f"{rows_table} next to it, whose source_row is the row of the source"
+        if rows_table
+        else "the source"
+    )
     return f"to use it: {found}; row i is row i of {source}"

@@ -35,24 +35,50 @@ def _by_output(name: str) -> Callable[[Snapshot], Value]:
 
 
 def _by_device(name: str) -> Callable[[Snapshot], Value]:
-    return lambda now: {number: getattr(each, name) for number, each in now.state.device_times.items()}
+    return lambda now: {
+        number: getattr(each, name) for number, each in now.state.device_times.items()
+    }
 
 
 METRICS: dict[str, tuple[str, Callable[[Snapshot], Value]]] = {
-    "exit_code": ("Of the last run; -1 while it runs.", lambda now: now.state.ending.code if now.state.ending else -1),
-    "written_timestamp_seconds": ("When this file was written, in seconds since the epoch.", lambda _: time.time()),
+    "exit_code": (
+        "Of the last run; -1 while it runs.",
+        lambda now: now.state.ending.code if now.state.ending else -1,
+    ),
+    "written_timestamp_seconds": (
+        "When this file was written, in seconds since the epoch.",
+        lambda _: time.time(),
+    ),
     "rows{output}": ("Rows of the output.", _by_output("rows")),
-    "rows_done{output}": ("Rows whose text is encoded; estimated until all are.", _by_output("rows_done")),
+    "rows_done{output}": (
+        "Rows whose text is encoded; estimated until all are.",
+        _by_output("rows_done"),
+    ),
     "chunks{output}": ("Chunks of the output.", _by_output("chunks")),
     "chunks_done{output}": ("Chunks of the output that are committed.", _by_output("chunks_done")),
     "quarantined_rows{output}": ("Rows without a vector.", _by_output("without")),
     "rows_per_second": ("Rows a second, over the last chunks.", lambda now: now.rows_per_s or 0.0),
-    "eta_seconds": ("Time until all outputs are complete; 0 if it is not known.", lambda now: now.eta_s or 0.0),
-    "texts_total{output}": ("Distinct texts that this run has committed.", _by_output("texts_here")),
+    "eta_seconds": (
+        "Time until all outputs are complete; 0 if it is not known.",
+        lambda now: now.eta_s or 0.0,
+    ),
+    "texts_total{output}": (
+        "Distinct texts that this run has committed.",
+        _by_output("texts_here"),
+    ),
     "tokens_total{output}": ("Their tokens, without padding.", _by_output("tokens_here")),
-    "attempts_total{outcome}": ("Attempts of this run that have ended.", lambda now: dict(now.state.attempts)),
-    "device_busy_seconds_total{device}": ("Time that the device has computed.", _by_device("busy_s")),
-    "device_idle_seconds_total{device}": ("Time between one worker and the next.", _by_device("idle_s")),
+    "attempts_total{outcome}": (
+        "Attempts of this run that have ended.",
+        lambda now: dict(now.state.attempts),
+    ),
+    "device_busy_seconds_total{device}": (
+        "Time that the device has computed.",
+        _by_device("busy_s"),
+    ),
+    "device_idle_seconds_total{device}": (
+        "Time between one worker and the next.",
+        _by_device("idle_s"),
+    ),
 }
 """Meaning and value by name with its label; those whose name ends in `_total` are counters, the others gauges."""
 
@@ -73,14 +99,19 @@ class Metrics(Observer):
         for head, (meaning, value_of) in METRICS.items():
             name, _, label = head.rstrip("}").partition("{")
             full, value = f"chunkvisor_{name}", value_of(now)
-            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}"]
+            lines += [
+                f"# HELP {full} {meaning}",
+                f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}",
+            ]
             if not isinstance(value, dict):
                 lines.append(f"{full} {float(value)}")
                 continue
             for key, number in value.items():
                 escaped = key.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
                 lines.append(f'{full}{{{label}="{escaped}"}} {float(number)}')
-        with contextlib.suppress(OSError):  # readable by others, unlike the state: node_exporter is another user
+        with contextlib.suppress(
+            OSError
+        ):  # readable by others, unlike the state: node_exporter is another user
             write_atomic(self._path, "".join(f"{line}\n" for line in lines).encode(), durable=False)
 
 
@@ -105,7 +136,9 @@ class Notices(Observer):
         match event:
             case of.Quarantined() if state.total("quarantined") == 1:
                 row = f"{event.output} row {event.row} ({event.place})"
-                self._send("a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}")
+                self._send(
+                    "a row is quarantined", f"{row} gets no vector: {event.outcome}: {event.reason}"
+                )
             case of.RunEnded() if state.worked:
                 now = snapshot_of(state, time.time())
                 made = ((name, each.rows) for name, each in now.outputs.items() if each.complete)
@@ -130,8 +163,14 @@ class Notices(Observer):
         while (notice := self._queue.get()) is not None:
             what, body = notice
             title = f"chunkvisor: {what}: {self._workdir.name} on {socket.gethostname()}"
-            delivered = self._sender.notify(title=title, body=body, body_format="text") and not self._wrong
-            line = {"t": time.time(), "notice": what, "end": "delivered" if delivered else "not delivered to all"}
+            delivered = (
+                self._sender.notify(title=title, body=body, body_format="text") and not self._wrong
+            )
+            line = {
+                "t": time.time(),
+                "notice": what,
+                "end": "delivered" if delivered else "not delivered to all",
+            }
             if self._files is not None:
                 with contextlib.suppress(OSError), open(self._files.notices, "a") as file:
                     file.write(json.dumps(line) + "\n")
@@ -150,7 +189,9 @@ KEPT = 50
 """Folders of invocations that stay; older ones are removed, except those that you have renamed."""
 MOST_BYTES = 48 << 20
 """A run makes no report of a longer journal: the command `report` takes the time."""
-_NUMBER = re.compile(r"([0-9]{1,6})(?![0-9])")  # a longer number is a date that the user has put in front
+_NUMBER = re.compile(
+    r"([0-9]{1,6})(?![0-9])"
+)  # a longer number is a date that the user has put in front
 _OURS = re.compile(r"([0-9]{3,6})_[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{6}")
 
 
@@ -165,13 +206,17 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
         temporary = layout.latest.with_name(".latest.tmp")
         temporary.unlink(missing_ok=True)  # of a run that was killed
         names = [entry.name for entry in layout.runs.iterdir()]
-        number = 1 + max((int(match[1]) for name in names if (match := _NUMBER.match(name))), default=0)
+        number = 1 + max(
+            (int(match[1]) for name in names if (match := _NUMBER.match(name))), default=0
+        )
         files = InvocationFiles(layout.runs / f"{number:03d}_{time.strftime('%Y-%m-%d_%H%M%S')}")
         files.folder.mkdir()
         files.log.touch()
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # if links cannot be made, or something else has the name, there is no link
+    with contextlib.suppress(
+        OSError
+    ):  # if links cannot be made, or something else has the name, there is no link
         temporary.symlink_to(files.name)
         temporary.replace(layout.latest)
     ours = sorted((int(match[1]), name) for name in names if (match := _OURS.fullmatch(name)))
@@ -180,7 +225,9 @@ def open_invocation(layout: Layout) -> InvocationFiles | None:
     return files
 
 
-def observers_of_run(config: Config, layout: Layout, files: InvocationFiles | None) -> list[Observer]:
+def observers_of_run(
+    config: Config, layout: Layout, files: InvocationFiles | None
+) -> list[Observer]:
     """Return the observers of every run, to be guarded; `files` is None if the disk did not allow such a folder."""
     made: list[Observer] = []
     if files is not None:

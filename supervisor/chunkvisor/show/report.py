@@ -49,18 +49,33 @@ def clean(value: object, chars: int = 1000) -> str:
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
     """Make an element; what is not markup is cleaned and escaped. Attributes are named like `class_`, `data_label`."""
-    named = ((key.rstrip("_").replace("_", "-"), html.escape(str(value))) for key, value in attributes.items())
+    named = (
+        (key.rstrip("_").replace("_", "-"), html.escape(str(value)))
+        for key, value in attributes.items()
+    )
     words = (each if isinstance(each, Markup) else html.escape(clean(each)) for each in inside)
-    return Markup("".join(["<", name, *(f' {key}="{value}"' for key, value in named), ">", *words, f"</{name}>"]))
+    return Markup(
+        "".join(
+            ["<", name, *(f' {key}="{value}"' for key, value in named), ">", *words, f"</{name}>"]
+        )
+    )
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Make a table; on a narrow screen each row becomes a list, in which the labels repeat the heads."""
     body = [
-        tag("tr", *(tag("td", tag("div", cell), data_label=head) for head, cell in zip(heads, row, strict=True)))
+        tag(
+            "tr",
+            *(
+                tag("td", tag("div", cell), data_label=head)
+                for head, cell in zip(heads, row, strict=True)
+            ),
+        )
         for row in rows
     ]
-    return tag("table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *body))
+    return tag(
+        "table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *body)
+    )
 
 
 class Story:
@@ -96,7 +111,9 @@ class Story:
             self.lines.append((at_s, event.line))
         match event:
             case of.RunEnded() | of.Halted():
-                self.lines.append((at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}"))
+                self.lines.append(
+                    (at_s, f"the run ended with code {event.code} {getattr(event, 'what', '')}")
+                )
             case of.Quarantined() if len(self.quarantined) < _MOST_ROWS:
                 self.quarantined[event.output, event.row] = event
             case of.Go():
@@ -131,12 +148,17 @@ def charts_of(story: Story) -> Iterator[Markup]:
     for now_s, texts in story.texts:
         encoded[step(now_s) // _SMOOTH] += texts  # chunks are committed in bursts
     if total := sum(encoded.values()):
-        rates = ((number, encoded[number // _SMOOTH] / _SMOOTH * _STEPS / running_s) for number in steps)
+        rates = (
+            (number, encoded[number // _SMOOTH] / _SMOOTH * _STEPS / running_s) for number in steps
+        )
         words = f"distinct texts a second; mean {total / running_s:,.1f}"
         yield _chart("Throughput", running_s, [(words, rates)], "{:,.4g}".format)
     if story.ended:
         counts = {words: Counter(map(step, times)) for words, times in sorted(story.ended.items())}
-        sums = [(words, enumerate(accumulate(float(count[each]) for each in steps))) for words, count in counts.items()]
+        sums = [
+            (words, enumerate(accumulate(float(count[each]) for each in steps)))
+            for words, count in counts.items()
+        ]
         yield _chart("Attempts", running_s, sums, "{:,.0f}".format)
     if story.busy:
         shares = []
@@ -145,7 +167,12 @@ def charts_of(story: Story) -> Iterator[Markup]:
             for now_s, computed_s in ends:
                 busy_s[step(now_s)] += computed_s
             sums_s = enumerate(accumulate(busy_s.values()), 1)
-            shares.append((name, [(at - 1, min(1.0, sum_s * _STEPS / running_s / at)) for at, sum_s in sums_s]))
+            shares.append(
+                (
+                    name,
+                    [(at - 1, min(1.0, sum_s * _STEPS / running_s / at)) for at, sum_s in sums_s],
+                )
+            )
         yield _chart("Computing, share of the time so far", running_s, shares, "{:.0%}".format)
     if len({limit for _, limit in story.limits}) > 1:
         words = "tokens in a batch, at most (texts if the encoder does not count tokens)"
@@ -153,7 +180,9 @@ def charts_of(story: Story) -> Iterator[Markup]:
         yield _chart("Batch limit", running_s, [(words, limits)], "{:,.0f}".format)
 
 
-def _chart(title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]) -> Markup:
+def _chart(
+    title: str, running_s: float, lines: Sequence[Line], label: Callable[[float], str]
+) -> Markup:
     """Draw lines over an upright axis from 0 to the highest value; the words are HTML, so they are not stretched."""
     drawn = [(words, list(points)) for words, points in lines]
     top = max((value for _, points in drawn for _, value in points), default=0.0) or 1.0
@@ -163,29 +192,45 @@ def _chart(title: str, running_s: float, lines: Sequence[Line], label: Callable[
         path = "L".join(f"{at + 0.5} {_HEIGHT * (1 - value / top):.1f}" for at, value in points)
         shapes.append(tag("path", class_=f"line {css}", d=f"M{path}"))
         named.append(tag("span", tag("i", class_=css), words))
-    drawing = tag("svg", *shapes, viewBox=f"0 0 {_STEPS} {_HEIGHT}", preserveAspectRatio="none", role="img")
+    drawing = tag(
+        "svg", *shapes, viewBox=f"0 0 {_STEPS} {_HEIGHT}", preserveAspectRatio="none", role="img"
+    )
     ticks = [tag("span", "0", class_="tick first")]
     ticks.append(tag("span", f"{human_time(running_s)} of running time", class_="tick last"))
-    marks = [tag("span", label(top * at), class_="mark", style=f"bottom:{100 * at:.0f}%") for at in (0.0, 0.5, 1.0)]
+    marks = [
+        tag("span", label(top * at), class_="mark", style=f"bottom:{100 * at:.0f}%")
+        for at in (0.0, 0.5, 1.0)
+    ]
     chart = tag("div", *marks, drawing, *ticks, class_="chart")
     return tag("figure", tag("figcaption", title), tag("p", *named, class_="legend soft"), chart)
 
 
 def _failures(status: Status, story: Story, layout: Layout) -> Iterator[Markup]:
     """Show failures by kind, the most frequent first, each with what to do and the end of a log."""
-    for count, at_s, last in sorted(story.failures.values(), key=lambda each: -each[0])[:_MOST_KINDS]:
+    for count, at_s, last in sorted(story.failures.values(), key=lambda each: -each[0])[
+        :_MOST_KINDS
+    ]:
         rule = _RULES.get(last.rule)
         explain = tag("code", f"chunkvisor explain {rule.name if rule else last.outcome}")
         yield tag("h3", last.outcome, " ", tag("small", f"{counted(count, 'attempt')}, ", explain))
         # A rule's remedy says what the run does next; of a run that has halted there is no next.
         told = rule is not None and (rule.exit_code is not None or status.state is not State.HALTED)
         remedy = rule.remedy if rule and told else advice_on_row(last.outcome, last.rule)
-        yield tag("p", *([rule.cause, " "] if rule else []), tag("b", "What to do: "), remedy or "Read the log.")
+        yield tag(
+            "p",
+            *([rule.cause, " "] if rule else []),
+            tag("b", "What to do: "),
+            remedy or "Read the log.",
+        )
         where = f"{last.output} chunk {last.chunk}, attempt {last.attempt}, {human_moment(at_s)}"
         yield tag("p", f"Last: {where}: {last.reason}{last.at}", class_="soft")
         log = layout.output(last.output).attempt(last.chunk, last.attempt).log
-        if last.output in status.outputs and log.is_file():  # a journal cannot name files from elsewhere
-            lines = [clean(line.rstrip(), 180) for line in read_tail(log).splitlines() if line.strip()]
+        if (
+            last.output in status.outputs and log.is_file()
+        ):  # a journal cannot name files from elsewhere
+            lines = [
+                clean(line.rstrip(), 180) for line in read_tail(log).splitlines() if line.strip()
+            ]
             yield tag("pre", Markup(html.escape("\n".join([*lines[-_LOG_LINES:], str(log)]))))
 
 
@@ -194,37 +239,74 @@ def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[ob
     for name in (name for name, output in status.outputs.items() if output.quarantined):
         with contextlib.suppress(OSError):
             manifest = read_done_manifest(layout.output(name))
-            found = [event.details() for (output, _), event in story.quarantined.items() if output == name]
+            found = [
+                event.details()
+                for (output, _), event in story.quarantined.items()
+                if output == name
+            ]
             for row in manifest["quarantined"] if manifest is not None else found:
                 text = peek(layout.output(name).table, row["row"], 400)
-                yield name, row["row"], row["place"], row["outcome"], row["reason"], clean(text or "-", 120)
+                yield (
+                    name,
+                    row["row"],
+                    row["place"],
+                    row["outcome"],
+                    row["reason"],
+                    clean(text or "-", 120),
+                )
 
 
 def render(workdir: Path, now_s: float) -> str:
     """Return the page as written at that time. Raises Halt (78) if the folder is not a workdir."""
-    layout = Layout(require_workdir(workdir).workdir.absolute())  # a refusal names the folder as it was given
+    layout = Layout(
+        require_workdir(workdir).workdir.absolute()
+    )  # a refusal names the folder as it was given
     status, lines = screen_of(layout.workdir)
     story = Story(layout.events)
-    invocations = [InvocationFiles(path) for path in sorted(layout.runs.glob("*/")) if not path.is_symlink()]
+    invocations = [
+        InvocationFiles(path) for path in sorted(layout.runs.glob("*/")) if not path.is_symlink()
+    ]
     lacking = any(output.quarantined for output in status.outputs.values())
-    mood = {State.HALTED: "bad", State.STOPPED: "care"}.get(status.state, "care" if lacking else "good")
-    head = [tag("p", workdir.name, class_="soft"), tag("h1", lines[0]), *(tag("p", line) for line in lines[1:])]
+    mood = {State.HALTED: "bad", State.STOPPED: "care"}.get(
+        status.state, "care" if lacking else "good"
+    )
+    head = [
+        tag("p", workdir.name, class_="soft"),
+        tag("h1", lines[0]),
+        *(tag("p", line) for line in lines[1:]),
+    ]
     body = [tag("header", *head, class_=mood)]
     if story.failures:
         body += [tag("h2", "What failed"), *_failures(status, story, layout)]
     if rows := list(islice(_bad_rows(status, story, layout), _MOST_ROWS + 1)):
         heads = ("output", "row", "file and line", "outcome", "reason", "text")
         body += [tag("h2", "Rows without a vector"), table(heads, rows[:_MOST_ROWS])]
-        body += [tag("p", f"These are the first {_MOST_ROWS}; the manifests list all.")] * (len(rows) > _MOST_ROWS)
+        body += [tag("p", f"These are the first {_MOST_ROWS}; the manifests list all.")] * (
+            len(rows) > _MOST_ROWS
+        )
     charts = list(charts_of(story)) or [tag("p", "Nothing has been encoded yet.")]
-    told = (tag("li", tag("small", human_moment(at_s)), f" {words}") for at_s, words in sorted(story.lines))
+    told = (
+        tag("li", tag("small", human_moment(at_s)), f" {words}")
+        for at_s, words in sorted(story.lines)
+    )
     body += [tag("h2", "Over time"), *charts, tag("h2", "What happened"), tag("ul", *told)]
-    paths = [layout.workdir, *(layout.output(name).manifest for name in status.outputs), layout.events]
+    paths = [
+        layout.workdir,
+        *(layout.output(name).manifest for name in status.outputs),
+        layout.events,
+    ]
     paths += [newest.log for newest in invocations[-1:]]
     body += [tag("h2", "Files"), *(tag("p", path) for path in paths if path.exists())]
-    body.append(tag("footer", f"Written {human_moment(now_s)} by chunkvisor {__version__}; times are of its machine."))
+    body.append(
+        tag(
+            "footer",
+            f"Written {human_moment(now_s)} by chunkvisor {__version__}; times are of its machine.",
+        )
+    )
     page = string.Template((pkgutil.get_data(__package__, "report.html") or b"").decode())
-    return page.substitute(title=html.escape(clean(f"{lines[0]}: {workdir.name}", 200)), body="\n".join(body))
+    return page.substitute(
+        title=html.escape(clean(f"{lines[0]}: {workdir.name}", 200)), body="\n".join(body)
+    )
 
 
 def write_report(workdir: Path, path: Path) -> None:
@@ -232,5 +314,7 @@ def write_report(workdir: Path, path: Path) -> None:
 
     Raises Halt (78) if the folder is not a workdir, or if anything but a page of ours is at that place; OSError.
     """
-    check_target(path, "the report", lambda head: b'<meta name="generator" content="chunkvisor">' in head)
+    check_target(
+        path, "the report", lambda head: b'<meta name="generator" content="chunkvisor">' in head
+    )
     write_atomic(path, render(workdir, time.time()).encode(errors="replace"), durable=False)

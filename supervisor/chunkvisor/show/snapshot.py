@@ -43,7 +43,9 @@ class Snapshot:
     health: str
     weight: Weight = Weight.NEWS
     outputs: dict[str, Progress] = field(default_factory=dict)
-    workers: tuple[str, ...] = ()  # what each is at, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`
+    workers: tuple[
+        str, ...
+    ] = ()  # what each is at, such as `GPU 0: titles chunk 4, computing, 7 of 100 texts`
     # By the time from the first worker's `go` to the last row; while the run lives, of its last chunks. So the first
     # start of the workers is not in it, and what comes between chunks is.
     rows_per_s: float | None = None
@@ -57,7 +59,9 @@ class Snapshot:
     @property
     def share(self) -> float:
         """Of all rows that are done, from 0 to 1."""
-        return sum(each.rows * each.share for each in self.outputs.values()) / max(1, self.total("rows"))
+        return sum(each.rows * each.share for each in self.outputs.values()) / max(
+            1, self.total("rows")
+        )
 
     @property
     def stage(self) -> str:
@@ -92,7 +96,9 @@ class Snapshot:
         """What a run has done, and how far all is if work is left; empty if there was nothing to do."""
         here, parts = self.state.chunks_here, list[str]()
         if here:
-            parts.append(f"{counted(here, 'chunk')} encoded in {human_time(self.elapsed_s)}, start-up included")
+            parts.append(
+                f"{counted(here, 'chunk')} encoded in {human_time(self.elapsed_s)}, start-up included"
+            )
         if self.rates:
             parts.append(f"{', '.join(self.rates)} (start-up not counted)")
         if self.total("chunks") and self.share < 1:
@@ -131,21 +137,30 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     beats, live = beats or {}, state.ending is None
     now_s = max(state.told_s, now_s if live else 0.0)
     workers, under_way, tokens, longest = list[str](), dict.fromkeys(state.outputs, 0), 0, (0.0, "")
-    for key, worker in sorted(state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)):
+    for key, worker in sorted(
+        state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)
+    ):
         beat, silent_s = beats.get(key, (Beat(0, worker.pid, Phase.START), 0.0))
         label = state.devices.get(worker.device, f"device {worker.device}")
         words = f"{label}: {key.output} chunk {key.chunk}, {PHASES[beat.phase]}"
         if worker.computing:  # the others are prepared ahead
             done = min(beat.rows_done, beat.rows_total)
             under_way[key.output] = under_way.get(key.output, 0) + done
-            tokens, longest = tokens + beat.tokens_done, max(longest, (silent_s, f"{key.output} chunk {key.chunk}"))
+            tokens, longest = (
+                tokens + beat.tokens_done,
+                max(longest, (silent_s, f"{key.output} chunk {key.chunk}")),
+            )
             words += f", {done:,} of {counted(beat.rows_total, 'text')}" if beat.rows_total else ""
         workers.append(words)
-    outputs = {name: replace(each, texts_under_way=under_way[name]) for name, each in state.outputs.items()}
+    outputs = {
+        name: replace(each, texts_under_way=under_way[name]) for name, each in state.outputs.items()
+    }
     texts_per_s, tokens_per_s = _rates(state, now_s, sum(under_way.values()), tokens)
     ours = [each for each in outputs.values() if each.texts_here or not each.complete]
     distinct, rows = sum(each.distinct for each in ours), sum(each.rows for each in ours)
-    left = distinct - sum(each.texts_done + each.texts_saved + each.texts_under_way for each in ours)
+    left = distinct - sum(
+        each.texts_done + each.texts_saved + each.texts_under_way for each in ours
+    )
     # The longest texts come first, and their rate says little of the others; a run that stops ends before its work.
     known = live and state.chunks_here and state.doing != STOPPING and texts_per_s and left > 0
     no_node = state.on_cluster and not state.devices and state.doing in (STARTING, COMPUTING)
@@ -164,7 +179,9 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     )
 
 
-def _rates(state: RunState, now_s: float, texts: int, tokens: int) -> tuple[float | None, float | None]:
+def _rates(
+    state: RunState, now_s: float, texts: int, tokens: int
+) -> tuple[float | None, float | None]:
     """Return texts and tokens a second; `texts` and `tokens` are those under way."""
     if not state.points:
         return None, None
@@ -190,7 +207,10 @@ def _health(state: RunState, now_s: float, silent_s: float, chunk: str) -> tuple
         return Weight.CARE, words
     if live and state.searched:
         (output, number), texts = next(reversed(state.searched.items()))
-        return Weight.CARE, f"looking for the text that fails in {output} chunk {number}: {counted(texts, 'text')} left"
+        return (
+            Weight.CARE,
+            f"looking for the text that fails in {output} chunk {number}: {counted(texts, 'text')} left",
+        )
     lost = []
     if without := state.total("without"):
         lost.append(f"{counted(without, 'row')} without a vector")

@@ -78,7 +78,11 @@ class OutputStatus:
         """`about 3 of 6 rows, 1 of 2 chunks`."""
         if not self.rows:
             return "nothing is known of it yet"
-        about = not self.complete and self.distinct_texts != self.rows and 0 < self.rows_done < self.rows
+        about = (
+            not self.complete
+            and self.distinct_texts != self.rows
+            and 0 < self.rows_done < self.rows
+        )
         chunks = f", {self.chunks_done:,} of {counted(self.chunks, 'chunk')}" if self.chunks else ""
         return rows_in_words(self.rows_done, self.rows, about=about) + chunks
 
@@ -146,7 +150,9 @@ class Follower:
         if self.elsewhere:
             alive = time.time() - self.state.told_s < _FOREIGN_SILENCE_S
         # A run that has said its last word is over, though its process may take a moment.
-        self.alive = self.state.ending is None and (is_held(self.layout.lock) or (self.elsewhere and bool(alive)))
+        self.alive = self.state.ending is None and (
+            is_held(self.layout.lock) or (self.elsewhere and bool(alive))
+        )
         # Not of the workdir that the journal names: it may be mounted elsewhere here.
         return look_at(self.state, self.layout, time.time() if self.alive else self.state.told_s)
 
@@ -156,7 +162,9 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
     with contextlib.suppress(DamagedError):
         moved_to = read_moved(layout)
         moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
-        manifest = read_done_manifest(layout) if moved_to is None else read_sealed(moved_to.manifest)
+        manifest = (
+            read_done_manifest(layout) if moved_to is None else read_sealed(moved_to.manifest)
+        )
         if manifest is not None:
             count = len(manifest["quarantined"])
             return OutputStatus(
@@ -165,7 +173,9 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
                 told.chunks,
                 told.chunks,
                 count,
-                not (layout.moved.exists() and layout.final.exists()),  # else `encode` has yet to move it
+                not (
+                    layout.moved.exists() and layout.final.exists()
+                ),  # else `encode` has yet to move it
                 manifest["distinct_texts"],
                 reasons_of(manifest["quarantined"]),
                 file="" if moved_to is None else str(moved_to.final),
@@ -174,7 +184,9 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
             )
     # If it was complete, `retry` has made the rows without a vector pending again.
     done, bad = (told.rows - told.without, 0) if told.complete else (told.rows_done, told.without)
-    return OutputStatus(told.rows, done, told.chunks, told.chunks_done, bad, distinct_texts=told.distinct)
+    return OutputStatus(
+        told.rows, done, told.chunks, told.chunks_done, bad, distinct_texts=told.distinct
+    )
 
 
 def read_status(workdir: Path) -> Status:
@@ -186,16 +198,32 @@ def read_status(workdir: Path) -> Status:
 def status_of(run: Follower, now: Snapshot) -> Status:
     """Return the status of what was looked at just now."""
     there = sorted(path.name for path in run.layout.outputs.glob("*/"))
-    names = [name for name in dict.fromkeys((*run.state.wanted, *there)) if name in there]  # as the config has them
-    outputs = {name: _output_status(run.layout.output(name), now.outputs.get(name, Progress())) for name in names}
-    combined = {path.name: run.layout.combined(path.name) for path in sorted(run.layout.all_combined.glob("*/"))}
+    names = [
+        name for name in dict.fromkeys((*run.state.wanted, *there)) if name in there
+    ]  # as the config has them
+    outputs = {
+        name: _output_status(run.layout.output(name), now.outputs.get(name, Progress()))
+        for name in names
+    }
+    combined = {
+        path.name: run.layout.combined(path.name)
+        for path in sorted(run.layout.all_combined.glob("*/"))
+    }
     told, ending, holder = run.state, run.state.ending, run.holder
     halted = ending is not None and ending.code not in _STOPPED and ending.code not in _DONE
     state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
-    if not run.alive and outputs and all(n in outputs and outputs[n].complete for n in told.wanted or outputs):
+    if (
+        not run.alive
+        and outputs
+        and all(n in outputs and outputs[n].complete for n in told.wanted or outputs)
+    ):
         state = State.COMPLETE
     # Last words are worth showing after a halt, and after a stop amid troubles.
-    worth = ending is not None and ending.code not in _DONE and (state is State.HALTED or bool(ending.why))
+    worth = (
+        ending is not None
+        and ending.code not in _DONE
+        and (state is State.HALTED or bool(ending.why))
+    )
     numbers = dict.fromkeys((*told.devices, *told.device_times))
     return Status(
         state,
@@ -204,7 +232,10 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         dict(told.attempts_before + told.attempts),
         round(now.rows_per_s, 3) if now.rows_per_s else None,
         round(now.eta_s, 1) if run.alive and now.eta_s is not None else None,
-        {told.devices.get(n, f"device {n}"): told.device_times.get(n, DeviceTimes()) for n in numbers},
+        {
+            told.devices.get(n, f"device {n}"): told.device_times.get(n, DeviceTimes())
+            for n in numbers
+        },
         ending.last_words if ending is not None and worth and state is not State.COMPLETE else [],
         told.command,
         holder.host if holder else "",
@@ -212,7 +243,11 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         told.told_s or None,
         {doing: round(seconds, 2) for doing, seconds in told.start_s.items()},
         {phase: round(seconds, 2) for phase, seconds in told.phases_s.items()},
-        {name: str(each.final) for name, each in combined.items() if each.final.exists() and each.manifest.exists()},
+        {
+            name: str(each.final)
+            for name, each in combined.items()
+            if each.final.exists() and each.manifest.exists()
+        },
     )
 
 
@@ -224,13 +259,19 @@ def screen_of(workdir: Path) -> tuple[Status, list[str]]:
     return status, status_screen(status, now, workdir, elsewhere=run.elsewhere)
 
 
-def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bool = False) -> list[str]:
+def status_screen(
+    status: Status, now: Snapshot, workdir: Path, *, elsewhere: bool = False
+) -> list[str]:
     """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
     # What went wrong comes first.
     head, lines, running = str(status.state), list(status.message), status.state is State.RUNNING
     for name, output in status.outputs.items():
-        parts = [percent(output.rows_done / output.rows), output.far] if output.rows else [output.far]
-        parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(output.quarantined)
+        parts = (
+            [percent(output.rows_done / output.rows), output.far] if output.rows else [output.far]
+        )
+        parts += [f"{counted(output.quarantined, 'row')} without a vector"] * bool(
+            output.quarantined
+        )
         parts += [f"{counted(output.truncated or 0, 'row')} cut"] * bool(output.truncated)
         lines.append(f"{name}: {', '.join(parts)}")
     lines += [f"{name}: combined, complete" for name in status.combined]
@@ -240,20 +281,37 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
     else:
         for name, times in ((name, each) for name, each in status.devices.items() if each.busy_s):
             idle = f"idle {100 * times.idle_s / (times.busy_s + times.idle_s):.1f} % between chunks"
-            lines.append(f"{name}: {figure(times.texts / times.busy_s)} texts/s while computing, {idle}")
+            lines.append(
+                f"{name}: {figure(times.texts / times.busy_s)} texts/s while computing, {idle}"
+            )
         if now.state.first_go_s is not None:
-            spent = [f"{doing} {human_time(took_s)}" for doing, took_s in status.start_s.items() if took_s >= 1]
-            lines.append("; ".join([f"before the first batch: {human_time(sum(status.start_s.values()))}", *spent]))
-        took = {name: each_s for name, each_s in status.phases_s.items() if 1 <= each_s < 1e9}  # not NaN
+            spent = [
+                f"{doing} {human_time(took_s)}"
+                for doing, took_s in status.start_s.items()
+                if took_s >= 1
+            ]
+            lines.append(
+                "; ".join(
+                    [f"before the first batch: {human_time(sum(status.start_s.values()))}", *spent]
+                )
+            )
+        took = {
+            name: each_s for name, each_s in status.phases_s.items() if 1 <= each_s < 1e9
+        }  # not NaN
         spent = [f"{PHASES.get(name, name)} {human_time(each_s)}" for name, each_s in took.items()]
         lines += [f"all workers together: {'; '.join(spent)}"] * bool(spent)
     if status.attempts:
-        lines.append("attempts: " + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items()))
+        lines.append(
+            "attempts: "
+            + ", ".join(f"{count:,} {outcome}" for outcome, count in status.attempts.items())
+        )
     ending = now.state.ending.code if now.state.ending is not None else None
     if status.began_at and status.told_at:
         last = "last sign of life" if ending is None else "ended"
         lasted = human_time(status.told_at - status.began_at)
-        lines.append(f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later")
+        lines.append(
+            f"began {human_moment(status.began_at)}, {last} {human_moment(status.told_at)}, {lasted} later"
+        )
     if running:
         where = f"pid {status.pid}"
         if elsewhere:
@@ -268,8 +326,12 @@ def status_screen(status: Status, now: Snapshot, workdir: Path, *, elsewhere: bo
     else:
         if status.state is State.STOPPED:
             head += f": {_STOPPED.get(ending, f'the last run ended with code {ending}')}"
-            head += KEPT * (ending is None and any(output.rows_done for output in status.outputs.values()))
-        first = "do what is said above, then " * (ending in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG))
+            head += KEPT * (
+                ending is None and any(output.rows_done for output in status.outputs.values())
+            )
+        first = "do what is said above, then " * (
+            ending in (ExitCode.MACHINE, ExitCode.DISK, ExitCode.CONFIG)
+        )
         lines.append(f"to continue: {first}run the same command again")
         lines += [f"the command: {status.command}"] * bool(status.command)
     return [head, *(f"  {line}" for line in lines)]

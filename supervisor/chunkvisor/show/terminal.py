@@ -41,7 +41,11 @@ def view(now: Snapshot) -> list[Text]:
     drawn.append(Text(_MARKS[now.weight] + plain(now.health), _STYLES[now.weight] or "green"))
     for name, output in now.outputs.items() if len(now.outputs) > 1 else ():
         rows = counted(output.rows, "row")
-        drawn.append(_line(f"{bar(output.share, 20)} {percent(output.share):>5}  {plain(name)}, {rows}", "dim"))
+        drawn.append(
+            _line(
+                f"{bar(output.share, 20)} {percent(output.share):>5}  {plain(name)}, {rows}", "dim"
+            )
+        )
     return [*drawn, *map(_line, now.workers)]
 
 
@@ -154,7 +158,9 @@ def watch_view(workdir: Path) -> None:
                 live.draw(now, news)
             elif run.alive and time.monotonic() - said_s >= heartbeat_s(now.elapsed_s):
                 said_s = time.monotonic()
-                if not say(f"{human_moment(time.time())} {now.line}"):  # as in `status --watch | head`
+                if not say(
+                    f"{human_moment(time.time())} {now.line}"
+                ):  # as in `status --watch | head`
                     return
             news = [] if run.alive else news
     finally:

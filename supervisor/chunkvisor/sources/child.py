@@ -36,7 +36,14 @@ def stage_table(
     log = partial / "ingest.log"
     write_message(partial / "request.json", request, durable=False)
     # -P keeps the current folder off sys.path: a csv.py in it would shadow the standard library's.
-    command = [sys.executable, "-P", "-m", "chunkvisor.sources.stage", str(partial), str(os.getpid())]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "chunkvisor.sources.stage",
+        str(partial),
+        str(os.getpid()),
+    ]
     if status := child.run_child(command, log, on_wait):
         try:
             halt = halt_of(json.loads(read_bounded(partial / "answer.json") or b""))
@@ -46,7 +53,9 @@ def stage_table(
             ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else "has failed"
             code = ExitCode.TRY_AGAIN if status == -signal.SIGKILL else ExitCode.BUG
             remedy = "If memory was short, free some, or lower ingest.memory_limit. Else please report it with the log."
-            raise Halt(code, f"The process that reads the sources {ended}.", remedy=remedy, log=log) from None
+            raise Halt(
+                code, f"The process that reads the sources {ended}.", remedy=remedy, log=log
+            ) from None
         remove_folder(partial)
         raise halt
     if not may_be_empty and not TableFiles(partial).row_text.stat().st_size:
@@ -69,7 +78,15 @@ def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest
             f"outputs.{name}.source: {found} is a file that chunkvisor keeps in the workdir for itself",
             remedy="Choose another workdir, best an empty folder, or a pattern that does not match it.",
         )
-    texts = (output.source, output.column, output.template, output.sql, output.skip_blank, output.where, output.columns)
+    texts = (
+        output.source,
+        output.column,
+        output.template,
+        output.sql,
+        output.skip_blank,
+        output.where,
+        output.columns,
+    )
     return IngestRequest(*texts, max_rows, int(config.ingest.memory_limit))
 
 
@@ -86,7 +103,9 @@ def try_first_row(request: IngestRequest, on_wait: Callable[[], None] = lambda: 
         with tempfile.TemporaryDirectory(prefix="chunkvisor-") as scratch:
             # The first row may be one that `where` leaves out.
             first = replace(request, max_rows=1)
-            stage_table(first, Path(scratch) / "table", on_wait, may_be_empty=request.where is not None)
+            stage_table(
+                first, Path(scratch) / "table", on_wait, may_be_empty=request.where is not None
+            )
     except Halt as halt:
         if halt.code is ExitCode.CONFIG:
             raise

@@ -26,7 +26,9 @@ else:
     from backports import zstd
 
 MAX_TEXT_BYTES = 16 << 20  # of UTF-8, of one text
-_MAX_RECORD_BYTES = 64 << 20  # of a line or a CSV record: more than a text, for its other columns and JSON's escapes
+_MAX_RECORD_BYTES = (
+    64 << 20
+)  # of a line or a CSV record: more than a text, for its other columns and JSON's escapes
 
 # Line on which the row starts, counted from 1, and the cells of the wanted columns: str; of JSON also `Number`, bool,
 # None, list or dict.
@@ -43,8 +45,13 @@ class Number(str):
 def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
     """Return a Halt for a column that the file does not have; it names the nearest and lists all."""
     folded = {column.casefold(): column for column in columns if column}
-    near = [f"The nearest is {folded[each]!r}. " for each in difflib.get_close_matches(name.casefold(), folded, n=1)]
-    return file.error(f"there is no column {name!r}.", remedy="".join([*near, in_words(list(folded.values()))]))
+    near = [
+        f"The nearest is {folded[each]!r}. "
+        for each in difflib.get_close_matches(name.casefold(), folded, n=1)
+    ]
+    return file.error(
+        f"there is no column {name!r}.", remedy="".join([*near, in_words(list(folded.values()))])
+    )
 
 
 def in_words(columns: Sequence[str]) -> str:
@@ -59,22 +66,34 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
     """
     number = 0
     openers: dict[str, Callable[..., Any]] = {"": io.FileIO, "gzip": gzip.open, "zstd": zstd.open}
-    with openers[file.compression](file.path, "rb") as raw, io.BufferedReader(raw, 1 << 20) as stream:
+    with (
+        openers[file.compression](file.path, "rb") as raw,
+        io.BufferedReader(raw, 1 << 20) as stream,
+    ):
         try:
-            while line := stream.readline(max_bytes + 2):  # room for a carriage return and a line feed
+            while line := stream.readline(
+                max_bytes + 2
+            ):  # room for a carriage return and a line feed
                 line = line if number else line.removeprefix(b"\xef\xbb\xbf")
                 if not line:
                     break
                 number += 1
                 if len(line) > max_bytes and not line.endswith(b"\n"):
-                    raise file.error(f"the line is longer than {max_bytes:,} bytes, the most that is read.", number)
+                    raise file.error(
+                        f"the line is longer than {max_bytes:,} bytes, the most that is read.",
+                        number,
+                    )
                 yield number, line.decode()
         except UnicodeDecodeError as error:
             what = f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line."
-            remedy = "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16), or decompress it."
+            remedy = (
+                "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16), or decompress it."
+            )
             raise file.error(what, number, remedy) from error
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
-            what = f"the {file.compression} data is damaged or cut short after line {number}: {error}"
+            what = (
+                f"the {file.compression} data is damaged or cut short after line {number}: {error}"
+            )
             raise file.error(what, remedy="Copy or compress the file again.") from error
     if not number:
         raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
@@ -112,8 +131,13 @@ def _read_records(file: SourceFile, columns: Sequence[str], skip_blank: bool) ->
     if file.format is SourceFormat.TXT:
         # A carriage return without a line feed is part of the text.
         lines = _lines(file, MAX_TEXT_BYTES)
-        texts = ((number, line[:-2] if line[-2:] == "\r\n" else line.removesuffix("\n")) for number, line in lines)
-        records = ((number, [] if skip_blank and not text.strip() else [text]) for number, text in texts)
+        texts = (
+            (number, line[:-2] if line[-2:] == "\r\n" else line.removesuffix("\n"))
+            for number, line in lines
+        )
+        records = (
+            (number, [] if skip_blank and not text.strip() else [text]) for number, text in texts
+        )
     if width == 1 and not skip_blank:
         # A blank line is a record with one empty field (RFC 4180), so a row only of a file with one column.
         records = ((line, record or [""]) for line, record in records)
@@ -129,7 +153,10 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
     """Yield first line and fields of each record, the header first; a blank line is a record without fields."""
     csv.field_size_limit(_MAX_RECORD_BYTES)
     lines = (line for _, line in _lines(file))
-    reader, start = csv.reader(lines, delimiter="\t" if file.format is SourceFormat.TSV else ",", strict=True), 1
+    reader, start = (
+        csv.reader(lines, delimiter="\t" if file.format is SourceFormat.TSV else ",", strict=True),
+        1,
+    )
     try:
         for record in reader:
             yield start, record
@@ -140,7 +167,9 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
         raise file.error(what, line=start, remedy=remedy) from error
 
 
-def _without_blanks(file: SourceFile, items: Iterable[tuple[int, _Item]], skip: bool) -> Iterator[tuple[int, _Item]]:
+def _without_blanks(
+    file: SourceFile, items: Iterable[tuple[int, _Item]], skip: bool
+) -> Iterator[tuple[int, _Item]]:
     """Leave out blank lines. One before a row is refused unless it is to be skipped: it may stand for a row."""
     blank = 0
     for line, item in items:
@@ -153,7 +182,9 @@ def _without_blanks(file: SourceFile, items: Iterable[tuple[int, _Item]], skip: 
         yield line, item
 
 
-def _read_jsonl(file: SourceFile, columns: Sequence[str], skip_blank: bool, limit: int | None) -> Iterator[Row]:
+def _read_jsonl(
+    file: SourceFile, columns: Sequence[str], skip_blank: bool, limit: int | None
+) -> Iterator[Row]:
     missing, item, rows = set(columns), dict[str, Any](), 0
     for line, _, item in read_objects(file, skip_blank):
         missing -= item.keys()
@@ -181,13 +212,19 @@ def read_objects(
     lines = ((number, line.strip(" \t\r\n")) for number, line in _lines(file))
     for number, text in _without_blanks(file, lines, skip_blank):
         try:
-            item, end = decoder.raw_decode(text)  # decode() takes half as long again, in search of white space
+            item, end = decoder.raw_decode(
+                text
+            )  # decode() takes half as long again, in search of white space
             if end != len(text):
                 raise ValueError(f"extra data: column {end + 1}")
             if not isinstance(item, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
-            problem = "nested too deeply" if isinstance(error, RecursionError) else str(error).replace("line 1 ", "")
+            problem = (
+                "nested too deeply"
+                if isinstance(error, RecursionError)
+                else str(error).replace("line 1 ", "")
+            )
             remedy = (
                 'Each line must be one whole JSON object, such as {"text": "..."}. '
                 "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line."
@@ -196,7 +233,9 @@ def read_objects(
         yield number, text, item
 
 
-def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[SourceFile, int, Sequence[Any]], str]]:
+def composer(
+    request: IngestRequest,
+) -> tuple[tuple[str, ...], Callable[[SourceFile, int, Sequence[Any]], str]]:
     """Return the columns of a request by column or template, and what makes the text of their cells.
 
     That takes file and line as well, and raises Halt (78) for a value that is not text.
@@ -216,7 +255,12 @@ def composer(request: IngestRequest) -> tuple[tuple[str, ...], Callable[[SourceF
                 elif is_template and isinstance(cell, bool):
                     cell = "true" if cell else "false"
                 elif not (is_template and isinstance(cell, Number)):
-                    kind = {Number: "a number", bool: "a boolean", list: "an array", dict: "an object"}[type(cell)]
+                    kind = {
+                        Number: "a number",
+                        bool: "a boolean",
+                        list: "an array",
+                        dict: "an object",
+                    }[type(cell)]
                     remedy = "Name a column of text, or use sql to convert it."
                     raise file.error(f"the column holds {kind}, not text.", line, remedy)
             text += literal + cell

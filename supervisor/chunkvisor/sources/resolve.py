@@ -50,7 +50,9 @@ class IngestRequest:
                 literal += token[0][0]
             else:
                 what = f"The template has a stray {token[0]} at character {token.start() + 1}: {self.template!r}."
-                raise config_error(what, remedy="Write {column} for a column, and {{ or }} for a literal brace.")
+                raise config_error(
+                    what, remedy="Write {column} for a column, and {{ or }} for a literal brace."
+                )
         if not parts:
             what = f"The template names no column, so every row would have the same text: {self.template!r}."
             raise config_error(what, remedy="Write {column} where a column's value belongs.")
@@ -75,7 +77,9 @@ class SourceFile:
     def error(self, what: str, line: int | None = None, remedy: str = "") -> Halt:
         """Return a Halt (78) for a fault in it; lines are counted from 1, rows of parquet from 0."""
         unit = "row" if self.format is SourceFormat.PARQUET else "line"
-        return config_error(f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy=remedy)
+        return config_error(
+            f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy=remedy
+        )
 
 
 def resolve(sources: Iterable[str]) -> list[SourceFile]:
@@ -105,7 +109,8 @@ def _source_file(place: str) -> SourceFile:
     path = Path(place.split("?")[0]) if elsewhere else Path(place)
     if not elsewhere and not stat.S_ISREG(_states(path)[0]):
         raise config_error(
-            f"{path} is not a regular file.", remedy=f"Name the files in the folder, such as {path}/*.csv"
+            f"{path} is not a regular file.",
+            remedy=f"Name the files in the folder, such as {path}/*.csv",
         )
     compression = COMPRESSIONS.get(path.suffix.lower(), "")
     suffix = (path.with_suffix("") if compression else path).suffix.lower()
@@ -128,14 +133,28 @@ def _states(path: Path) -> list[int]:
 
 def signature(files: Iterable[SourceFile]) -> dict[str, Any]:
     """Return the state of each file by its place: equal as long as no source was touched. Raises Halt as `resolve`."""
-    return {file.place: remote_state(file.place) if file.is_elsewhere else _states(file.path)[1:] for file in files}
+    return {
+        file.place: remote_state(file.place) if file.is_elsewhere else _states(file.path)[1:]
+        for file in files
+    }
 
 
 # Files elsewhere: whatever fsspec reads, such as s3:// and hf://.
 
 _BLOCK_BYTES = 16 << 20
 # What changes with the content, by the names that fsspec's file systems have for it; the first one counts.
-_TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "checksum", "sha256", "mtime", "LastModified", "created")
+_TAGS = (
+    "ETag",
+    "etag",
+    "blob_id",
+    "md5Hash",
+    "content_md5",
+    "checksum",
+    "sha256",
+    "mtime",
+    "LastModified",
+    "created",
+)
 
 Answer = TypeVar("Answer")
 
@@ -159,8 +178,13 @@ def remote_state(address: str) -> list[str | int]:
     files = _file_system(address)
     info = _asked(address, lambda: files.info(files._strip_protocol(address)))
     if info.get("type") == "directory":
-        raise config_error(f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv")
-    return [int(info.get("size") or 0), next((str(info[key]) for key in _TAGS if info.get(key)), "")]
+        raise config_error(
+            f"{address} is a folder, not a file.", remedy=f"Name its files, e.g. {address}/*.csv"
+        )
+    return [
+        int(info.get("size") or 0),
+        next((str(info[key]) for key in _TAGS if info.get(key)), ""),
+    ]
 
 
 def fetch(address: str, target: Path) -> None:
@@ -186,10 +210,14 @@ def _file_system(address: str) -> Any:
     try:
         import fsspec  # late: an optional dependency
 
-        return fsspec.filesystem(address.split(":")[0], skip_instance_cache=True, use_listings_cache=False)
+        return fsspec.filesystem(
+            address.split(":")[0], skip_instance_cache=True, use_listings_cache=False
+        )
     except (ImportError, ValueError) as error:
         remedy = "In the checkout of chunkvisor, run `pip install '.[remote]'`. Or copy the files to this machine."
-        raise config_error(f"{address}: what reads it is not installed", why=str(error), remedy=remedy) from error
+        raise config_error(
+            f"{address}: what reads it is not installed", why=str(error), remedy=remedy
+        ) from error
 
 
 def _asked(address: str, action: Callable[[], Answer]) -> Answer:
@@ -201,12 +229,18 @@ def _asked(address: str, action: Callable[[], Answer]) -> Answer:
             raise
         cause = error.__cause__ or error
         # An address that the server sent us on to may be signed, and messages are kept.
-        why = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}")
+        why = re.sub(
+            r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?…", f"{type(cause).__name__}: {cause}"
+        )
         why = why.split("\n", 1)[0][:500]
         stays = FileNotFoundError | PermissionError | ImportError | ValueError | NotImplementedError
         # botocore has errors for credentials that are missing, and is not imported here.
-        if isinstance(error, stays) or re.search("Credential|ProfileNotFound", type(error).__name__):
+        if isinstance(error, stays) or re.search(
+            "Credential|ProfileNotFound", type(error).__name__
+        ):
             remedy = "Correct the address, or set AWS_PROFILE, HF_TOKEN or the like in chunkvisor's environment."
             raise config_error(f"{address} cannot be read.", why=why, remedy=remedy) from error
         remedy = "Run again; finished work is kept."
-        raise Halt(ExitCode.TRY_AGAIN, f"{address} cannot be reached.", why=why, remedy=remedy) from error
+        raise Halt(
+            ExitCode.TRY_AGAIN, f"{address} cannot be reached.", why=why, remedy=remedy
+        ) from error

@@ -27,18 +27,32 @@ import numpy as np
 
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources import readers
-from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, fetch, resolve, signature
+from chunkvisor.sources.resolve import (
+    IngestRequest,
+    SourceFile,
+    SourceFormat,
+    fetch,
+    resolve,
+    signature,
+)
 from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
 from chunkvisor.store.disk import disk_halt, refusal
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
-_SHARE_BYTES = 256 << 20  # for Python and one batch of rows; and for a thread, which holds row groups of parquet
+_SHARE_BYTES = (
+    256 << 20
+)  # for Python and one batch of rows; and for a thread, which holds row groups of parquet
 _BATCH_ROWS, _BATCH_CHARS = 8192, 8 << 20
 # SQL calls these functions without brackets; to the parser they are columns.
-_CLOCK = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
+_CLOCK = frozenset(
+    {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
+)
 # Of the keys of JSON lines, as DuckDB finds them; every other is JSON.
-_TYPES = {each: each for each in ("BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR")} | {"UBIGINT": "BIGINT", "NULL": "VARCHAR"}
+_TYPES = {each: each for each in ("BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR")} | {
+    "UBIGINT": "BIGINT",
+    "NULL": "VARCHAR",
+}
 
 
 def stage(request: IngestRequest, folder: Path) -> None:
@@ -59,7 +73,9 @@ def stage(request: IngestRequest, folder: Path) -> None:
                 break
             first, number, local = spool.rows, -1, source
             if source.is_elsewhere:
-                local = replace(source, path=scratch / f"fetched{''.join(source.path.suffixes[-2:])}")
+                local = replace(
+                    source, path=scratch / f"fetched{''.join(source.path.suffixes[-2:])}"
+                )
                 fetch(source.place, local.path)
             for number, text in enumerate(_texts(database, local, request, left)):
                 if text is not None:
@@ -106,7 +122,9 @@ def _texts(
             data = text.encode()
         except UnicodeEncodeError as error:
             what = f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}."
-            remedy = "It is half of a character, such as an emoji cut in two. Correct it in the source."
+            remedy = (
+                "It is half of a character, such as an emoji cut in two. Correct it in the source."
+            )
             raise file.error(what, place, remedy) from error
         if len(data) > readers.MAX_TEXT_BYTES:
             most = f"{readers.MAX_TEXT_BYTES:,}"
@@ -133,12 +151,16 @@ class SqlReader:
         self._names: tuple[str, ...] = ()
         if request.sql is None:
             self._names, self._compose = readers.composer(request)
-        limit_bytes = max(request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2)
+        limit_bytes = max(
+            request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2
+        )
         self._connection = duckdb.connect(
             config={
                 "memory_limit": f"{limit_bytes >> 10}KiB",
                 "temp_directory": str(scratch),
-                "threads": max(1, min(4, len(os.sched_getaffinity(0)), limit_bytes // _SHARE_BYTES)),
+                "threads": max(
+                    1, min(4, len(os.sched_getaffinity(0)), limit_bytes // _SHARE_BYTES)
+                ),
                 "preserve_insertion_order": True,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
@@ -161,24 +183,37 @@ class SqlReader:
         parsed = json.loads(tree)
         if parsed["error"]:
             what = f"`{key}` cannot be parsed: {parsed['error_message']}"
-            raise config_error(what, why=f"It is: {sql}", remedy="Correct it; it is in DuckDB's dialect.")
+            raise config_error(
+                what, why=f"It is: {sql}", remedy="Correct it; it is in DuckDB's dialect."
+            )
         node = parsed["statements"][0]["node"]
         single = len(parsed["statements"]) == len(node.get("select_list", ())) == 1
         if not single or node["from_table"]["type"] != "EMPTY":
-            raise config_error(f"`{key}` is not one expression: {sql}", remedy="Write one expression over the columns.")
+            raise config_error(
+                f"`{key}` is not one expression: {sql}",
+                remedy="Write one expression over the columns.",
+            )
         # error() is volatile to DuckDB, so that it is not moved about; it depends on the row all the same.
         unstable = self._all(
             "SELECT lower(function_name) FROM duckdb_functions() "
             "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
         )
         # Inside a string of the tree, quotes are escaped: these patterns match its own names alone.
-        called = {each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)}
+        called = {
+            each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)
+        }
         others = called & {"window", "subquery", "unnest", *(name for (name,) in unstable)}
-        others |= _CLOCK & {each.casefold() for each in re.findall(r'"column_names":\["([^"]+)"\]', tree)}
+        others |= _CLOCK & {
+            each.casefold() for each in re.findall(r'"column_names":\["([^"]+)"\]', tree)
+        }
         if others:
             what = f"`{key}` uses {min(others)}, whose value depends on more than the row: {sql}"
             why = "The same row could give another text when it is read again."
-            raise config_error(what, why=why, remedy="Write the value itself, or compute it beforehand, in parquet.")
+            raise config_error(
+                what,
+                why=why,
+                remedy="Write the value itself, or compute it beforehand, in parquet.",
+            )
 
     def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
         """Yield line (or row of parquet) and text of the first rows; the text is None if `where` is not true.
@@ -187,7 +222,9 @@ class SqlReader:
         """
         request, types = self._request, dict[str, str]()
         try:
-            relation, rows = (self._parquet if file.format is SourceFormat.PARQUET else self._text)(file, limit, types)
+            relation, rows = (self._parquet if file.format is SourceFormat.PARQUET else self._text)(
+                file, limit, types
+            )
             for name in (*self._names, *request.columns):
                 if name not in types:
                     raise readers.missing_column(file, name, types)
@@ -202,14 +239,21 @@ class SqlReader:
                 wanted = "".join(f", {_quoted(name)}" for name in request.columns)
                 select = f"SELECT CAST(__row + {self._rows_before} AS BIGINT) AS source_row{wanted} FROM {relation}"  # noqa: S608 - quoted
                 self._all(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
-                self._all(f"INSERT INTO scratch.rows {select} WHERE ((\n{request.where or 'true'}\n)::BOOLEAN)")
+                self._all(
+                    f"INSERT INTO scratch.rows {select} WHERE ((\n{request.where or 'true'}\n)::BOOLEAN)"
+                )
             self._rows_before += rows
-        except (duckdb.Error, RuntimeError) as error:  # a RuntimeError for half a character in a name
+        except (
+            duckdb.Error,
+            RuntimeError,
+        ) as error:  # a RuntimeError for half a character in a name
             if isinstance(error, duckdb.OutOfMemoryException) or _is_disk_fault(error):
                 raise
             asked = [f"`{key}`" for key in ("sql", "where", "columns") if getattr(request, key)]
             what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
-            reason = str(error).split("\n\n", 1)[0].replace("\n", " ")  # the rest is advice about DuckDB's settings
+            reason = (
+                str(error).split("\n\n", 1)[0].replace("\n", " ")
+            )  # the rest is advice about DuckDB's settings
             remedy = readers.in_words(list(types)) if types else "Write or copy the file again."
             raise file.error(f"{what}: {reason}", remedy=remedy) from error
 
@@ -219,9 +263,13 @@ class SqlReader:
         if self._request.where is not None:
             names.insert(1, "source_row")
         rows = f"SELECT {', '.join(names)} FROM scratch.rows"  # noqa: S608 - quoted names
-        self._all(f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480)")
+        self._all(
+            f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480)"
+        )
 
-    def _parquet(self, file: SourceFile, limit: int | None, types: dict[str, str]) -> tuple[str, int]:
+    def _parquet(
+        self, file: SourceFile, limit: int | None, types: dict[str, str]
+    ) -> tuple[str, int]:
         """Return SQL that can stand after FROM, and the number of rows; note the types of the columns."""
         if not file.path.stat().st_size:
             raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
@@ -231,7 +279,8 @@ class SqlReader:
         types |= {name: kind for name, kind, *_ in self._all(f"DESCRIBE FROM {data}")}
         ((rows,),) = self._all(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
         rows = rows if limit is None else min(rows, limit)
-        return f"(SELECT file_row_number AS __row, file_row_number AS __line, * FROM {data} LIMIT {rows})", rows  # noqa: S608 - quoted
+        columns = "file_row_number AS __row, file_row_number AS __line, *"
+        return f"(SELECT {columns} FROM {data} LIMIT {rows})", rows  # noqa: S608 - quoted
 
     def _text(self, file: SourceFile, limit: int | None, types: dict[str, str]) -> tuple[str, int]:
         """Copy a text format into the database, each row as an object of JSON, and return the same.
@@ -239,9 +288,13 @@ class SqlReader:
         JSON lines are read to the end under any limit: the types, and with them a row's text, must be the same then.
         """
         is_json, rows, chars = file.format is SourceFormat.JSONL, 0, 0
-        self._all("CREATE OR REPLACE TABLE scratch.source (line BIGINT, object VARCHAR, text VARCHAR)")
+        self._all(
+            "CREATE OR REPLACE TABLE scratch.source (line BIGINT, object VARCHAR, text VARCHAR)"
+        )
         batch = list[tuple[int, str, str | None]]()
-        for line, json_text, item in readers.read_objects(file, self._request.skip_blank, None if is_json else limit):
+        for line, json_text, item in readers.read_objects(
+            file, self._request.skip_blank, None if is_json else limit
+        ):
             text = None
             if self._request.sql is None and (limit is None or rows < limit):
                 # Made of the cells, which keeps a JSON number as its source writes it.
@@ -253,7 +306,9 @@ class SqlReader:
                 batch, chars = [], 0
         self._insert(batch)
         if is_json:
-            ((structure,),) = self._all("SELECT json_group_structure(object::JSON) FROM scratch.source")
+            ((structure,),) = self._all(
+                "SELECT json_group_structure(object::JSON) FROM scratch.source"
+            )
             found = json.loads(structure or "{}").items()
             types |= {name: _TYPES.get(str(kind), "JSON") for name, kind in found if name}
         else:
@@ -264,7 +319,9 @@ class SqlReader:
         rows = rows if limit is None else min(rows, limit)
         columns = ["rowid AS __row", "line AS __line", "text AS __text"]
         for name, kind in types.items():
-            path = _literal("/" + name.replace("~", "~0").replace("/", "~1"))  # a JSON pointer (RFC 6901)
+            path = _literal(
+                "/" + name.replace("~", "~0").replace("/", "~1")
+            )  # a JSON pointer (RFC 6901)
             value = f"CAST(json_extract_string(object, {path}) AS {kind})"
             value = f"nullif(json_extract(object, {path}), 'null')" if kind == "JSON" else value
             columns.append(f"{value} AS {_quoted(name)}")
@@ -274,7 +331,9 @@ class SqlReader:
         if batch:
             lines, *others = zip(*batch, strict=True)
             objects, texts = (np.array(each, dtype=object) for each in others)
-            self._connection.register("__batch", {"line": np.array(lines), "object": objects, "text": texts})
+            self._connection.register(
+                "__batch", {"line": np.array(lines), "object": objects, "text": texts}
+            )
             self._all("INSERT INTO scratch.source BY NAME FROM __batch")
 
     def _query(self, file: SourceFile, types: dict[str, str], relation: str) -> str:
@@ -291,12 +350,18 @@ class SqlReader:
                 if column is None:
                     continue
                 nested = re.search(r"\]$|^(STRUCT|MAP|UNION|BLOB)", types[column])
-                if nested or (request.column is not None and types[column] not in ("VARCHAR", '"NULL"')):
+                if nested or (
+                    request.column is not None and types[column] not in ("VARCHAR", '"NULL"')
+                ):
                     remedy = f"If it is meant, use sql: {_quoted(column)}::VARCHAR, or decode({_quoted(column)})"
-                    raise file.error(f"column {column!r} holds {types[column]}, not text.", remedy=remedy)
+                    raise file.error(
+                        f"column {column!r} holds {types[column]}, not text.", remedy=remedy
+                    )
                 pieces.append(f"coalesce(CAST({_quoted(column)} AS VARCHAR), '')")
             select = " || ".join(pieces)
-        kept = "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
+        kept = (
+            "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
+        )
         query = f"SELECT __row, __line, {kept} AS __kept, CASE WHEN __kept THEN {select} END FROM {relation}"  # noqa: S608 - their SQL
         kind = self._all(f"DESCRIBE {query}")[3][1]
         if kind not in ("VARCHAR", '"NULL"'):
@@ -319,7 +384,9 @@ def _in_words(error: BaseException, request: IngestRequest | None, folder: Path)
         return Halt(ExitCode.MACHINE, what, why=why, remedy="Raise ingest.memory_limit.")
     if isinstance(error, OSError):
         return refusal(error, folder)
-    if isinstance(error, duckdb.IOException) or _is_disk_fault(error):  # of DuckDB's own files in the scratch folder
+    if isinstance(error, duckdb.IOException) or _is_disk_fault(
+        error
+    ):  # of DuckDB's own files in the scratch folder
         return disk_halt(OSError(errno.ENOSPC, str(error)), folder)
     return None
 

@@ -22,7 +22,14 @@ from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
 from chunkvisor.store.ledger import Reuse
-from chunkvisor.store.records import DamagedError, Stamp, digest_of, read_record, stamp_file, write_record
+from chunkvisor.store.records import (
+    DamagedError,
+    Stamp,
+    digest_of,
+    read_record,
+    stamp_file,
+    write_record,
+)
 from chunkvisor_worker.contract.files import FileIn
 
 Numbers = npt.NDArray[np.int64]
@@ -41,12 +48,16 @@ class TableFiles:
 
     folder: Path
 
-    texts = FileIn("texts.bin")  # the distinct texts in UTF-8, one after the other, in the order of their first rows
+    texts = FileIn(
+        "texts.bin"
+    )  # the distinct texts in UTF-8, one after the other, in the order of their first rows
     offsets = FileIn("offsets.bin")  # where each text begins in `texts`, and the end
     row_text = FileIn("row_text.bin")  # number of each row's text
     first_row = FileIn("first_row.bin")  # first row of each text
     index = FileIn("index.bin")  # hash and first row of each text, in the order of the hashes
-    rows = FileIn("rows.parquet")  # if columns are carried along or rows left out: what is to be known of each row
+    rows = FileIn(
+        "rows.parquet"
+    )  # if columns are carried along or rows left out: what is to be known of each row
     places = FileIn("places.bin")  # if rows are left out: number of each row in its file
     record = FileIn("table.json")  # sealed JSON: `TableRecord`
 
@@ -75,11 +86,15 @@ class TableRecord:
     rows: int
     distinct: int
     empty: int  # rows whose text is empty
-    signature: dict[str, Any]  # state of all source files when they were read, see `resolve.signature`
+    signature: dict[
+        str, Any
+    ]  # state of all source files when they were read, see `resolve.signature`
     skip_blank: bool
     files: tuple[TableSource, ...]  # those that were read, in the order of their rows
     # Set when the files are stamped.
-    digest: str = ""  # sha256 of the texts, their lengths and the rows that have them, whatever the sources
+    digest: str = (
+        ""  # sha256 of the texts, their lengths and the rows that have them, whatever the sources
+    )
     stamps: dict[str, Stamp] = field(default_factory=dict)  # of the other files, by name
 
 
@@ -95,7 +110,9 @@ class Spool:
         self._files, self._lengths = files, scratch / "lengths.bin"
         # Equal texts meet in one bin, and the bins follow each other as the hashes do.
         self._bins = [scratch / f"hashes-{number:03d}.tmp" for number in range(256)]
-        self._batches: list[tuple[int, int]] = []  # rows that were written together, and bytes of their texts
+        self._batches: list[
+            tuple[int, int]
+        ] = []  # rows that were written together, and bytes of their texts
         self._pending: list[bytes] = []
         self._pending_bytes = 0
 
@@ -110,10 +127,15 @@ class Spool:
     def _flush(self) -> None:
         rows = len(self._pending)
         lengths = np.fromiter(map(len, self._pending), dtype="<u4", count=rows)
-        for path, data in ((self._files.texts, b"".join(self._pending)), (self._lengths, lengths.tobytes())):
+        for path, data in (
+            (self._files.texts, b"".join(self._pending)),
+            (self._lengths, lengths.tobytes()),
+        ):
             with open(path, "ab") as file:
                 file.write(data)
-        digests = b"".join([hashlib.blake2b(text, digest_size=16).digest() for text in self._pending])
+        digests = b"".join(
+            [hashlib.blake2b(text, digest_size=16).digest() for text in self._pending]
+        )
         found = np.empty(rows, dtype=_RECORD)
         found["hash"] = np.frombuffer(digests, dtype="S16")
         found["row"] = np.arange(self.rows - rows, self.rows)
@@ -139,13 +161,18 @@ class Spool:
         with open(self._files.index, "wb") as index:
             for path in filter(Path.exists, self._bins):
                 found = np.frombuffer(path.read_bytes(), dtype=_RECORD)
-                found = found[np.argsort(found["hash"], kind="stable")]  # stable: the first row comes first
+                found = found[
+                    np.argsort(found["hash"], kind="stable")
+                ]  # stable: the first row comes first
                 is_first = np.append(True, found["hash"][1:] != found["hash"][:-1])
                 firsts = found[is_first]
                 index.write(firsts.tobytes())
                 first_of[found["row"]] = firsts["row"][np.cumsum(is_first) - 1]
         numbers, distinct = np.empty_like(first_of), 0
-        with open(self._files.row_text, "wb") as row_text, open(self._files.first_row, "wb") as first_row:
+        with (
+            open(self._files.row_text, "wb") as row_text,
+            open(self._files.first_row, "wb") as first_row,
+        ):
             for start in range(0, self.rows, _BLOCK):
                 firsts = first_of[start : start + _BLOCK]
                 rows = np.arange(start, start + len(firsts))
@@ -183,7 +210,15 @@ class Spool:
 def seal_table(folder: Path, record: TableRecord) -> None:
     """Stamp the finished and synced files, and write the record that makes the folder a table. Raises OSError."""
     paths = TableFiles(folder)
-    named = (paths.texts, paths.offsets, paths.row_text, paths.first_row, paths.index, paths.rows, paths.places)
+    named = (
+        paths.texts,
+        paths.offsets,
+        paths.row_text,
+        paths.first_row,
+        paths.index,
+        paths.rows,
+        paths.places,
+    )
     stamps = {path.name: stamp_file(path) for path in named if path.exists()}
     digest = digest_of([stamps[path.name].digest for path in named[:3]])
     write_record(paths.record, replace(record, digest=digest, stamps=stamps))
@@ -209,7 +244,9 @@ class StagedTable(TableRecord):
         for name, stamp in record.stamps.items():
             if not stamp.holds(folder / name):
                 raise DamagedError(f"{folder / name} is missing or altered")
-        return cls(folder=folder, **{each.name: getattr(record, each.name) for each in fields(record)})
+        return cls(
+            folder=folder, **{each.name: getattr(record, each.name) for each in fields(record)}
+        )
 
     def without(self, reuse: Reuse | None) -> "StagedTable":
         """Return the table as chunks see it, without the texts that have a vector elsewhere."""
@@ -239,7 +276,10 @@ class StagedTable(TableRecord):
                 data = bytearray(int(bounds[-1] - bounds[0]))
                 if not fill(file.fileno(), memoryview(data), int(bounds[0])):
                     raise DamagedError(f"{paths.texts} is shorter than it was")
-                found += [data[begin:end].decode() for begin, end in itertools.pairwise((bounds - bounds[0]).tolist())]
+                found += [
+                    data[begin:end].decode()
+                    for begin, end in itertools.pairwise((bounds - bounds[0]).tolist())
+                ]
         return found
 
     def each_text(self, start: int, stop: int) -> Iterator[str]:
@@ -285,7 +325,10 @@ class StagedTable(TableRecord):
         try:
             if with_line and not is_remote(source.place):
                 (file,) = resolve([source.place])
-                if file.format is not SourceFormat.PARQUET and signature([file]).items() <= self.signature.items():
+                if (
+                    file.format is not SourceFormat.PARQUET
+                    and signature([file]).items() <= self.signature.items()
+                ):
                     rows = read_rows(file, (), skip_blank=self.skip_blank)
                     return f"{source.place}:{next(itertools.islice(rows, number, None))[0]}"
         except (Halt, OSError, StopIteration):
@@ -329,9 +372,14 @@ def matches(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
         while len(here) and len(there):
             # Up to the lower of the two ends, nothing in the rest of either file can be equal.
             bound = min(here["hash"][-1], there["hash"][-1])
-            our_end, their_end = (int(np.searchsorted(each["hash"], bound, side="right")) for each in (here, there))
+            our_end, their_end = (
+                int(np.searchsorted(each["hash"], bound, side="right")) for each in (here, there)
+            )
             _, our_at, their_at = np.intersect1d(
-                here["hash"][:our_end], there["hash"][:their_end], assume_unique=True, return_indices=True
+                here["hash"][:our_end],
+                there["hash"][:their_end],
+                assume_unique=True,
+                return_indices=True,
             )
             if len(our_at):
                 yield here["row"][our_at], there["row"][their_at]

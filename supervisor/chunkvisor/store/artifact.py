@@ -72,7 +72,9 @@ def chunk_key(fingerprint: str, start: int, stop: int, file_digest: str) -> str:
 def npy_header(rows: int, dimension: int, dtype: str = FLOAT32) -> bytes:
     """Return the header of a final or chunk file; numpy pads it to a multiple of 64 bytes."""
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": (rows, dimension)})
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": dtype, "fortran_order": False, "shape": (rows, dimension)}
+    )
     return buffer.getvalue()
 
 
@@ -86,7 +88,15 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
             raise BadVectorsError(f"format version {version} of .npy is not one that we write")
         shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
     # numpy parses the header with ast.literal_eval and names several kinds of nonsense by several exceptions
-    except (ValueError, TypeError, SyntaxError, EOFError, RecursionError, MemoryError, TokenError) as error:
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        EOFError,
+        RecursionError,
+        MemoryError,
+        TokenError,
+    ) as error:
         raise BadVectorsError(f"not an .npy file: {error}") from None
     if found != (wanted_type := np.dtype(dtype)):
         raise BadVectorsError(f"holds {found}, not {wanted_type}")
@@ -96,7 +106,9 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
     offset = file.tell()
     size, wanted = os.fstat(file.fileno()).st_size, offset + rows * dimension * wanted_type.itemsize
     if size != wanted:
-        raise BadVectorsError(f"has {size:,} bytes where {rows:,} rows x {dimension:,} need {wanted:,}")
+        raise BadVectorsError(
+            f"has {size:,} bytes where {rows:,} rows x {dimension:,} need {wanted:,}"
+        )
     if dimension == 0:
         raise BadVectorsError("has dimension 0")
     return Shape(rows, dimension, offset)
@@ -128,7 +140,9 @@ def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
             not_finite, zero = bad_rows(block)
             found.append((first + not_finite, first + zero))
             first += len(block)
-    not_finite, zero = (np.setdiff1d(np.concatenate(rows), list(skip)) for rows in zip(*found, strict=True))
+    not_finite, zero = (
+        np.setdiff1d(np.concatenate(rows), list(skip)) for rows in zip(*found, strict=True)
+    )
     return Inspection(shape, digest.hexdigest(), not_finite, zero)
 
 
@@ -138,7 +152,11 @@ def bad_rows(block: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 def pick_rows(
-    path: Path, dtype: str | np.dtype[Any], offset_bytes: int, width: int, rows: npt.NDArray[np.int64]
+    path: Path,
+    dtype: str | np.dtype[Any],
+    offset_bytes: int,
+    width: int,
+    rows: npt.NDArray[np.int64],
 ) -> npt.NDArray[Any]:
     """Read rows of `width` items each, the first of them at `offset_bytes`, by number and in that order.
 

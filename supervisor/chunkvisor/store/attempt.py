@@ -36,13 +36,19 @@ def write_attempt(files: AttemptFiles, draft: Spec, texts: Iterable[str]) -> Spe
             digest.update(line)
             file.write(line)
             count += 1
-    spec = replace(draft, stop=draft.start + count + len(draft.skip), texts_digest=digest.hexdigest())
+    spec = replace(
+        draft, stop=draft.start + count + len(draft.skip), texts_digest=digest.hexdigest()
+    )
     write_message(files.spec, spec, durable=False)
     return spec
 
 
 def gather(
-    files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool], end: Evidence
+    files: AttemptFiles,
+    spec: Spec,
+    known: Facts | None,
+    is_blank: Callable[[int], bool],
+    end: Evidence,
 ) -> Evidence:
     """Add what the folder tells to what is known of an attempt's end. Raises nothing: unreadable is evidence, too.
 
@@ -64,11 +70,20 @@ def gather(
         disk_free_bytes=free_bytes(files.folder),
         on_cpu=spec.device == "cpu",
     )
-    return evidence if result is None else _with_vectors(evidence, files.vectors, result, spec, known, is_blank)
+    return (
+        evidence
+        if result is None
+        else _with_vectors(evidence, files.vectors, result, spec, known, is_blank)
+    )
 
 
 def _with_vectors(
-    evidence: Evidence, path: Path, result: Result, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
+    evidence: Evidence,
+    path: Path,
+    result: Result,
+    spec: Spec,
+    known: Facts | None,
+    is_blank: Callable[[int], bool],
 ) -> Evidence:
     """Add what is wrong with the vectors that the result speaks of."""
     from chunkvisor.store.artifact import BadVectorsError, inspect
@@ -88,18 +103,26 @@ def _with_vectors(
     elif dimension != facts.dimension:
         problem = f"have dimension {dimension}, the result says {facts.dimension}"
     elif known is not None and dimension != known.dimension:
-        problem, other_dimension = f"have dimension {dimension}, the chunks before have {known.dimension}", True
+        problem, other_dimension = (
+            f"have dimension {dimension}, the chunks before have {known.dimension}",
+            True,
+        )
     elif known is not None and facts.dtype != known.dtype:
         problem = f"come from weights in {facts.dtype}, the chunks before from {known.dtype}"
     else:
-        not_finite, zero = found.not_finite.tolist(), [row for row in found.zero.tolist() if not is_blank(row)]
+        not_finite, zero = (
+            found.not_finite.tolist(),
+            [row for row in found.zero.tolist() if not is_blank(row)],
+        )
         if bad := sorted(not_finite + zero):
             worst = not_finite or zero
             problem = "have NaN or infinity" if not_finite else "are zero throughout"
             if rows > 1:
                 problem += f" in {len(worst):,} of {rows:,} rows (text {worst[0]} first)"
     few = tuple(bad) if len(bad) <= _MAX_LISTED else ()
-    return replace(evidence, vectors_problem=problem or None, other_dimension=other_dimension, bad_rows=few)
+    return replace(
+        evidence, vectors_problem=problem or None, other_dimension=other_dimension, bad_rows=few
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +135,9 @@ class Salvage:
     """Texts of the batches that had begun and were not written: one of them may be what ended it."""
 
 
-def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]) -> Salvage:
+def look(
+    files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callable[[int], bool]
+) -> Salvage:
     """Say what is left of the attempt, for `known` and `is_blank` as in `gather`. Raises nothing."""
     import numpy as np
     import xxhash
@@ -123,7 +148,9 @@ def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callabl
     wanted = set(range(rows)).difference(spec.skip)
     nothing = Salvage(under_way=tuple(sorted(wanted.intersection(record.under_way))))
     facts, done = record.facts, set[int]()
-    if facts is None or (known is not None and (known.dimension, known.dtype) != (facts.dimension, facts.dtype)):
+    if facts is None or (
+        known is not None and (known.dimension, known.dtype) != (facts.dimension, facts.dtype)
+    ):
         return nothing
     try:
         with open(files.partial, "rb") as file:
@@ -132,10 +159,14 @@ def look(files: AttemptFiles, spec: Spec, known: Facts | None, is_blank: Callabl
             return nothing
         for batch, digest in record.written:
             if wanted.issuperset(batch):
-                block = pick_rows(files.partial, "<f4", shape.offset_bytes, shape.dimension, np.array(batch))
+                block = pick_rows(
+                    files.partial, "<f4", shape.offset_bytes, shape.dimension, np.array(batch)
+                )
                 if xxhash.xxh3_64_hexdigest(block.data) == digest:
                     not_finite, zero = (found.tolist() for found in bad_rows(block))
-                    refused = {batch[at] for at in not_finite} | {batch[at] for at in zero if not is_blank(batch[at])}
+                    refused = {batch[at] for at in not_finite} | {
+                        batch[at] for at in zero if not is_blank(batch[at])
+                    }
                     done |= set(batch) - refused
     except (BadVectorsError, OSError, ValueError):
         return nothing
@@ -156,7 +187,9 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
             data = file.read(_PAIR_BYTES * 2 * (stop - start))  # a canary is tokenized twice
     except FileNotFoundError:
         return
-    pairs = np.frombuffer(data[: len(data) // _PAIR_BYTES * _PAIR_BYTES], dtype="<i4").reshape(-1, 2)
+    pairs = np.frombuffer(data[: len(data) // _PAIR_BYTES * _PAIR_BYTES], dtype="<i4").reshape(
+        -1, 2
+    )
     pairs = pairs[(pairs[:, 0] >= 0) & (pairs[:, 0] < stop - start) & (pairs[:, 1] > 0)]
     if len(pairs):
         tokens = np.zeros(stop - start, dtype="<i4")
@@ -179,7 +212,9 @@ def drop_bulk(files: AttemptFiles) -> None:
 
 def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
     """Say why a child has left no result, even if it ended with 0."""
-    return judge(Evidence(returncode or 1, fault=read_message(Fault, fault), log_tail=read_tail(log)))
+    return judge(
+        Evidence(returncode or 1, fault=read_message(Fault, fault), log_tail=read_tail(log))
+    )
 
 
 def last_log(files: AttemptFiles) -> Path | None:
@@ -188,13 +223,19 @@ def last_log(files: AttemptFiles) -> Path | None:
     The folder may also be that of all attempts at a chunk.
     """
     folders = files.folder, files.folder.parent
-    logs = [files.log] if files.log.is_file() else [log for each in folders for log in each.glob(f"*/{files.log.name}")]
+    logs = (
+        [files.log]
+        if files.log.is_file()
+        else [log for each in folders for log in each.glob(f"*/{files.log.name}")]
+    )
     return max(logs, key=_written, default=None)
 
 
 def failed_as(attempts: Path, outcome: str, reason: str) -> tuple[str, Path | None]:
     """Return (rule, log) of an output's newest failed attempt that ended so; else ("", the newest of all logs)."""
-    logs = sorted(attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"), key=_written, reverse=True)
+    logs = sorted(
+        attempts.glob(f"*/*/{AttemptFiles(attempts).log.name}"), key=_written, reverse=True
+    )
     for log in logs[:_SEARCHED]:
         try:
             verdict = json.loads(read_bounded(AttemptFiles(log.parent).verdict) or b"{}")

@@ -14,7 +14,14 @@ from chunkvisor_worker.contract.exits import DISK_ERRNOS, FULL_ERRNOS, Outcome
 LIMIT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Errors of too many open files or processes, or too little memory."""
 FORBIDDEN_ERRNOS = frozenset({errno.EACCES, errno.EPERM})
-_IN_THE_WAY = {errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG}
+_IN_THE_WAY = {
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.ENAMETOOLONG,
+}
 """Something else stands where a file or a folder belongs, or none can have that name."""
 
 RESERVE_BYTES = 64 << 20
@@ -44,8 +51,13 @@ def check_disk(output: str, need: int, free: int | None, place: str) -> None:
 
 def with_room(words: str, *folders: Path) -> str:
     """Return the words, and what is free in the folders: each disk once, by the first of the folders on it."""
-    by_disk = {folder.stat().st_dev: folder for folder in reversed(folders) if os.access(folder, os.F_OK)}
-    free = [f"{human_bytes(free_bytes(folder) or 0)} are free in {folder}" for folder in reversed(by_disk.values())]
+    by_disk = {
+        folder.stat().st_dev: folder for folder in reversed(folders) if os.access(folder, os.F_OK)
+    }
+    free = [
+        f"{human_bytes(free_bytes(folder) or 0)} are free in {folder}"
+        for folder in reversed(by_disk.values())
+    ]
     return "; ".join(filter(None, (words, ", ".join(free))))
 
 
@@ -78,7 +90,9 @@ def refusal(error: OSError, place: Path) -> Halt | None:
     if error.errno in DISK_ERRNOS:
         return disk_halt(error, place)
     if path is None:
-        gone = config_error("the current folder has been removed", remedy="Change to another folder.")
+        gone = config_error(
+            "the current folder has been removed", remedy="Change to another folder."
+        )
         return gone if error.errno == errno.ENOENT else None
     if error.errno in FORBIDDEN_ERRNOS:
         me = user_name(os.geteuid())
@@ -94,7 +108,9 @@ def refusal(error: OSError, place: Path) -> Halt | None:
         return config_error(f"{path} cannot be used: {error.strerror}", remedy=remedy)
     if error.errno == errno.ENOENT and place in path.parents:
         what = f"{path} was removed while the run needed it"
-        return Halt(ExitCode.DISK, what, remedy="Run the same command again: it makes what is missing.")
+        return Halt(
+            ExitCode.DISK, what, remedy="Run the same command again: it makes what is missing."
+        )
     return None
 
 
@@ -117,10 +133,20 @@ def memory_halt() -> Halt:
 def disk_halt(error: OSError, place: Path) -> Halt:
     """Return the end of a run that could not write or read a file in `place`, or the one that the error names."""
     path = _path_of(error)
-    folder = path.parent if path is not None and path.is_absolute() and place not in path.parents else place
-    what, remedy = f"the disk of {folder} is full or failing", "Free some space there, or choose another folder"
+    folder = (
+        path.parent
+        if path is not None and path.is_absolute() and place not in path.parents
+        else place
+    )
+    what, remedy = (
+        f"the disk of {folder} is full or failing",
+        "Free some space there, or choose another folder",
+    )
     if error.errno == errno.EROFS:
-        what, remedy = f"the disk of {folder} is mounted read-only", "Mount it for writing, or choose another folder"
+        what, remedy = (
+            f"the disk of {folder} is mounted read-only",
+            "Mount it for writing, or choose another folder",
+        )
     elif error.errno not in FULL_ERRNOS:
         remedy = "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
     why, see = with_room(str(error), folder), str(Outcome.DISK_FULL)
@@ -128,7 +154,11 @@ def disk_halt(error: OSError, place: Path) -> Halt:
 
 
 def _path_of(error: OSError) -> Path | None:
-    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
+    return (
+        Path(os.fsdecode(error.filename))
+        if isinstance(error.filename, str | bytes | os.PathLike)
+        else None
+    )
 
 
 def user_name(uid: int) -> str:

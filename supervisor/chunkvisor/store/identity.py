@@ -55,14 +55,20 @@ class Identity:
     def of_vectors(self) -> str:
         """Fingerprint of all that makes one text's vector: without source, template and number of rows."""
         shaping = ("model.", "encode.", "env.")
-        return digest_of({name: value for name, value in self._telling().items() if name.startswith(shaping)})
+        return digest_of(
+            {name: value for name, value in self._telling().items() if name.startswith(shaping)}
+        )
 
     def _telling(self) -> dict[str, Any]:
         # The config makes the path of a local folder absolute, and no hub id begins with a slash. A plug-in's name
         # may mean anything, and no revision stands for it.
         values = self.values
-        is_local = values["model.encoder"] == SENTENCE_TRANSFORMERS and values["model.name"].startswith("/")
-        return {name: value for name, value in values.items() if not (is_local and name == "model.name")}
+        is_local = values["model.encoder"] == SENTENCE_TRANSFORMERS and values[
+            "model.name"
+        ].startswith("/")
+        return {
+            name: value for name, value in values.items() if not (is_local and name == "model.name")
+        }
 
     @property
     def rows(self) -> int:
@@ -76,7 +82,12 @@ class Identity:
 
 
 def identity_of(
-    config: Config, output_name: str, revision: str, table_digest: str, rows: int, arithmetic: Mapping[str, str]
+    config: Config,
+    output_name: str,
+    revision: str,
+    table_digest: str,
+    rows: int,
+    arithmetic: Mapping[str, str],
 ) -> Identity:
     """Make the identity of one output.
 
@@ -84,7 +95,11 @@ def identity_of(
     hash of the hub or a digest of a local folder; empty for a plug-in. `table_digest` and `rows` tell the staged source
     from another (see UNREAD).
     """
-    model, encode, output = config.model, config.effective_encode(output_name), config.outputs[output_name]
+    model, encode, output = (
+        config.model,
+        config.effective_encode(output_name),
+        config.outputs[output_name],
+    )
     values: dict[str, Any] = {
         "model.name": model.name,
         "model.revision": revision,
@@ -92,7 +107,8 @@ def identity_of(
         "model.max_length": model.max_length,
         "model.kwargs": digested(model.kwargs),
         "model.encoder": model.encoder,
-        "model.trust_remote_code": model.trust_remote_code is True,  # null refuses, or gives what false gives
+        "model.trust_remote_code": model.trust_remote_code
+        is True,  # null refuses, or gives what false gives
         "model.pooling": model.pooling,
         "encode.normalize": encode.normalize,
         "encode.prompt": encode.prompt,
@@ -122,15 +138,23 @@ def differences(old: Identity, new: Identity) -> list[str]:
         if name == "source.rows":
             sentences.append(f"source: {old.rows:,} rows before, {new.rows:,} now")
         else:
-            sentences.append(f"{name}: {_shown(old.values.get(name))} before, {_shown(new.values.get(name))} now")
+            sentences.append(
+                f"{name}: {_shown(old.values.get(name))} before, {_shown(new.values.get(name))} now"
+            )
     if old.source_digest != new.source_digest and old.rows == new.rows:
         of_files = "its files have changed, or are other files than before"
-        sentences.append(f"source: {of_files if new.rows == UNREAD else 'same number of rows, other content'}")
+        sentences.append(
+            f"source: {of_files if new.rows == UNREAD else 'same number of rows, other content'}"
+        )
     return sentences
 
 
 def _shown(value: Any) -> str:
-    return "not set" if value is None else json.dumps(digested(value), ensure_ascii=False, sort_keys=True)
+    return (
+        "not set"
+        if value is None
+        else json.dumps(digested(value), ensure_ascii=False, sort_keys=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +240,8 @@ def read_facts(layout: OutputLayout) -> Facts | None:
     return record.facts if record is not None else None
 
 
-def write_facts(layout: OutputLayout, facts: Facts, other_versions: Sequence[dict[str, str]] = ()) -> None:
+def write_facts(
+    layout: OutputLayout, facts: Facts, other_versions: Sequence[dict[str, str]] = ()
+) -> None:
     """Write them. Raises OSError."""
     write_record(layout.facts, FactsRecord(facts, tuple(other_versions)))

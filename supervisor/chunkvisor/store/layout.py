@@ -22,7 +22,14 @@ import psutil
 from chunkvisor.errors import ExitCode, Halt, config_error, no_workdir
 from chunkvisor.store.disk import not_ours, user_name
 from chunkvisor.units import human_moment
-from chunkvisor_worker.contract.files import AttemptFiles, FileIn, make_folders, read_bounded, sync_folder, write_atomic
+from chunkvisor_worker.contract.files import (
+    AttemptFiles,
+    FileIn,
+    make_folders,
+    read_bounded,
+    sync_folder,
+    write_atomic,
+)
 from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
@@ -35,7 +42,9 @@ CHUNKS_PER_FOLDER = 1000
 DIGEST_LENGTH = 32
 """Hex digits of the digest in a chunk file's name: 128 bits."""
 
-_LOOK_S = 0.5  # whoever only looks whether a lock is held keeps it from being taken for less than this
+_LOOK_S = (
+    0.5  # whoever only looks whether a lock is held keeps it from being taken for less than this
+)
 
 
 class PathIn:
@@ -46,7 +55,11 @@ class PathIn:
 
     def __get__(self, layout: "Layout | OutputLayout", _: type) -> Path:
         folder: Path = getattr(layout, self._folder)
-        return folder / (self._name.replace("NAME", layout.name) if isinstance(layout, OutputLayout) else self._name)
+        return folder / (
+            self._name.replace("NAME", layout.name)
+            if isinstance(layout, OutputLayout)
+            else self._name
+        )
 
 
 def unfinished(folder: Path) -> Path:
@@ -72,19 +85,31 @@ class OutputLayout:
 
     hidden = PathIn("workdir", HIDDEN)
     partial_shards = PathIn("hidden", "NAME.partial")
-    partial_rows = PathIn("hidden", "NAME.npy.rows")  # in float32: a final of another form is made from them
-    before = PathIn("hidden", "NAME.before")  # what was there before --from-scratch or --update, until the new final is
+    partial_rows = PathIn(
+        "hidden", "NAME.npy.rows"
+    )  # in float32: a final of another form is made from them
+    before = PathIn(
+        "hidden", "NAME.before"
+    )  # what was there before --from-scratch or --update, until the new final is
 
-    identity = PathIn("state", "identity.json")  # what the vectors depend on, and what the table was made from
+    identity = PathIn(
+        "state", "identity.json"
+    )  # what the vectors depend on, and what the table was made from
     table = PathIn("state", "table")
     fresh_table = PathIn("state", "table.new")
     facts = PathIn("state", "facts.json")  # what the first worker found out about the model
-    cut_rows = PathIn("state", "cut_rows.bin")  # int32, tokens before the cut of each row, 0 = whole
+    cut_rows = PathIn(
+        "state", "cut_rows.bin"
+    )  # int32, tokens before the cut of each row, 0 = whole
     chunks = PathIn("state", "chunks")
     reuse = PathIn("chunks", "reuse")  # which texts have a vector elsewhere, and their vectors
-    parts = PathIn("state", "parts")  # by chunk: its texts without a vector; what is good of one that is taken apart
+    parts = PathIn(
+        "state", "parts"
+    )  # by chunk: its texts without a vector; what is good of one that is taken apart
     attempts = PathIn("state", "attempts")
-    publishing = PathIn("state", "publishing.json")  # the manifest of a final file that is about to appear
+    publishing = PathIn(
+        "state", "publishing.json"
+    )  # the manifest of a final file that is about to appear
     moved = PathIn("state", "moved.json")  # where `chunkvisor encode` has put the final file
     again = PathIn("state", "again")  # `retry` has asked for the rows without a vector
     done = PathIn("state", "done.json")  # the final file's stamp, and the manifest once more
@@ -195,12 +220,17 @@ def is_workdir(layout: Layout) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     if not stat.S_ISDIR(found.st_mode):
-        raise not_ours(layout.hidden, "choose another workdir", "it is not a folder", ours="chunkvisor")
+        raise not_ours(
+            layout.hidden, "choose another workdir", "it is not a folder", ours="chunkvisor"
+        )
     owner, mode = user_name(found.st_uid), stat.filemode(found.st_mode)
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         why, remedy = f"it belongs to {owner}", f"Run as {owner}"
         if found.st_uid == os.geteuid():
-            why, remedy = f"it is open to others ({mode})", f"If it was not changed: chmod 700 {layout.hidden}"
+            why, remedy = (
+                f"it is open to others ({mode})",
+                f"If it was not changed: chmod 700 {layout.hidden}",
+            )
         raise config_error(
             f"the state in {layout.hidden} cannot be trusted: {why}",
             why="what is read from it decides which files are written and which processes are ended",
@@ -235,22 +265,29 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
     try:
         str(layout.workdir).encode()
     except UnicodeEncodeError:
-        what = f"the path of the workdir {layout.workdir} is not text in the encoding of this locale"
+        what = (
+            f"the path of the workdir {layout.workdir} is not text in the encoding of this locale"
+        )
         raise config_error(what, remedy="Choose another workdir, or set LC_ALL=C.UTF-8.") from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
         names = ("final", "shards", "manifest", "truncated", "ranges", "rows_table")
         ours = [
-            (each.file("parquet"), *(getattr(each, name) for name in names)) for each in map(layout.output, outputs)
+            (each.file("parquet"), *(getattr(each, name) for name in names))
+            for each in map(layout.output, outputs)
         ]
         for path in filter(os.path.lexists, (layout.report, *itertools.chain(*ours))):
             why = f"a run in {layout.workdir} needs this name for itself"
-            raise not_ours(path, "choose another workdir, best an empty folder", why, ours="chunkvisor")
+            raise not_ours(
+                path, "choose another workdir, best an empty folder", why, ours="chunkvisor"
+            )
     if not layout.mark.exists():
         layout.hidden.mkdir(mode=0o700, exist_ok=True)
         sync_folder(layout.workdir)
         about = "the state of a workdir of chunkvisor, which alone writes here"
-        write_atomic(layout.mark, json.dumps({"about": about, "workdir_format": FORMAT}).encode() + b"\n")
+        write_atomic(
+            layout.mark, json.dumps({"about": about, "workdir_format": FORMAT}).encode() + b"\n"
+        )
 
 
 def anything_kept(layout: Layout) -> bool:
@@ -278,7 +315,9 @@ class LockHolder:
     def over(self) -> bool:
         """Whether it was a process of this machine and has ended: what has the id of its run may then be ended."""
         # Our own process has held it before: a second run of one Python program.
-        return self.host == socket.gethostname() and (self.pid == os.getpid() or self.alive() is False)
+        return self.host == socket.gethostname() and (
+            self.pid == os.getpid() or self.alive() is False
+        )
 
     def alive(self) -> bool | None:
         """Say whether the process still runs; None if it ran on another host, which cannot be seen from here."""
@@ -287,7 +326,10 @@ class LockHolder:
         try:
             process = psutil.Process(self.pid)
             # The kernel gives the start time in clock ticks; two readings may differ by one.
-            return abs(process.create_time() - self.started_at) < 1 and process.status() != psutil.STATUS_ZOMBIE
+            return (
+                abs(process.create_time() - self.started_at) < 1
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
         except (psutil.Error, ValueError):
             return False
 

@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from chunkvisor.store.artifact import BadVectorsError, chunk_key, inspect, npy_header, pick_rows, read_shape
+from chunkvisor.store.artifact import (
+    BadVectorsError,
+    chunk_key,
+    inspect,
+    npy_header,
+    pick_rows,
+    read_shape,
+)
 from chunkvisor.store.identity import BadText, FactsRecord, Fixed, Plan, read_fixed, write_facts
 from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout
 from chunkvisor.store.records import (
@@ -28,7 +35,14 @@ from chunkvisor.store.records import (
     stamp_file,
     write_record,
 )
-from chunkvisor_worker.contract.files import AttemptFiles, FileIn, make_folder, remove_folder, sync_folder, write_blocks
+from chunkvisor_worker.contract.files import (
+    AttemptFiles,
+    FileIn,
+    make_folder,
+    remove_folder,
+    sync_folder,
+    write_blocks,
+)
 from chunkvisor_worker.contract.messages import Facts
 
 _CHUNK_NAME = re.compile(rf"(\d{{6,}})-[0-9a-f]{{{DIGEST_LENGTH}}}\.npy")
@@ -58,7 +72,9 @@ class Parts:
     The vectors are in a file of the whole chunk, each in its row, NaN in the others; the index says which are there.
     """
 
-    def __init__(self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str) -> None:
+    def __init__(
+        self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str
+    ) -> None:
         self._folder = layout.parts / f"{chunk:06d}"
         self._path, self._index_path = self._folder / "vectors.npy", self._folder / "index.json"
         self._start, self._stop = start, stop
@@ -119,8 +135,16 @@ class Parts:
         """
         rows = self._rows(dimension)
         for part in self._index.parts:
-            if xxhash.xxh3_128_hexdigest(rows[np.array(part.texts) - self._start].data) != part.digest:
-                self._save(replace(self._index, parts=tuple(each for each in self._index.parts if each is not part)))
+            if (
+                xxhash.xxh3_128_hexdigest(rows[np.array(part.texts) - self._start].data)
+                != part.digest
+            ):
+                self._save(
+                    replace(
+                        self._index,
+                        parts=tuple(each for each in self._index.parts if each is not part),
+                    )
+                )
                 raise OSError(errno.EIO, f"{self._path} is damaged")
         if not self._index.parts:  # every text is bad
             write_blocks(self._path, [npy_header(*rows.shape), rows.tobytes()])
@@ -136,8 +160,13 @@ class Parts:
     def _rows(self, dimension: int) -> npt.NDArray[np.float32]:
         count = self._stop - self._start
         try:
-            return pick_rows(self._path, "<f4", len(npy_header(count, dimension)), dimension, np.arange(count))
-        except (FileNotFoundError, ValueError):  # there are none, or the file is shorter than it was
+            return pick_rows(
+                self._path, "<f4", len(npy_header(count, dimension)), dimension, np.arange(count)
+            )
+        except (
+            FileNotFoundError,
+            ValueError,
+        ):  # there are none, or the file is shorter than it was
             return np.full((count, dimension), np.nan, dtype="<f4")
 
     def _make_folder(self) -> None:
@@ -172,9 +201,13 @@ class ReuseFiles:
 
     # int64, little-endian, of each text: its row among the copies; negative, ~n, if it is encoded as number n
     where = FileIn("where.bin")
-    encoded = FileIn("encoded.bin")  # int64, little-endian: numbers of the texts that are encoded, in order
+    encoded = FileIn(
+        "encoded.bin"
+    )  # int64, little-endian: numbers of the texts that are encoded, in order
     copied = FileIn("copied.npy")  # the vectors that were copied
-    tokens = FileIn("tokens.bin")  # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
+    tokens = FileIn(
+        "tokens.bin"
+    )  # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
     record = FileIn("plan.json")
 
 
@@ -302,7 +335,9 @@ class Ledger:
             # The facts were lost; the chunk that is computed again brings them back.
             self.discard(self._committed.rindex(1))
         names = os.listdir(self.layout.parts) if self.layout.parts.is_dir() else ()  # noqa: PTH208 - names will do
-        for chunk in sorted(int(name) for name in names if name.isdecimal() and int(name) < self.plan.count):
+        for chunk in sorted(
+            int(name) for name in names if name.isdecimal() and int(name) < self.plan.count
+        ):
             parts = self.parts(chunk)
             if self._committed[chunk]:
                 self.bad.update({text.text: text for text in parts.bad})
@@ -331,7 +366,9 @@ class Ledger:
     def parts(self, chunk: int) -> Parts:
         """Return what is known of a chunk that is being taken apart."""
         if chunk not in self._parts:
-            self._parts[chunk] = Parts(self.layout, chunk, *self.plan.bounds(chunk), self.fingerprint)
+            self._parts[chunk] = Parts(
+                self.layout, chunk, *self.plan.bounds(chunk), self.fingerprint
+            )
         return self._parts[chunk]
 
     @property
@@ -341,7 +378,10 @@ class Ledger:
 
     def bad_texts(self) -> list[BadText]:
         """Return them, in order."""
-        found = (*self.bad.values(), *(text for parts in self._parts.values() for text in parts.bad))
+        found = (
+            *self.bad.values(),
+            *(text for parts in self._parts.values() for text in parts.bad),
+        )
         return sorted(found, key=lambda bad: bad.text)
 
     def next_pending(self, start: int) -> int | None:
@@ -361,7 +401,10 @@ class Ledger:
         """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
         folder = self.layout.attempts_of(chunk)
         make_folder(folder, durable=False)
-        number = max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0) + 1
+        number = (
+            max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0)
+            + 1
+        )
         files = self.layout.attempt(chunk, number)
         files.folder.mkdir()
         return number, files
@@ -378,7 +421,10 @@ class Ledger:
 
     def saved(self) -> dict[int, int]:
         """Count the texts that need no attempt any more, by chunk that is not committed and has some."""
-        return {chunk: self.plan.size(chunk) - len(self.parts(chunk).missing()) for chunk in self.taken_apart()}
+        return {
+            chunk: self.plan.size(chunk) - len(self.parts(chunk).missing())
+            for chunk in self.taken_apart()
+        }
 
     def fix_facts(self, facts: Facts) -> None:
         """Have the first vectors fix the facts of the output. Raises OSError."""
@@ -388,7 +434,10 @@ class Ledger:
 
     def note_versions(self, facts: Facts) -> list[str]:
         """Keep the versions that compute now; return how they differ from the first, in words. Raises OSError."""
-        before, now = self.facts.versions if self.facts is not None else facts.versions, facts.versions
+        before, now = (
+            self.facts.versions if self.facts is not None else facts.versions,
+            facts.versions,
+        )
         changed = [
             f"{name} {before.get(name) or 'absent'} before, {now.get(name) or 'absent'} now"
             for name in _SHAPING
@@ -405,7 +454,9 @@ class Ledger:
         The first commit fixes the facts of the output, and is preceded by them: no chunk lies there without.
         """
         self.fix_facts(facts)
-        target = self.layout.chunk(chunk, chunk_key(self.fingerprint, *self.plan.bounds(chunk), file_digest))
+        target = self.layout.chunk(
+            chunk, chunk_key(self.fingerprint, *self.plan.bounds(chunk), file_digest)
+        )
         self._make_folder(target.parent)
         with open(vectors, "rb") as file:
             os.fsync(file.fileno())
@@ -423,7 +474,9 @@ class Ledger:
         for path in folder.glob(f"{chunk:06d}-*"):
             path.unlink()
         if folder.exists():
-            sync_folder(folder)  # or a power cut would bring back a chunk whose bad texts `retry` forgives
+            sync_folder(
+                folder
+            )  # or a power cut would bring back a chunk whose bad texts `retry` forgives
         start, stop = self.plan.bounds(chunk)
         self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
         self._committed[chunk] = 0

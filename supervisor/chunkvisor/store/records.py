@@ -14,7 +14,9 @@ from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
-_LIMIT_BYTES = 256 << 20  # no record is larger: the largest is a manifest with a line for each quarantined row
+_LIMIT_BYTES = (
+    256 << 20
+)  # no record is larger: the largest is a manifest with a line for each quarantined row
 _Record = TypeVar("_Record")
 
 
@@ -31,7 +33,9 @@ def digest_of(value: Any) -> str:
 def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = None) -> None:
     """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`. Raises OSError."""
     sealed = {**content, "seal": digest_of(content)}
-    write_atomic(path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", made_in=made_in)
+    write_atomic(
+        path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", made_in=made_in
+    )
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:

@@ -44,7 +44,9 @@ def finish(
     """
     layout, form = ledger.layout, form.of(table.rows)
     model.check()
-    if reuse is not None and ledger.facts is None:  # they were lost, and there was no chunk to bring them back
+    if (
+        reuse is not None and ledger.facts is None
+    ):  # they were lost, and there was no chunk to bring them back
         with open(reuse.files.copied, "rb") as file:
             ledger.fix_facts(Facts(read_shape(file).dimension, versions=reuse.places[0].versions))
     finish_publishing(layout)  # of a join that failed after the rename, and is tried again
@@ -54,9 +56,15 @@ def finish(
     quarantined = list[dict[str, Any]]()
     for number, (row, bad) in enumerate(final.bad_rows):
         place = table.place_of(row, with_line=number < _MAX_LINES)
-        quarantined.append({"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place})
+        quarantined.append(
+            {"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place}
+        )
     cut = _record_cut(ledger, table, reuse, on_block)
-    prompt = facts.loaded.prompt if job.encode.prompt is None and facts.loaded is not None else job.encode.prompt
+    prompt = (
+        facts.loaded.prompt
+        if job.encode.prompt is None and facts.loaded is not None
+        else job.encode.prompt
+    )
     max_length = facts.max_length if facts.max_length is not None else job.model.max_length
     manifest = {
         "rows": table.rows,
@@ -76,7 +84,9 @@ def finish(
         # What stood before every text: by name, or as the model's default, as well.
         "encode": {**_section(fixed, "encode."), "prompt": prompt},
         "source": {"files": list(fixed.files), "digest": table.digest},
-        "text": {key: value for key in TEXT_KEYS if (value := fixed.identity.values.get(key)) is not None},
+        "text": {
+            key: value for key in TEXT_KEYS if (value := fixed.identity.values.get(key)) is not None
+        },
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "generation": fixed.generation,
@@ -87,7 +97,8 @@ def finish(
         manifest["other_versions"] = ledger.other_versions
     if reuse is not None:
         manifest["reused"] = [
-            {"from": each.words, "texts": each.texts, "versions": each.versions} for each in reuse.places
+            {"from": each.words, "texts": each.texts, "versions": each.versions}
+            for each in reuse.places
         ]
         manifest["texts_encoded"] = reuse.encoded
     publish(layout, manifest)
@@ -133,7 +144,9 @@ def _record_cut(
                     where = reuse.where_of(numbers)
                 for file, hits in ((own, where < 0), (copies, where >= 0)):
                     if file.exists():
-                        tokens[hits] = pick_rows(file, "<i4", 0, 1, np.maximum(where, ~where)[hits])[:, 0]
+                        tokens[hits] = pick_rows(
+                            file, "<i4", 0, 1, np.maximum(where, ~where)[hits]
+                        )[:, 0]
                 tokens = np.maximum(tokens, 0)  # of copies that were not counted
                 rows = np.flatnonzero(tokens)
                 count += len(rows)

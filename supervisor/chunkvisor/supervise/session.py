@@ -21,7 +21,18 @@ from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_loca
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.engine.ray.engine import RayEngine
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
-from chunkvisor.events.event import Doing, Emit, Event, Halted, Invoked, Note, Resolving, RunEnded, RunStarted, Warned
+from chunkvisor.events.event import (
+    Doing,
+    Emit,
+    Event,
+    Halted,
+    Invoked,
+    Note,
+    Resolving,
+    RunEnded,
+    RunStarted,
+    Warned,
+)
 from chunkvisor.events.journal import Journal
 from chunkvisor.heart.run import Run, Signals, WaitTeller, stopped
 from chunkvisor.show.lines import Observer, Observers
@@ -127,7 +138,9 @@ class Means:
 
                 # The hub may be waited for, and a download takes minutes: what is wrong with a source is said before.
                 for name in self._config.outputs:
-                    try_first_row(request_of(self._config, name, self._request.max_rows), self.on_wait)
+                    try_first_row(
+                        request_of(self._config, name, self._request.max_rows), self.on_wait
+                    )
             self._run.emit(Resolving(model.name))
             timeout_s = self._config.recovery.wait_timeout
             teller = WaitTeller(self._run.emit, timeout_s)
@@ -141,7 +154,9 @@ class Means:
 
             # From scratch the hub is asked for its newest commit; otherwise the first run's commit counts.
             anew = self._request.from_scratch
-            found = resolve_hub(model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew)
+            found = resolve_hub(
+                model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
+            )
             check_model_files(self._config, found.path)
         if is_new:
             self.load_ahead(found)
@@ -160,7 +175,13 @@ class Means:
     def take_engine(self, source: ModelSource) -> Engine:
         """Give the engine, which the caller closes: the one that was begun ahead, if there is one."""
         if self.on_ray:
-            return RayEngine(self._config, self._run.layout, self._template(source), self._run.run_id, self._run.emit)
+            return RayEngine(
+                self._config,
+                self._run.layout,
+                self._template(source),
+                self._run.run_id,
+                self._run.emit,
+            )
         ahead, self._ahead = self._ahead, None
         return ahead or self._local(source)
 
@@ -187,7 +208,11 @@ def run(request: Request, observer: Observer) -> ExitCode:
 
     Raises Halt with the exit code and the words if it does not end well.
     """
-    config, layout, run_id = request.loaded.config, Layout(request.loaded.config.workdir), secrets.token_hex(8)
+    config, layout, run_id = (
+        request.loaded.config,
+        Layout(request.loaded.config.workdir),
+        secrets.token_hex(8),
+    )
     require_extras(config)
     troubles, emit = Troubles(), None
     with ExitStack() as stack:
@@ -232,7 +257,9 @@ def run(request: Request, observer: Observer) -> ExitCode:
     return ExitCode.COMPLETE
 
 
-def _in_words(error: Exception, layout: Layout, troubles: Troubles, emit: Emit | None) -> Halt | None:
+def _in_words(
+    error: Exception, layout: Layout, troubles: Troubles, emit: Emit | None
+) -> Halt | None:
     """Report what ends the run, if it can report anything yet; what the machine refuses becomes a Halt, a bug None."""
     # If the workdir is gone, a child that found no folder, say, this is why.
     gone = workdir_gone(layout) if emit is not None and isinstance(error, Halt | OSError) else None

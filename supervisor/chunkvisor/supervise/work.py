@@ -101,40 +101,60 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
         if expected is not None and any(output.left for output in outputs):
             _expect(expected, request, run, means, source)
     model = config.model
-    lessons = LessonFile(run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}")
+    lessons = LessonFile(
+        run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
+    )
     with closing(means.take_engine(source)) as engine:
         given_up = Loop(outputs, config, lessons, engine, run).run()
-    if run.signals.first is not None or (run.signals.draining and not all(each.joined for each in outputs)):
+    if run.signals.first is not None or (
+        run.signals.draining and not all(each.joined for each in outputs)
+    ):
         raise stopped(run.signals)
     if given_up:
         raise gave_up(given_up)
     for name, members in config.combine.items():
         finished = {member: read_finished(run.layout.output(member)) for member in members}
         if lost := [member for member, manifest in finished.items() if manifest is None]:
-            raise Halt(ExitCode.TRY_AGAIN, f"{lost[0]} was damaged a moment ago", remedy="Run the same command again.")
+            raise Halt(
+                ExitCode.TRY_AGAIN,
+                f"{lost[0]} was damaged a moment ago",
+                remedy="Run the same command again.",
+            )
         whole = {member: manifest for member, manifest in finished.items() if manifest}
         place = run.layout.combined(name)
         manifest, was_there = combine(place, whole, means.on_wait)
         if not was_there:
             size = f"{manifest['rows']:,} x {manifest['dimension']:,}"
-            run.emit(Note(f"{name}: {size}, {' and '.join(members)} next to each other: {place.final}"))
+            run.emit(
+                Note(f"{name}: {size}, {' and '.join(members)} next to each other: {place.final}")
+            )
     found = {name: read_done_manifest(run.layout.output(name)) for name in config.outputs}
-    if quarantined := {name: manifest for name, manifest in found.items() if manifest and manifest["quarantined"]}:
+    if quarantined := {
+        name: manifest for name, manifest in found.items() if manifest and manifest["quarantined"]
+    }:
         raise with_bad_rows(run.layout, quarantined)
 
 
-def _expect(expected: Expected, request: Request, run: Run, means: Means, source: ModelSource) -> None:
+def _expect(
+    expected: Expected, request: Request, run: Run, means: Means, source: ModelSource
+) -> None:
     """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
     config = request.loaded.config
     model = model_spec(config.model, source.path, source.revision)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
         encode, device = encode_spec(config.encode), means.devices[0]
-        trial = try_texts(expected.texts, model, encode, device, request.loaded, Path(folder), means.on_wait)
+        trial = try_texts(
+            expected.texts, model, encode, device, request.loaded, Path(folder), means.on_wait
+        )
     if trial.vectors is None:
         raise trial.failure("the texts of model.expect could not be encoded")
     if (refusal := expected.refusal(trial.vectors, trial.dtype, model)) is not None:
         raise refusal
-    run.emit(Note(f"the model gives the vectors of {counted(len(expected.texts), 'text')} in {expected.path}"))
+    run.emit(
+        Note(
+            f"the model gives the vectors of {counted(len(expected.texts), 'text')} in {expected.path}"
+        )
+    )
 
 
 @dataclass(slots=True)
@@ -155,7 +175,9 @@ class Opening:
         self._request, self._run, self._means, self._source = request, run, means, source
         self._config: Config = request.loaded.config
         # The environment of this machine does not travel to the nodes of a cluster.
-        self._arithmetic = arithmetic_variables({} if means.on_ray else os.environ, self._config.env)
+        self._arithmetic = arithmetic_variables(
+            {} if means.on_ray else os.environ, self._config.env
+        )
         self._all: list[Prepared] = []  # in the order in which they are encoded
 
     @cached_property
@@ -167,18 +189,30 @@ class Opening:
 
         Raises Halt if a source is wrong, or the config differs from what the workdir was begun with; OSError.
         """
-        config, layouts = self._config, [self._run.layout.output(name) for name in self._config.outputs]
+        config, layouts = (
+            self._config,
+            [self._run.layout.output(name) for name in self._config.outputs],
+        )
         for layout in layouts:
-            if is_planned(layout.next):  # a run was killed that was about to begin the next generation
+            if is_planned(
+                layout.next
+            ):  # a run was killed that was about to begin the next generation
                 _switch(layout)
             remove_folder(layout.next.state)
             finish_publishing(layout)
             if not _begun(layout):
-                for place in (place_of(layout, asked_form(config.outputs[layout.name])), layout.manifest):
+                for place in (
+                    place_of(layout, asked_form(config.outputs[layout.name])),
+                    layout.manifest,
+                ):
                     if os.path.lexists(place):
-                        raise not_ours(place, "choose another workdir or another name for the output")
+                        raise not_ours(
+                            place, "choose another workdir or another name for the output"
+                        )
         self._all = [self._prepare(layout) for layout in layouts]
-        refuse_unequal(config.combine, {each.layout.name: each.fixed.identity.rows for each in self._all})
+        refuse_unequal(
+            config.combine, {each.layout.name: each.fixed.identity.rows for each in self._all}
+        )
         outputs = list[OutputRun]()
         for each in self._all:
             layout, manifest = each.layout, each.manifest
@@ -190,11 +224,15 @@ class Opening:
                     raise texts_damaged(error) from error
                 continue
             remove_folder(layout.before)
-            clear_partial(layout)  # of a join that was tried again after its final stood, in vain: the disk failed
+            clear_partial(
+                layout
+            )  # of a join that was tried again after its final stood, in vain: the disk failed
             if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
                 remove_folder(layout.chunks)
             path = str(place_of(layout, asked_form(config.outputs[layout.name])))
-            self._run.emit(OutputAlreadyComplete(layout.name, manifest["rows"], manifest["dimension"], path))
+            self._run.emit(
+                OutputAlreadyComplete(layout.name, manifest["rows"], manifest["dimension"], path)
+            )
         return outputs
 
     # --- the source, and what an earlier run has fixed
@@ -205,7 +243,9 @@ class Opening:
         before = None
         with suppress(DamagedError):
             before = read_fixed(layout)
-        lost = before is None and any(path.exists() for path in (layout.identity, layout.chunks, layout.done))
+        lost = before is None and any(
+            path.exists() for path in (layout.identity, layout.chunks, layout.done)
+        )
         if lost and not self._request.from_scratch:
             raise config_error(
                 f"{layout.identity} is missing or damaged; it says what the files next to it belong to",
@@ -215,7 +255,10 @@ class Opening:
         # Of a run that was killed while it staged: nothing rests on them yet.
         for leftover in (layout.fresh_table, unfinished(layout.fresh_table)):
             remove_folder(leftover)
-        request, was_done = request_of(self._config, name, self._request.max_rows), layout.done.exists()
+        request, was_done = (
+            request_of(self._config, name, self._request.max_rows),
+            layout.done.exists(),
+        )
         now = None
         if before is not None and not anew:
             was = before.identity
@@ -237,7 +280,9 @@ class Opening:
                 self._note(f"{name}: chunks of {size:,} texts, {why}")
             made = Prepared(layout, replace(now, chunk_size=size, generation=generation))
             if _begun(layout):
-                self._note(f"{name}: this is generation {generation}, of {counted(now.identity.rows, 'row')}")
+                self._note(
+                    f"{name}: this is generation {generation}, of {counted(now.identity.rows, 'row')}"
+                )
             self._move_on(made, fresh)
             return made
         if fresh is not None:
@@ -246,10 +291,16 @@ class Opening:
             write_record(layout.identity, now)
         made = Prepared(layout, now)
         form = asked_form(self._config.outputs[name], now.carried)
-        made.manifest = keep_finished(layout, now.identity.fingerprint, form, self._run.emit, self._means.on_wait)
+        made.manifest = keep_finished(
+            layout, now.identity.fingerprint, form, self._run.emit, self._means.on_wait
+        )
         if made.manifest is None and was_done:
-            return self._prepare(layout)  # `clean` may have removed the texts, which are needed again
-        if made.manifest is not None and layout.again.exists():  # `retry` has asked for the bad texts
+            return self._prepare(
+                layout
+            )  # `clean` may have removed the texts, which are needed again
+        if (
+            made.manifest is not None and layout.again.exists()
+        ):  # `retry` has asked for the bad texts
             if made.manifest["quarantined"]:
                 self._move_on(made)
             else:
@@ -259,7 +310,9 @@ class Opening:
     def _is_staged(self, layout: OutputLayout, request: IngestRequest, before: Fixed) -> bool:
         """Say whether what an earlier run has staged is still the same, and what is needed of it is there."""
         output = self._config.outputs[layout.name]
-        if before.asked != _asked(request) or lacks_rows_table(layout, asked_form(output, before.carried)):
+        if before.asked != _asked(request) or lacks_rows_table(
+            layout, asked_form(output, before.carried)
+        ):
             return False
         if layout.done.exists() and not layout.again.exists():
             return True
@@ -269,7 +322,9 @@ class Opening:
         self._note(f"{layout.name}: the staged texts are damaged; reading the source again")
         return False
 
-    def _stage(self, layout: OutputLayout, request: IngestRequest, before: Fixed | None) -> tuple[Path, Fixed]:
+    def _stage(
+        self, layout: OutputLayout, request: IngestRequest, before: Fixed | None
+    ) -> tuple[Path, Fixed]:
         """Read the source; returns the folder of the table, next to the one that is there, and its record."""
         name, fresh, means = layout.name, layout.fresh_table, self._means
         means.load_ahead(self._source)
@@ -286,9 +341,13 @@ class Opening:
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         """Compute the identity that the config asks for, of a source of so many rows."""
-        return identity_of(self._config, name, self._source.revision or "", digest, rows, self._arithmetic)
+        return identity_of(
+            self._config, name, self._source.revision or "", digest, rows, self._arithmetic
+        )
 
-    def _refuse_changed(self, layout: OutputLayout, fixed: Fixed, now: Identity, fresh: Path | None = None) -> None:
+    def _refuse_changed(
+        self, layout: OutputLayout, fixed: Fixed, now: Identity, fresh: Path | None = None
+    ) -> None:
         """Raise Halt (78) if the identity is another one; with --update, if vectors that are there do not serve."""
         serve = now.of_vectors == fixed.identity.of_vectors
         if fixed.identity.fingerprint == now.fingerprint or (serve and self._request.update):
@@ -300,7 +359,9 @@ class Opening:
         if all(change.startswith("source: ") for change in changes):
             what = f"the source of output {layout.name} has changed"
         elsewhere = "name another file by -o" if by_options else "choose another workdir"
-        remedy = f"undo the change, or {elsewhere}, or discard what is done by adding --from-scratch."
+        remedy = (
+            f"undo the change, or {elsewhere}, or discard what is done by adding --from-scratch."
+        )
         if serve and not by_options:
             remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
         raise config_error(
@@ -316,7 +377,9 @@ class Opening:
         make_folder(prepared.state, durable=False)
         if fresh is not None:
             fresh.rename(prepared.table)
-        write_record(prepared.identity, made.fixed)  # last: with it the name of the table is on the disk
+        write_record(
+            prepared.identity, made.fixed
+        )  # last: with it the name of the table is on the disk
         made.moves_on, made.manifest = True, None
 
     # --- which texts are encoded
@@ -338,7 +401,9 @@ class Opening:
         make_folder(prepared.chunks, durable=False)
         donors = self._donors(each) if self._config.reuse else []
         on_wait = self._means.on_wait
-        facts = plan_reuse(each.layout.name, prepared.reuse, table, filter(None, donors), self._run.emit, on_wait)
+        facts = plan_reuse(
+            each.layout.name, prepared.reuse, table, filter(None, donors), self._run.emit, on_wait
+        )
         if facts is not None:
             write_facts(prepared, facts)
         _switch(layout)
@@ -350,7 +415,9 @@ class Opening:
             read_reuse(each.layout)
         except DamagedError as error:
             return f"its plan is damaged ({error})"
-        if not is_planned(each.layout):  # its chunks were removed after it was finished, and its final file is lost
+        if not is_planned(
+            each.layout
+        ):  # its chunks were removed after it was finished, and its final file is lost
             return "its vectors are gone"
         return None
 
@@ -365,14 +432,20 @@ class Opening:
             if own is None or not is_done:
                 late.append(of_chunks(layout, wanted))
                 if is_done and late == [None]:
-                    words = "no vector can be taken from its final file, which is rounded or damaged"
-                    self._note(f"{each.layout.name}: {words}; with chunk.keep: true, updates encode only new texts")
+                    words = (
+                        "no vector can be taken from its final file, which is rounded or damaged"
+                    )
+                    self._note(
+                        f"{each.layout.name}: {words}; with chunk.keep: true, updates encode only new texts"
+                    )
         finished = [other.layout for other in self._all if other.manifest is not None]
         donors += [of_final(other, wanted, f"output {other.name}") for other in finished]
         if not anew:
             for path in sorted(self._run.layout.outputs.glob("*/")):
                 if path.name not in self._config.outputs:
-                    donors.append(of_final(self._run.layout.output(path.name), wanted, f"output {path.name}"))
+                    donors.append(
+                        of_final(self._run.layout.output(path.name), wanted, f"output {path.name}")
+                    )
         return [*donors, *late, *of_other_workdirs(self._config.reuse_from, wanted)]
 
     # --- ready to run
@@ -380,19 +453,27 @@ class Opening:
     def _open(self, each: Prepared) -> OutputRun:
         layout, name, fixed = each.layout, each.layout.name, each.fixed
         config, source, device_kind = self._config, self._source, self._means.devices[0].kind
-        clear_partial(layout)  # before space is counted: a killed join leaves its whole size reserved
+        clear_partial(
+            layout
+        )  # before space is counted: a killed join leaves its whole size reserved
         table = StagedTable.open(layout.table)
         if config.effective_chunk_size(name) not in ("auto", fixed.chunk_size):
-            self._note(f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began")
+            self._note(
+                f"{name}: keeps chunks of {fixed.chunk_size:,} texts, as its first run began"
+            )
         reuse = read_reuse(layout)
         ledger = Ledger(layout, *work_with(reuse, fixed))
         ledger.load()
         fresh, taken = table.without(reuse), reuse.taken if reuse is not None else 0
         if reuse is not None:
             places = listed([place.words for place in reuse.places], 3)
-            have = f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
+            have = (
+                f"{taken:,} of {counted(reuse.texts, 'text')} already have a vector, from {places}"
+            )
             self._note(f"{name}: {have}; {reuse.encoded:,} left to encode")
-        saved = ledger.saved()  # finds the chunks of which parts are known, and with them their bad texts
+        saved = (
+            ledger.saved()
+        )  # finds the chunks of which parts are known, and with them their bad texts
         opened = OutputOpened(
             output=name,
             rows=table.rows,
@@ -405,7 +486,10 @@ class Opening:
             quarantined=sum(rows_of(fresh, [bad.text for bad in ledger.bad_texts()]).values()),
         )
         self._run.emit(opened)
-        encode, cores = config.effective_encode(name), len(os.sched_getaffinity(0)) // config.workers.per_device
+        encode, cores = (
+            config.effective_encode(name),
+            len(os.sched_getaffinity(0)) // config.workers.per_device,
+        )
         threads = config.env.get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
         # Chunk, attempt, start, stop and digest of the texts are those of each attempt.
         job = Spec(
@@ -452,20 +536,28 @@ def pace_before(config: Config) -> tuple[float | None, float]:
     That is how long a worker has its device before it computes: for its CUDA context, and the copy of the weights.
     """
     rate, entry_s = None, 0.0
-    for event in (entry.event for entry in read_with_trials(config.workdir, Layout(config.workdir).events)):
+    for event in (
+        entry.event for entry in read_with_trials(config.workdir, Layout(config.workdir).events)
+    ):
         if isinstance(event, ChunkCommitted) and event.texts_per_s:
             rate = event.texts_per_s
-            entry_s = event.phase_s.get(Phase.CUDA_INIT, 0.0) + event.phase_s.get(Phase.WEIGHTS_COPY, 0.0)
+            entry_s = event.phase_s.get(Phase.CUDA_INIT, 0.0) + event.phase_s.get(
+                Phase.WEIGHTS_COPY, 0.0
+            )
     return rate, entry_s
 
 
-def propose(texts_per_s: float | None, entry_s: float, workers: int, device_kind: str) -> tuple[int, str]:
+def propose(
+    texts_per_s: float | None, entry_s: float, workers: int, device_kind: str
+) -> tuple[int, str]:
     """Propose how many texts a chunk has, in words why: one significant digit, so 27 to 60 s if the entry is short."""
     if texts_per_s is None:
         size = 3000 if device_kind == "cuda" else 500
         return size, f"usual for {device_kind}; no rate is known here yet"
     rate = texts_per_s / workers
-    target_s = max(_TARGET_S, 75 * entry_s)  # so that the entry takes under 2 %, even if rounded down
+    target_s = max(
+        _TARGET_S, 75 * entry_s
+    )  # so that the entry takes under 2 %, even if rounded down
     size = min(50_000, max(100, int(float(f"{rate * target_s:.1g}"))))
     return size, f"at {rate:,.3g} texts/s of a worker, {max(1, round(size / rate)):,} s a chunk"
 

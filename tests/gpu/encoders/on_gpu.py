@@ -81,17 +81,26 @@ def spin():
     torch.cuda.synchronize()
 
 
-TROUBLES = {each.__name__: each for each in (assert_async, illegal_address, launch_failure, no_room_for_cublas, spin)}
+TROUBLES = {
+    each.__name__: each
+    for each in (assert_async, illegal_address, launch_failure, no_room_for_cublas, spin)
+}
 
 
 class Encoder:
     def __init__(self, kwargs, device):
         self.kwargs, self.device = kwargs, device
         # In a drill, the name of the fault comes first.
-        attempt = next(folder for folder in map(Path, sys.argv[1:]) if (folder / "spec.json").exists())
+        attempt = next(
+            folder for folder in map(Path, sys.argv[1:]) if (folder / "spec.json").exists()
+        )
         spec = json.loads((attempt / "spec.json").read_text())
-        self.trouble = kwargs.get("trouble", {}).get(str(spec["chunk"])) if spec["attempt"] == 1 else None
-        self.note_path = Path(spec["import_path"][0]) / "notes" / f"{spec['chunk']}-{spec['attempt']}.json"
+        self.trouble = (
+            kwargs.get("trouble", {}).get(str(spec["chunk"])) if spec["attempt"] == 1 else None
+        )
+        self.note_path = (
+            Path(spec["import_path"][0]) / "notes" / f"{spec['chunk']}-{spec['attempt']}.json"
+        )
         self.notes = {"pid": os.getpid(), "initialised_before": torch.cuda.is_initialized()}
         self.notes["allocated_at_start"] = torch.cuda.memory_allocated()
         if spec["attempt"] <= kwargs.get("failed_starts", 0):
@@ -105,14 +114,23 @@ class Encoder:
 
     def encode(self, texts, batch_size):
         self.note(
-            product=float((torch.ones(64, 64, device=self.device) @ torch.ones(64, 64, device=self.device)).sum())
+            product=float(
+                (
+                    torch.ones(64, 64, device=self.device) @ torch.ones(64, 64, device=self.device)
+                ).sum()
+            )
         )
         if self.trouble:
             self.meet(self.trouble)
-        return np.concatenate([self.batch(texts[i : i + batch_size]) for i in range(0, len(texts), batch_size)])
+        return np.concatenate(
+            [self.batch(texts[i : i + batch_size]) for i in range(0, len(texts), batch_size)]
+        )
 
     def batch(self, texts):
-        rows = [np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8] for text in texts]
+        rows = [
+            np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype=np.uint8)[:8]
+            for text in texts
+        ]
         return torch.from_numpy(np.stack(rows).astype(np.float32) + 1).to(self.device).cpu().numpy()
 
     def meet(self, name):
@@ -120,7 +138,10 @@ class Encoder:
         try:
             TROUBLES[name]()
         except Exception as error:
-            self.note(raised=f"{type(error).__name__}: {error}"[:300], code=getattr(error, "error_code", None))
+            self.note(
+                raised=f"{type(error).__name__}: {error}"[:300],
+                code=getattr(error, "error_code", None),
+            )
             self.note(afterwards=self.still_works())
             raise
         self.note(raised="")

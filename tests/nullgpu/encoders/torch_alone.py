@@ -9,13 +9,21 @@ DIMENSION = 64
 class Encoder:
     def __init__(self, device):
         self.device = device
-        torch.zeros(1, device=device)  # starts CUDA, as the worker itself does for sentence-transformers
-        layers = torch.nn.Embedding(32, DIMENSION), torch.nn.LayerNorm(DIMENSION), torch.nn.Linear(DIMENSION, DIMENSION)
+        torch.zeros(
+            1, device=device
+        )  # starts CUDA, as the worker itself does for sentence-transformers
+        layers = (
+            torch.nn.Embedding(32, DIMENSION),
+            torch.nn.LayerNorm(DIMENSION),
+            torch.nn.Linear(DIMENSION, DIMENSION),
+        )
         self.model = torch.nn.Sequential(*layers).eval().to(device)
 
     @torch.inference_mode()
     def encode(self, texts, batch_size):
-        return np.concatenate([self.batch(texts[i : i + batch_size]) for i in range(0, len(texts), batch_size)])
+        return np.concatenate(
+            [self.batch(texts[i : i + batch_size]) for i in range(0, len(texts), batch_size)]
+        )
 
     def batch(self, texts):
         ids = [torch.tensor([len(word) for word in text.split()]) for text in texts]

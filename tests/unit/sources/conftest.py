@@ -22,7 +22,9 @@ def stage_here(tmp_path: Path) -> Stage:
         count += 1
         folder = tmp_path / f"table-{count}"
         folder.mkdir()
-        stage(IngestRequest(sources=tuple(str(tmp_path / name) for name in names), **wanted), folder)
+        stage(
+            IngestRequest(sources=tuple(str(tmp_path / name) for name in names), **wanted), folder
+        )
         return StagedTable.open(folder)
 
     return staged

@@ -28,7 +28,13 @@ def written(given: Any, folder: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     "given",
-    [TEXTS, tuple(TEXTS), (text for text in TEXTS), FRAME["text"], pyarrow.table({"text": TEXTS})["text"]],
+    [
+        TEXTS,
+        tuple(TEXTS),
+        (text for text in TEXTS),
+        FRAME["text"],
+        pyarrow.table({"text": TEXTS})["text"],
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_taken(tmp_path: Path, given: Any) -> None:

@@ -18,12 +18,28 @@ from ingest_files import RowsOf, Stage, write_texts
 @pytest.mark.parametrize(
     ("make", "name", "words"),
     [
-        (lambda path: path.mkdir(), "a.csv", "a.csv is not a regular file.*Name the files in the folder"),
+        (
+            lambda path: path.mkdir(),
+            "a.csv",
+            "a.csv is not a regular file.*Name the files in the folder",
+        ),
         (lambda path: None, "a.csv", "There is no file .*a.csv."),
         (lambda path: None, "*.csv", r"No file matches .*\*.csv."),
-        (lambda path: path.touch(), "a.csv.bz2", "a.csv.bz2: files of this kind are not read.*Known are .csv"),
-        (lambda path: path.touch(), "a.parquet.gz", "a.parquet.gz: files of this kind are not read."),
-        (lambda path: path.touch(), "a.feather", "a.feather: files of this kind are not read.*'rows.parquet'"),
+        (
+            lambda path: path.touch(),
+            "a.csv.bz2",
+            "a.csv.bz2: files of this kind are not read.*Known are .csv",
+        ),
+        (
+            lambda path: path.touch(),
+            "a.parquet.gz",
+            "a.parquet.gz: files of this kind are not read.",
+        ),
+        (
+            lambda path: path.touch(),
+            "a.feather",
+            "a.feather: files of this kind are not read.*'rows.parquet'",
+        ),
         (lambda path: path.symlink_to("/dev/null"), "a.csv", "a.csv is not a regular file."),
     ],
 )
@@ -60,7 +76,11 @@ def test_odd_names(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) -> None:
 
 @pytest.mark.parametrize(
     ("template", "words"),
-    [("no column", "The template names no column"), ("{a} {", "stray { at character 5"), ("{}", "stray { at char")],
+    [
+        ("no column", "The template names no column"),
+        ("{a} {", "stray { at character 5"),
+        ("{}", "stray { at char"),
+    ],
 )
 def test_impossible_template(template: str, words: str) -> None:
     """An impossible template is refused before anything is read."""
@@ -87,17 +107,26 @@ class Elsewhere:
         if name not in self.files:
             raise FileNotFoundError(name)
         content = self.files[name]
-        return {"name": name, "size": len(content), "ETag": f"tag of {content!r}"[:100], "type": "file"}
+        return {
+            "name": name,
+            "size": len(content),
+            "ETag": f"tag of {content!r}"[:100],
+            "type": "file",
+        }
 
     def glob(self, pattern: str, *, detail: bool) -> dict[str, Any]:
         """Return all files there are, in no order."""
         assert detail
-        return {name: self.info(name) for name in reversed(self.files)} | {"b/d": {"type": "directory"}}
+        return {name: self.info(name) for name in reversed(self.files)} | {
+            "b/d": {"type": "directory"}
+        }
 
     def open(self, name: str, mode: str, *, block_size: int) -> io.BytesIO:
         """Open for reading, unless the connection is lost."""
         if self.error is not None:
-            raise self.error("at https://cdn/a.csv?X-Amz-Signature=abc&Expires=1 the connection is lost")
+            raise self.error(
+                "at https://cdn/a.csv?X-Amz-Signature=abc&Expires=1 the connection is lost"
+            )
         return io.BytesIO(self.files[name])
 
 
@@ -106,7 +135,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
     """A file system behind x://."""
     fsspec, held = pytest.importorskip("fsspec", reason="fsspec is not installed"), Elsewhere()
     filesystem = fsspec.filesystem
-    monkeypatch.setattr(fsspec, "filesystem", lambda scheme, **_: held if scheme == "x" else filesystem(scheme))
+    monkeypatch.setattr(
+        fsspec, "filesystem", lambda scheme, **_: held if scheme == "x" else filesystem(scheme)
+    )
     return held
 
 
@@ -123,12 +154,16 @@ ROWS = b"text\n" + b"".join(b"text %d\n" % number for number in range(40))
 def test_the_same_as_here(elsewhere: Elsewhere, tmp_path: Path) -> None:
     """Files elsewhere, one of them compressed, are the table of the same files here; a pattern gives them by name."""
     (tmp_path / "a.csv").write_bytes(ROWS)
-    here = staged(tmp_path / "here", str(tmp_path / "a.csv"), str(tmp_path / "a.csv"), columns=("text",))
+    here = staged(
+        tmp_path / "here", str(tmp_path / "a.csv"), str(tmp_path / "a.csv"), columns=("text",)
+    )
     elsewhere.files |= {"b/1.csv": ROWS, "b/2.csv.gz": gzip.compress(ROWS)}
     table = staged(tmp_path / "there", "x://b/*", columns=("text",))
     assert (table.digest, table.rows) == (here.digest, 80)
     assert table.place_of(41) == "x://b/2.csv.gz, row 1"
-    assert table.signature == {name: remote_state(name) for name in ("x://b/1.csv", "x://b/2.csv.gz")}
+    assert table.signature == {
+        name: remote_state(name) for name in ("x://b/1.csv", "x://b/2.csv.gz")
+    }
     elsewhere.files["b/1.csv"] = ROWS[:-1]
     assert table.signature["x://b/1.csv"] != remote_state("x://b/1.csv")
 
@@ -144,10 +179,16 @@ def test_the_same_as_here(elsewhere: Elsewhere, tmp_path: Path) -> None:
         ({"error": PermissionError}, 78, "x://b/a.csv cannot be read.*PermissionError"),
         ({"error": ValueError}, 78, "x://b/a.csv cannot be read.*ValueError"),
         ({"files": {}}, 78, "x://b/a.csv cannot be read.*FileNotFoundError"),
-        ({"files": {"b/a.csv": b"text\none\n\ntwo,three\n"}}, 78, r"x://b/a.csv, line 4: the row has 2 fields"),
+        (
+            {"files": {"b/a.csv": b"text\none\n\ntwo,three\n"}},
+            78,
+            r"x://b/a.csv, line 4: the row has 2 fields",
+        ),
     ],
 )
-def test_faults(elsewhere: Elsewhere, tmp_path: Path, given: dict[str, Any], code: int, words: str) -> None:
+def test_faults(
+    elsewhere: Elsewhere, tmp_path: Path, given: dict[str, Any], code: int, words: str
+) -> None:
     """What does not pass, or is wrong in the file, is told with the address; no signature is repeated."""
     elsewhere.files["b/a.csv"] = ROWS
     for name, value in given.items():
@@ -158,7 +199,9 @@ def test_faults(elsewhere: Elsewhere, tmp_path: Path, given: dict[str, Any], cod
     assert "fetched" not in str(raised.value)
 
 
-def test_changed_while_it_is_read(elsewhere: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_while_it_is_read(
+    elsewhere: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that is another one at the end is refused with 75, and so is one that comes short."""
     elsewhere.files["b/a.csv"] = ROWS
 

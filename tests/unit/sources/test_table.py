@@ -19,7 +19,9 @@ from ingest_files import Stage, write_texts
 from staged import first_come_first_numbered, make_table
 
 TEXTS = st.lists(
-    st.one_of(st.binary(max_size=2), st.sampled_from([b"", b"often", "é".encode()])), min_size=1, max_size=80
+    st.one_of(st.binary(max_size=2), st.sampled_from([b"", b"often", "é".encode()])),
+    min_size=1,
+    max_size=80,
 )
 
 
@@ -48,11 +50,17 @@ def test_numbering(texts: list[bytes], others: list[bytes], batch_rows: int, blo
         data = files.texts.read_bytes()
         assert distinct == len(numbers)
         assert np.fromfile(files.row_text, dtype="<i8").tolist() == ids
-        assert np.fromfile(files.first_row, dtype="<i8").tolist() == [texts.index(text) for text in numbers]
+        assert np.fromfile(files.first_row, dtype="<i8").tolist() == [
+            texts.index(text) for text in numbers
+        ]
         assert [data[start:stop] for start, stop in itertools.pairwise(offsets)] == list(numbers)
         found = list(matches(files.index, spooled(Path(name, "there"), others)[1].index))
-    pairs = [pair for here, there in found for pair in zip(here.tolist(), there.tolist(), strict=True)]
-    assert sorted(pairs) == sorted((texts.index(text), others.index(text)) for text in set(texts) & set(others))
+    pairs = [
+        pair for here, there in found for pair in zip(here.tolist(), there.tolist(), strict=True)
+    ]
+    assert sorted(pairs) == sorted(
+        (texts.index(text), others.index(text)) for text in set(texts) & set(others)
+    )
 
 
 @settings(deadline=None)

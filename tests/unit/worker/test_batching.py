@@ -41,7 +41,9 @@ def test_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) 
 def test_flat_batches(lengths: list[int], limits: Limits, expected: list[list[int]]) -> None:
     """Without padding, the sum of the tokens is what is limited."""
     assert [batch.tolist() for batch in cut(lengths, limits, flat=True)] == expected
-    assert sum(padded_tokens(lengths, np.array(batch), flat=True) for batch in expected) == sum(lengths)
+    assert sum(padded_tokens(lengths, np.array(batch), flat=True) for batch in expected) == sum(
+        lengths
+    )
 
 
 @given(
@@ -64,10 +66,15 @@ def test_limits_hold(lengths: list[int], limits: Limits) -> None:
         if limits.tokens is not None and len(batch) > 1:
             assert padded_tokens(lengths, batch) <= limits.tokens
         if limits.padding is not None:
-            assert padded_tokens(lengths, batch) - sum(lengths[position] for position in batch) <= limits.padding
+            assert (
+                padded_tokens(lengths, batch) - sum(lengths[position] for position in batch)
+                <= limits.padding
+            )
 
 
-@pytest.mark.parametrize(("free_bytes", "largest"), [(100 * GB, 32_768), (4 * GB, 8_192), (0, PROBE_TOKENS)])
+@pytest.mark.parametrize(
+    ("free_bytes", "largest"), [(100 * GB, 32_768), (4 * GB, 8_192), (0, PROBE_TOKENS)]
+)
 def test_batches_follow_what_was_measured(free_bytes: int, largest: int) -> None:
     """The first batch is small; those behind it are as large as fits, and no larger than the limits."""
     lengths = np.full(1000, 128, dtype=np.int64)
@@ -83,4 +90,6 @@ def test_batches_follow_what_was_measured(free_bytes: int, largest: int) -> None
     assert max(padded_tokens(lengths, batch) for batch in batches) == largest // 128 * 128
     assert len(asked) == 1
     few = list(cut_measured(lengths[:3], MEASURED, lambda: pytest.fail("asked")))
-    assert [batch.tolist() for batch in few] == [batch.tolist() for batch in cut(lengths[:3], MEASURED)]
+    assert [batch.tolist() for batch in few] == [
+        batch.tolist() for batch in cut(lengths[:3], MEASURED)
+    ]

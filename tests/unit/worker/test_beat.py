@@ -12,7 +12,9 @@ from chunkvisor_worker.liveness import BeatWriter
 TORN = b'{"seq":2,"pid":1,"phase":"forward","end":1}'
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000, bytes(9 << 20), TORN])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000, bytes(9 << 20), TORN]
+)
 def test_what_is_not_a_beat_is_none(tmp_path: Path, content: bytes) -> None:
     """Whatever a worker leaves there, or is about to write."""
     (tmp_path / "beat.json").write_bytes(content)
@@ -23,7 +25,14 @@ def test_phases(tmp_path: Path) -> None:
     """A new phase is written at once, one that goes on is not; from `go` to the first batch it is `opening_s`."""
     path = tmp_path / "beat.json"
     progress = BeatWriter(path)
-    for phase in (Phase.IMPORT, Phase.IMPORT, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY):
+    for phase in (
+        Phase.IMPORT,
+        Phase.IMPORT,
+        Phase.TOKENIZE,
+        Phase.READY,
+        Phase.CUDA_INIT,
+        Phase.WEIGHTS_COPY,
+    ):
         progress.phase(phase)
         beat = read_beat(path)
         assert beat is not None

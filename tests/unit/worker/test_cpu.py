@@ -21,7 +21,9 @@ WAIT_S = 60.0
 def two_layers() -> Any:
     """Make a model of two layers of odd sizes, one of them without a bias."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(33, 70), torch.nn.GELU(), torch.nn.Linear(70, 17, bias=False)).eval()
+    return torch.nn.Sequential(
+        torch.nn.Linear(33, 70), torch.nn.GELU(), torch.nn.Linear(70, 17, bias=False)
+    ).eval()
 
 
 def forward_of(model: Any, *shape: int) -> Callable[[], Any]:
@@ -65,7 +67,9 @@ def test_weights_are_there_once_and_come_back_to_the_last_bit() -> None:
 @needs("torch")
 def test_only_plain_layers_are_packed() -> None:
     """Shared, wrapped and derived weights, and those in another precision or place, are left as they are."""
-    shared = torch.nn.ModuleList([torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8)])
+    shared = torch.nn.ModuleList(
+        [torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8)]
+    )
     shared[1].weight = shared[0].weight
     wrapped, normed = two_layers(), two_layers()
     wrapped[0].forward = lambda given: given  # as accelerate does
@@ -82,7 +86,9 @@ def test_only_plain_layers_are_packed() -> None:
     ("wanted", "ratio", "name"),
     [("", 0.4, "onednn"), ("", 0.99, "torch"), ("onednn", 0.99, "onednn"), ("torch", 0.4, "torch")],
 )
-def test_the_faster_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, ratio: float, name: str) -> None:
+def test_the_faster_kernel_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, ratio: float, name: str
+) -> None:
     """The measurement decides, or the variable; what is not chosen leaves no trace."""
     monkeypatch.setenv(LINEAR, wanted)
     monkeypatch.setattr(cpu, "measured_ratio", lambda layers: ratio)
@@ -167,7 +173,9 @@ def test_two_lanes_compute_at_the_same_time_and_in_order() -> None:
     """Two batches are under way at once and come back in order; a text alone has the machine to itself."""
     threads = torch.get_num_threads()
     machine = Machine(meeting=(0, 2))
-    found = positions(Lanes(2, 1, 2).compute(batches_of(2, 2, 1, 2, 2, 2), machine.begins, machine.start))
+    found = positions(
+        Lanes(2, 1, 2).compute(batches_of(2, 2, 1, 2, 2, 2), machine.begins, machine.start)
+    )
     assert found == list(range(9)), "those under way come back when no more may begin"
     assert machine.begun == [0, 2, 4, 5, 7, 9]
     assert machine.threads.pop(4) == threading.main_thread().name
@@ -175,7 +183,9 @@ def test_two_lanes_compute_at_the_same_time_and_in_order() -> None:
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize(("lanes", "begun"), [(Lanes(), [0]), (Lanes(ahead=1), [0, 2])], ids=["one", "ahead"])
+@pytest.mark.parametrize(
+    ("lanes", "begun"), [(Lanes(), [0]), (Lanes(ahead=1), [0, 2])], ids=["one", "ahead"]
+)
 def test_one_lane_computes_in_this_thread(lanes: Lanes, begun: list[int]) -> None:
     """Without lanes a batch is handed on before the next begins; on a GPU the next is launched before that."""
     machine = Machine()
@@ -188,7 +198,9 @@ def model(model_type: str, *rope_types: object) -> Any:
     """Make a stand-in for a model of transformers with rotary embeddings of these kinds."""
     modules = [SimpleNamespace(rope_type=each) for each in rope_types]
     config = SimpleNamespace(model_type=model_type)
-    return SimpleNamespace(transformers_model=SimpleNamespace(modules=lambda: modules, config=config))
+    return SimpleNamespace(
+        transformers_model=SimpleNamespace(modules=lambda: modules, config=config)
+    )
 
 
 @needs("transformers")
@@ -198,7 +210,11 @@ def model(model_type: str, *rope_types: object) -> Any:
         pytest.param(model("bert"), True, id="no rotary embeddings"),
         pytest.param(model("qwen2", "default"), True, id="fixed frequencies"),
         pytest.param(model("qwen2", "default", "dynamic"), False, id="frequencies that grow"),
-        pytest.param(model("modernbert", {"full_attention": "default", "sliding": "longrope"}), False, id="by layer"),
+        pytest.param(
+            model("modernbert", {"full_attention": "default", "sliding": "longrope"}),
+            False,
+            id="by layer",
+        ),
         pytest.param(model("my-own"), False, id="unknown"),
     ],
 )

@@ -42,7 +42,12 @@ WORDS = ("quick", "brown", "fox", "dog.", "lazy")
         (151_646, 151_936, WORDS, ""),  # Qwen2: a padded table
         (262_145, 262_144, WORDS, ""),  # EmbeddingGemma: an image token without a row
         (30522, None, WORDS, ""),
-        (5, 30522, ("quick",), "knows 5 tokens, .* 30522 rows: most words would be unknown.*Download the model again"),
+        (
+            5,
+            30522,
+            ("quick",),
+            "knows 5 tokens, .* 30522 rows: most words would be unknown.*Download the model again",
+        ),
         (119_547, 30522, ("quick", "fox"), "30522 rows: its files belong to another model"),
         (30522, 30522, (), "knows the words of no language"),
         (5, None, (), "knows the words of no language"),
@@ -82,7 +87,9 @@ def test_floats_are_converted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, d
 
 
 @pytest.mark.parametrize("dtype", ["int8", "complex64", "object"])
-def test_other_types_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str) -> None:
+def test_other_types_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str
+) -> None:
     """Anything else is the plug-in's fault, and no text's."""
     with pytest.raises(PluginError, match="returned an array of"):
         vectors(monkeypatch, tmp_path, np.ones((1, 3)).astype(dtype))

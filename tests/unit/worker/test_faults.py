@@ -52,10 +52,16 @@ class Die(BaseException):
     """Not an Exception, like a Rust panic."""
 
 
-@pytest.mark.parametrize("error", [Unprintable(), Hostile("x"), Die("x"), SystemExit(3), ValueError("\ud800")])
+@pytest.mark.parametrize(
+    "error", [Unprintable(), Hostile("x"), Die("x"), SystemExit(3), ValueError("\ud800")]
+)
 def test_strange_exception_makes_a_record(error: BaseException) -> None:
     """Whatever was raised, the record survives the wire."""
-    fault = fault_of(raised(error), Phase.FORWARD, Beat(1, 1, Phase.FORWARD, 640, batch_rows=32, batch_tokens=4096))
+    fault = fault_of(
+        raised(error),
+        Phase.FORWARD,
+        Beat(1, 1, Phase.FORWARD, 640, batch_rows=32, batch_tokens=4096),
+    )
 
     assert from_json(Fault, to_json(fault)) == fault
     assert (fault.batch_rows, fault.batch_tokens, fault.rows_done) == (32, 4096, 640)
@@ -70,12 +76,17 @@ def test_numbers_are_found() -> None:
 
     (cause,) = fault_of(error, Phase.WRITE).chain
     assert (cause.errno, cause.error_code, cause.http_status) == (28, 710, 429)
-    assert (cause.name, cause.bases) == ("builtins.OSError", ("builtins.Exception", "builtins.BaseException"))
+    assert (cause.name, cause.bases) == (
+        "builtins.OSError",
+        ("builtins.Exception", "builtins.BaseException"),
+    )
     (cause,) = fault_of(Hostile("x"), Phase.FORWARD).chain
     assert (cause.errno, cause.error_code, cause.http_status) == (None, None, None)
 
 
-@pytest.mark.parametrize(("said", "least"), [("7", 7), ("Fri, 31 Dec 2100 23:59:59 GMT", 1e6), ("soon", 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("said", "least"), [("7", 7), ("Fri, 31 Dec 2100 23:59:59 GMT", 1e6), ("soon", 0), (None, 0)]
+)
 def test_what_a_server_asks_to_wait(said: str | None, least: float) -> None:
     """Retry-After counts in seconds or as a date, wherever in the chain; anything else is no wait."""
     headers = Message()
@@ -95,7 +106,11 @@ def test_chain_follows_causes_and_contexts_that_are_shown() -> None:
     third.__context__ = hidden
     third.__suppress_context__ = True
     chain = fault_of(first, Phase.FORWARD).chain
-    assert [cause.name.partition(".")[2] for cause in chain] == ["KeyError", "ValueError", "TypeError"]
+    assert [cause.name.partition(".")[2] for cause in chain] == [
+        "KeyError",
+        "ValueError",
+        "TypeError",
+    ]
     third.__cause__ = first  # a ring
     assert len(fault_of(first, Phase.FORWARD).chain) == 3
     long: BaseException = first
@@ -105,7 +120,9 @@ def test_chain_follows_causes_and_contexts_that_are_shown() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_record_that_the_disk_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_record_that_the_disk_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     """If the disk is full or fails, the exit code tells that: no text is to be blamed."""
 
     def end(code: int) -> None:
@@ -142,7 +159,10 @@ def test_huge_message_is_cut() -> None:
         ("HF_TOKEN=SECRET", "HF_TOKEN=***"),
         ('"api_key": "SECRET-secret"', '"api_key": "***"'),
         ("key sk-SECRETsecretsecret", "key sk-***"),
-        ("https://cdn.example/f?X-Amz-Signature=SECRET&x=1", "https://cdn.example/f?X-Amz-Signature=***&x=1"),
+        (
+            "https://cdn.example/f?X-Amz-Signature=SECRET&x=1",
+            "https://cdn.example/f?X-Amz-Signature=***&x=1",
+        ),
         ("https://me:SECRET@proxy:3128/", "https://me:***@proxy:3128/"),
     ],
 )
@@ -153,4 +173,7 @@ def test_tokens_are_masked(text: str, kept: str) -> None:
     assert fault.chain[0].message == kept
     assert "SECRET" not in json.loads(to_json(fault))["traceback"].split("RuntimeError: ", 1)[1]
     assert "SECRET" not in to_json(fault).decode()
-    assert masked("no pad_token: [PAD]; max_new_tokens=512") == "no pad_token: [PAD]; max_new_tokens=512"
+    assert (
+        masked("no pad_token: [PAD]; max_new_tokens=512")
+        == "no pad_token: [PAD]; max_new_tokens=512"
+    )

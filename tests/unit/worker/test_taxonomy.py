@@ -29,7 +29,13 @@ from chunkvisor_worker.plugin import BadOutputError, PluginError
 from harness import ROOT
 from late import Late
 
-LOAD, TOKENIZE, INIT, FORWARD, WRITE = (Phase.MODEL_LOAD, Phase.TOKENIZE, Phase.CUDA_INIT, Phase.FORWARD, Phase.WRITE)
+LOAD, TOKENIZE, INIT, FORWARD, WRITE = (
+    Phase.MODEL_LOAD,
+    Phase.TOKENIZE,
+    Phase.CUDA_INIT,
+    Phase.FORWARD,
+    Phase.WRITE,
+)
 OF_RULE = {rule.name: rule for rule in RULES}
 
 
@@ -82,8 +88,12 @@ def hub(status: int) -> BaseException:
     answer = HubHTTP("no")
     answer.response = type("Response", (), {"status_code": status})()
     return chained(
-        OSError("We couldn't connect to 'https://hf.co' to load the files, and couldn't find them in the cache."),
-        NotCached("An error happened while trying to locate the file on the Hub and we cannot find it in the cache"),
+        OSError(
+            "We couldn't connect to 'https://hf.co' to load the files, and couldn't find them in the cache."
+        ),
+        NotCached(
+            "An error happened while trying to locate the file on the Hub and we cannot find it in the cache"
+        ),
         answer,
     )
 
@@ -221,7 +231,8 @@ def named(phase: Phase, error: BaseException) -> str:
 
 
 @pytest.mark.parametrize(
-    ("phase", "rule", "error"), [pytest.param(*row, id=f"{at} {row[1]}") for at, row in enumerate(TABLE)]
+    ("phase", "rule", "error"),
+    [pytest.param(*row, id=f"{at} {row[1]}") for at, row in enumerate(TABLE)],
 )
 def test_exception(phase: Phase, rule: str, error: BaseException) -> None:
     """An exception, raised in a phase, falls under one rule."""
@@ -256,7 +267,9 @@ def _full_disk(_: Path) -> None:
 
 def _surrogate(_: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).encode_batch(["\ud800x"])
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).encode_batch(
+        ["\ud800x"]
+    )
 
 
 def _safetensors(content: bytes) -> Provoke:
@@ -284,7 +297,9 @@ def _hub(status: int, code: str = "", message: str = "") -> Provoke:
     return answer
 
 
-BERT = json.dumps({"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1})
+BERT = json.dumps(
+    {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+)
 LFS = b"version https://git-lfs.github.com/spec/v1\n"
 # fmt: off
 # With torch or transformers, which take seconds to import.
@@ -312,11 +327,16 @@ QUICK: list[tuple[Provoke, Phase, str]] = [
 @pytest.mark.parametrize(
     ("provoke", "phase", "rule"),
     [
-        *(pytest.param(*row, id=f"{at} {row[2]}", marks=pytest.mark.model) for at, row in enumerate(SLOW)),
+        *(
+            pytest.param(*row, id=f"{at} {row[2]}", marks=pytest.mark.model)
+            for at, row in enumerate(SLOW)
+        ),
         *(pytest.param(*row, id=f"{at} {row[2]}, quick") for at, row in enumerate(QUICK)),
     ],
 )
-def test_real_exception(provoke: Callable[[Path], None], phase: Phase, rule: str, tmp_path: Path) -> None:
+def test_real_exception(
+    provoke: Callable[[Path], None], phase: Phase, rule: str, tmp_path: Path
+) -> None:
     """What a library really raises falls under the rule that was written for it."""
     try:
         provoke(tmp_path)
@@ -367,9 +387,22 @@ def test_log(tail: str, returncode: int, rule: str) -> None:
 
 
 QUOTED = (
-    *("GPU has fallen off the bus", "uncorrectable ECC error encountered", "No CUDA GPUs are available"),
-    *("CUDA-capable device(s) is/are busy or unavailable", "misaligned address", "Too many open files"),
-    *("No space left on device", "can't start new thread", "Driver/library version mismatch", "undefined symbol: x"),
+    *(
+        "GPU has fallen off the bus",
+        "uncorrectable ECC error encountered",
+        "No CUDA GPUs are available",
+    ),
+    *(
+        "CUDA-capable device(s) is/are busy or unavailable",
+        "misaligned address",
+        "Too many open files",
+    ),
+    *(
+        "No space left on device",
+        "can't start new thread",
+        "Driver/library version mismatch",
+        "undefined symbol: x",
+    ),
     *("pass trust_remote_code=True", "attn_implementation", "CUDA driver initialization failed"),
 )
 
@@ -384,7 +417,10 @@ def test_words_of_a_text_are_no_verdict(words: str) -> None:
 
 causes = st.builds(
     Cause,
-    name=st.text() | st.sampled_from(sorted({name for rule in RULES for sign in rule.signs for name in sign.classes})),
+    name=st.text()
+    | st.sampled_from(
+        sorted({name for rule in RULES for sign in rule.signs for name in sign.classes})
+    ),
     bases=st.lists(st.text() | st.just("builtins.RuntimeError")).map(tuple),
     message=st.text(),
     error_code=st.none() | st.integers(),
@@ -395,7 +431,10 @@ causes = st.builds(
 
 @given(
     st.builds(
-        Fault, phase=st.sampled_from(Phase), chain=st.lists(causes, max_size=8).map(tuple), traceback=st.just("")
+        Fault,
+        phase=st.sampled_from(Phase),
+        chain=st.lists(causes, max_size=8).map(tuple),
+        traceback=st.just(""),
     ),
     st.integers(-64, 255),
 )
@@ -407,11 +446,15 @@ def test_every_fault_and_log_has_an_answer(fault: Fault, returncode: int) -> Non
     diagnose_log("".join(cause.message for cause in fault.chain), returncode)
 
 
-@pytest.mark.parametrize("unit", ["NVML_SUCCESS == ", "Path x", "INTERNAL ASSERT FAILED at ", "1 requested and ", "\n"])
+@pytest.mark.parametrize(
+    "unit", ["NVML_SUCCESS == ", "Path x", "INTERNAL ASSERT FAILED at ", "1 requested and ", "\n"]
+)
 def test_huge_message_is_judged_by_its_head(unit: str) -> None:
     """A message of megabytes, made to upset a pattern, has an answer all the same; its end does not count."""
     message = unit * (10_000_000 // len(unit))
-    fault = Fault(FORWARD, (Cause("builtins.RuntimeError", (), f"{message}CUDA out of memory"),), "")
+    fault = Fault(
+        FORWARD, (Cause("builtins.RuntimeError", (), f"{message}CUDA out of memory"),), ""
+    )
     assert diagnose(fault).rule.name == "unknown-on-texts"
     assert diagnose_log(message, 1) is None
 
@@ -424,7 +467,12 @@ def test_rule_is_complete(rule: Any) -> None:
     assert rule.cause.endswith(".")
     assert rule.remedy.endswith(".")
     assert rule.signs or rule.log or rule.returncodes
-    retried = rule.outcome in (Outcome.GPU_OOM, Outcome.DEVICE_FAULT, Outcome.HOST_OOM, Outcome.CRASHED)
+    retried = rule.outcome in (
+        Outcome.GPU_OOM,
+        Outcome.DEVICE_FAULT,
+        Outcome.HOST_OOM,
+        Outcome.CRASHED,
+    )
     unblamed = rule.outcome in (Outcome.INTERRUPTED, Outcome.BAD_OUTPUT)
     assert rule.exit_code in (69, 74, 75, 78) or (rule.exit_code is None and (retried or unblamed))
     assert not re.search(r"tried again|run goes on|bisected", rule.remedy), (
@@ -440,10 +488,14 @@ def test_the_page_on_gpus_names_rules_as_they_are() -> None:
     assert all(outcome == OF_RULE[name].outcome for name, outcome in lines)
 
 
-def oom(wanted: str, total: str, free: str, ours: str = "", other: str = "", allocated: str = "2.58 GiB") -> str:
+def oom(
+    wanted: str, total: str, free: str, ours: str = "", other: str = "", allocated: str = "2.58 GiB"
+) -> str:
     """Torch's message, since 2.2."""
     named = f"Process 2048 has {other} memory in use. " if other else ""
-    named += f"Including non-PyTorch memory, this process has {ours} memory in use. " if ours else ""
+    named += (
+        f"Including non-PyTorch memory, this process has {ours} memory in use. " if ours else ""
+    )
     return (
         f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of {total} of which {free} is "
         f"free. {named}Of the allocated memory {allocated} is allocated by PyTorch, and 10.00 MiB is reserved by "

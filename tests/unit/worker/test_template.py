@@ -26,7 +26,9 @@ def test_code_that_asks_is_answered_as_in_a_worker(folder: Path) -> None:
     torch = pytest.importorskip("torch")
     original = torch.cuda.is_available
     asks = "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
-    (folder / "ask_plain.py").write_text(f"{asks}from torch.cuda import device_count\nCOUNT = device_count()\n")
+    (folder / "ask_plain.py").write_text(
+        f"{asks}from torch.cuda import device_count\nCOUNT = device_count()\n"
+    )
     (folder / "ask_by.py").write_text("import ask_plain")
     with ShownGpu():
         found = importlib.import_module("ask_by").ask_plain

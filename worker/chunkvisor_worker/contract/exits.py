@@ -22,7 +22,9 @@ class Outcome(StrEnum):
     COMMITTED = "committed"  # its vectors are verified and part of the output
     GPU_OOM = "gpu_oom"  # the GPU ran out of memory: a smaller batch can help
     DEVICE_FAULT = "device_fault"  # the CUDA context is broken: only a new process helps
-    HARDWARE_FAULT = "hardware_fault"  # the GPU itself is faulty or gone: no process of ours can help
+    HARDWARE_FAULT = (
+        "hardware_fault"  # the GPU itself is faulty or gone: no process of ours can help
+    )
     GPU_BUSY = "gpu_busy"  # another process holds the GPU: wait
     SETUP = "setup"  # driver, packages, model or configuration are wrong: every worker would fail
     HOST_OOM = "host_oom"  # the machine ran out of memory, threads or file descriptors

@@ -31,16 +31,28 @@ class AttemptFiles:
     folder: Path
 
     spec = FileIn("spec.json")  # what to do; written by the parent
-    texts = FileIn("texts.jsonl")  # the chunk's texts, one JSON string a line; written by the parent
-    beat = FileIn("beat.json")  # phase and progress; rewritten by the worker's own work loop, so that a hang shows
+    texts = FileIn(
+        "texts.jsonl"
+    )  # the chunk's texts, one JSON string a line; written by the parent
+    beat = FileIn(
+        "beat.json"
+    )  # phase and progress; rewritten by the worker's own work loop, so that a hang shows
     log = FileIn("worker.log")  # standard output and standard error of the worker
     vectors = FileIn("embeddings.npy")  # float32 array of shape (texts, dimension), by `numpy.save`
-    partial = FileIn("embeddings.partial.npy")  # the same while it is written; `batches` says which rows are there
-    batches = FileIn("batches.jsonl")  # a line for each batch that began, and one for each that is written
-    cut = FileIn("cut.bin")  # of texts that the model does not read whole: int32 pairs, position and tokens uncut
+    partial = FileIn(
+        "embeddings.partial.npy"
+    )  # the same while it is written; `batches` says which rows are there
+    batches = FileIn(
+        "batches.jsonl"
+    )  # a line for each batch that began, and one for each that is written
+    cut = FileIn(
+        "cut.bin"
+    )  # of texts that the model does not read whole: int32 pairs, position and tokens uncut
     result = FileIn("result.json")  # written last, and only when the vectors are on disk
     fault = FileIn("fault.json")  # why there is no result
-    verdict = FileIn("verdict.json")  # what the parent made of the attempt; it is judged if this is there
+    verdict = FileIn(
+        "verdict.json"
+    )  # what the parent made of the attempt; it is judged if this is there
 
 
 def sync_folder(folder: Path) -> None:
@@ -57,11 +69,15 @@ def make_folders(folder: Path, *, mode: int = 0o777) -> None:
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for each in missing:
-        with contextlib.suppress(PermissionError):  # one may write into a folder that one may not open
+        with contextlib.suppress(
+            PermissionError
+        ):  # one may write into a folder that one may not open
             sync_folder(each.parent)
 
 
-def write_atomic(path: Path, data: bytes, *, durable: bool = True, made_in: Path | None = None) -> None:
+def write_atomic(
+    path: Path, data: bytes, *, durable: bool = True, made_in: Path | None = None
+) -> None:
     """Replace `path` by `data` in one rename.
 
     With `durable` the file and its folder are synced. It is made in the same folder, or in `made_in` on the same file
@@ -76,7 +92,9 @@ def copy_atomic(source: Path, target: Path, *, made_in: Path | None = None) -> N
         write_blocks(target, iter(lambda: file.read(_COPY_BYTES), b""), made_in=made_in)
 
 
-def write_blocks(path: Path, blocks: Iterable[bytes], *, durable: bool = True, made_in: Path | None = None) -> None:
+def write_blocks(
+    path: Path, blocks: Iterable[bytes], *, durable: bool = True, made_in: Path | None = None
+) -> None:
     """As `write_atomic`, of data that need not be in memory as a whole. Raises what the blocks raise, too."""
     # Without the pid: what a killed process left there is replaced by the next write. Every path has one writer.
     temporary = (made_in or path.parent) / f".{path.name}.tmp"
@@ -124,7 +142,9 @@ def read_bounded(path: Path) -> bytes | None:
     """Return the file's bytes, or None if there is no file of a sensible size that can be read."""
     try:
         # A worker may have put a pipe there: to open or read one must not hang the parent, and is nothing to read.
-        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(
+            path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             # Not room for the largest record: to map and unmap that costs more than to read a small one.
             data = file.read(min(os.fstat(file.fileno()).st_size, READ_LIMIT_BYTES) + 1) or b""
     except OSError:

@@ -28,11 +28,15 @@ class ModelSpec:
     """Which model, as the worker is to build it; the plug-in factory gets this object."""
 
     name: str
-    path: str | None = None  # folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes
+    path: str | None = (
+        None  # folder of the resolved snapshot; None for a plug-in, which makes of `name` what it likes
+    )
     revision: str | None = None
     dtype: str = "auto"
     max_length: int | None = None
-    pooling: str | None = None  # mean, cls, lasttoken or max; None is what the model's modules.json says
+    pooling: str | None = (
+        None  # mean, cls, lasttoken or max; None is what the model's modules.json says
+    )
     trust_remote_code: bool | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
@@ -46,8 +50,12 @@ class EncodeSpec:
     prompt: str | None = None
     prompt_name: str | None = None
     truncate_dim: int | None = None
-    task: str | None = None  # query or document: as `encode_query` and `encode_document` of sentence-transformers
-    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)  # more arguments for the model's own `encode`
+    task: str | None = (
+        None  # query or document: as `encode_query` and `encode_document` of sentence-transformers
+    )
+    kwargs: dict[str, Any] = field(
+        default_factory=dict, hash=False
+    )  # more arguments for the model's own `encode`
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +63,19 @@ class Limits:
     """Upper bounds of one batch. On a worker's standard input: begin, under these; see `LEAVE`."""
 
     rows: int  # at least 1
-    tokens: int | None = None  # padded ones; None = rows alone decide. A longer text makes a batch of its own.
+    tokens: int | None = (
+        None  # padded ones; None = rows alone decide. A longer text makes a batch of its own.
+    )
     padding: int | None = None  # in tokens; None = as many as come
     measured: bool = False  # whether a worker on a GPU lowers `tokens` to what fits the memory that it finds free
-    alone: bool = False  # whether a plug-in, too, gets one text in a call: the one that fails is looked for
+    alone: bool = (
+        False  # whether a plug-in, too, gets one text in a call: the one that fails is looked for
+    )
 
 
-LEAVE = b"leave\n"  # on a worker's standard input: what is encoded stays, and no batch more is begun
+LEAVE = (
+    b"leave\n"  # on a worker's standard input: what is encoded stays, and no batch more is begun
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +83,9 @@ class Spec:
     """One attempt at one chunk."""
 
     run_id: str
-    fingerprint: str  # of everything that shapes the vectors; a result counts only under the same one
+    fingerprint: (
+        str  # of everything that shapes the vectors; a result counts only under the same one
+    )
     output: str
     chunk: int
     attempt: int
@@ -83,9 +99,15 @@ class Spec:
     import_path: tuple[str, ...] = ()  # folders put on sys.path for a plug-in encoder
     # Positions, from `start`, of texts that have vectors: they are not in texts.jsonl, and their rows stay zero.
     skip: tuple[int, ...] = ()
-    limits: Limits = Limits(rows=32)  # for a run by hand; a supervised worker gets those of the moment at its gate
-    canary: str | None = None  # had its vector before; encoded first and alone to show that device and model work
-    canary_row: int | None = None  # in texts.jsonl: encoded first and alone if no `canary` is known; its vector stays
+    limits: Limits = Limits(
+        rows=32
+    )  # for a run by hand; a supervised worker gets those of the moment at its gate
+    canary: str | None = (
+        None  # had its vector before; encoded first and alone to show that device and model work
+    )
+    canary_row: int | None = (
+        None  # in texts.jsonl: encoded first and alone if no `canary` is known; its vector stays
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +124,9 @@ class Beat:
     batch_rows: int = 0  # of the batch under way
     batch_tokens: int = 0  # padded tokens of the batch under way; 0 = unknown
     freed: bool = False  # the device is free for the next worker, though this one has not ended
-    opening_s: float = 0.0  # from `go` to the first batch: CUDA context, copy of the weights; 0 = not there yet
+    opening_s: float = (
+        0.0  # from `go` to the first batch: CUDA context, copy of the weights; 0 = not there yet
+    )
     end: int = 0  # as `seq`: of a beat that was read while it was overwritten they differ
 
 
@@ -115,7 +139,9 @@ class Loaded:
     causal: bool | None  # whether a token sees only those before it; None = unknown
     prompt: str | None  # text that stands before every text, the model's default prompt included
     padding_side: str  # left or right; empty if there is no tokenizer
-    probe_ids: tuple[int, ...]  # token ids of one fixed text: two tokenizers that differ mostly show it here
+    probe_ids: tuple[
+        int, ...
+    ]  # token ids of one fixed text: two tokenizers that differ mostly show it here
     notes: tuple[str, ...]  # what the libraries warned of, and what else a person should know
 
 
@@ -127,9 +153,13 @@ class Facts:
     dtype: str = ""  # of the weights as loaded; empty for a plug-in that does not say
     max_length: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    linear: str = ""  # what computes the linear layers on a CPU: "torch", or "onednn" with packed weights
+    linear: str = (
+        ""  # what computes the linear layers on a CPU: "torch", or "onednn" with packed weights
+    )
     loaded: Loaded | None = None  # none for a plug-in
-    counts_cut: bool = False  # the tokens of texts that it cuts: not for a plug-in, or without a tokenizer in Rust
+    counts_cut: bool = (
+        False  # the tokens of texts that it cuts: not for a plug-in, or without a tokenizer in Rust
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +177,9 @@ class Result:
     limits: Limits
     tokens: int = 0  # tokens of the texts after truncation, special tokens included; 0 = unknown
     padded_tokens: int = 0
-    phase_s: dict[str, float] = field(default_factory=dict)  # spent in each phase; `ready` is the wait at the gate
+    phase_s: dict[str, float] = field(
+        default_factory=dict
+    )  # spent in each phase; `ready` is the wait at the gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +213,12 @@ class BatchLine:
 
     # A batch begins: positions in the file of vectors; none for a canary that is not one of the attempt's texts.
     rows: tuple[int, ...] | None = None
-    facts: Facts | None = None  # the file of vectors is there, without any; or the canary has its vector
-    digest: str | None = None  # xxh3-64 of the vectors of the oldest batch under way, which are now in the file
+    facts: Facts | None = (
+        None  # the file of vectors is there, without any; or the canary has its vector
+    )
+    digest: str | None = (
+        None  # xxh3-64 of the vectors of the oldest batch under way, which are now in the file
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +278,13 @@ class TemplateOrder:
 class TemplateNews:
     """From the template; one of them."""
 
-    phase_s: dict[str, float] | None = None  # how long it took to load, by phase; it forks from now on
+    phase_s: dict[str, float] | None = (
+        None  # how long it took to load, by phase; it forks from now on
+    )
     unfit: str | None = None  # why it cannot be forked from; fault.json in its folder may say more
-    forked: int | None = None  # the pid of the worker asked for, whose pidfd comes along; 0 if none could be forked
+    forked: int | None = (
+        None  # the pid of the worker asked for, whose pidfd comes along; 0 if none could be forked
+    )
     ended: int | None = None  # the pid that a worker had, whose group is dead as well
     returncode: int = 0  # of that one, as subprocess gives it: negative for a signal
 
@@ -276,7 +316,9 @@ class LengthsReport:
 
     lengths: str  # file of an int32 array of shape (texts looked at,): tokens before any cut, special ones included
     max_length: int | None  # tokens the model reads of a text, None if it has no limit
-    estimated: bool  # tokens could not be counted, and were estimated from bytes, as the encoder will do
+    estimated: (
+        bool  # tokens could not be counted, and were estimated from bytes, as the encoder will do
+    )
     tokens: int  # of the texts looked at, as cut by `max_length`
     padded_tokens: int  # tokens of their batches, padding included
     batches: int

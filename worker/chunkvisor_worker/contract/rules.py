@@ -17,19 +17,30 @@ from chunkvisor_worker.contract.messages import Phase
 # Exit codes of `chunkvisor`: 69 this machine can't do it, 74 disk, 75 a passing cause, 78 config, model or input.
 MACHINE, DISK, PASSING, CONFIG = os.EX_UNAVAILABLE, os.EX_IOERR, os.EX_TEMPFAIL, os.EX_CONFIG
 
-LOAD = (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD)  # no text has been touched yet: no row can be the cause
+LOAD = (
+    Phase.START,
+    Phase.IMPORT,
+    Phase.MODEL_LOAD,
+)  # no text has been touched yet: no row can be the cause
 # No batch has been on the device yet: a smaller one cannot help.
 BEFORE_WORK = (*LOAD, Phase.TOKENIZE, Phase.READY, Phase.CUDA_INIT, Phase.WEIGHTS_COPY)
 AT_WORK = (Phase.FORWARD, Phase.WRITE, Phase.DONE)  # the device has begun to compute
-ON_TEXTS = (Phase.TOKENIZE, Phase.FORWARD)  # the worker is handling texts: one of them can be the cause
+ON_TEXTS = (
+    Phase.TOKENIZE,
+    Phase.FORWARD,
+)  # the worker is handling texts: one of them can be the cause
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
     """What gives a fault away in one exception; everything that is set must hold."""
 
-    classes: tuple[str, ...] = ()  # qualified class names, of the exception or of a base class; empty = any
-    numbers: tuple[int, ...] = ()  # cudaError_t, errno or HTTP status; they decide over the pattern, which may change
+    classes: tuple[
+        str, ...
+    ] = ()  # qualified class names, of the exception or of a base class; empty = any
+    numbers: tuple[
+        int, ...
+    ] = ()  # cudaError_t, errno or HTTP status; they decide over the pattern, which may change
     pattern: str | None = None  # searched in the head of the message
 
 
@@ -43,11 +54,19 @@ class Rule:
     remedy: str  # what to do, likewise
     signs: tuple[Sign, ...] = ()  # any of them suffices
     phases: tuple[Phase, ...] = ()  # the rule holds in these only; empty = any
-    log: str | None = None  # searched in the end of the log of a worker that left no record, `^` and `$` line by line
-    returncodes: tuple[int, ...] = ()  # of a worker that left no record, as `Popen.returncode`: -n is death by signal n
-    exit_code: int | None = None  # with which `chunkvisor` ends if this stops the run; None = the outcome alone decides
+    log: str | None = (
+        None  # searched in the end of the log of a worker that left no record, `^` and `$` line by line
+    )
+    returncodes: tuple[
+        int, ...
+    ] = ()  # of a worker that left no record, as `Popen.returncode`: -n is death by signal n
+    exit_code: int | None = (
+        None  # with which `chunkvisor` ends if this stops the run; None = the outcome alone decides
+    )
     smaller_batch_helps: bool = False  # the same work can succeed in smaller batches
-    row_can_cause: bool = False  # a row of the input can be the cause: taking the chunk apart makes sense
+    row_can_cause: bool = (
+        False  # a row of the input can be the cause: taking the chunk apart makes sense
+    )
     if_ended: str = ""  # what to do if it has ended the run, if there is more to say than of all with its outcome
 
 
@@ -70,7 +89,13 @@ def _family(outcome: Outcome, **usual: Any) -> Callable[..., Rule]:
     """Make rows of one outcome: name, cause, remedy and signs, and by keyword what is not `usual`."""
 
     def rule(name: str, cause: str, remedy: str, *signs: Sign, **unusual: Any) -> Rule:
-        return Rule(name=name, cause=cause, remedy=remedy, signs=signs, **({"outcome": outcome} | usual | unusual))
+        return Rule(
+            name=name,
+            cause=cause,
+            remedy=remedy,
+            signs=signs,
+            **({"outcome": outcome} | usual | unusual),
+        )
 
     return rule
 
@@ -97,7 +122,9 @@ def at_work(name: str, cause: str, remedy: str, pattern: str, *codes: int, **unu
 # Out of memory, in all its spellings: torch's allocator; plain RuntimeErrors of the cudaMallocAsync backend, of driver
 # calls and of the libraries' handles; JAX and ONNX Runtime, for plug-in encoders.
 _OOM = (
-    of_class("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError"),
+    of_class(
+        "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "cupy.cuda.memory.OutOfMemoryError"
+    ),
     runtime_error(
         r"CUDA out of memory|CUDA (?:driver )?error: out of memory|would exceed allowed memory\. \(out of memory\)"
         r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
@@ -113,20 +140,26 @@ NO_ROOM = "gpu-full-before-work"
 _SAID = r"^(?:\S+: )?(?:\[Errno -?\d{1,5}\] )?"
 _NO_SPACE = r"No space left on device|Disk quota exceeded|os error (?:28|122)\b"
 _THREADS = (
-    r"can't start new thread|Thread creation failed|ThreadPoolBuildError|global thread pool has not been initialized"
+    r"can't start new thread|Thread creation failed|ThreadPoolBuildError"
+    r"|global thread pool has not been initialized"
 )
 _TOO_BUSY = Sign(numbers=(408, 429, *range(500, 600)))
 _NO_CONNECTION = (
     of_class("httpx.TransportError", "httpx2.TransportError"),
     of_class("requests.exceptions.ConnectionError", "requests.exceptions.Timeout"),
-    of_class("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),
+    of_class(
+        "builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"
+    ),
     of_class("socket.gaierror"),
 )
 _HUBS = "huggingface_hub.errors"
 ENCODER_BROKEN = "encoder-broken"
 _OS_ERROR = ("builtins.OSError",)
 _SAFETENSORS = ("safetensors._safetensors_rust.SafetensorError", "safetensors_rust.SafetensorError")
-_CUDA_ERROR = (of_class("torch.AcceleratorError", "torch.cuda.CudaError"), runtime_error(r"\bCUDA (?:driver )?error: "))
+_CUDA_ERROR = (
+    of_class("torch.AcceleratorError", "torch.cuda.CudaError"),
+    runtime_error(r"\bCUDA (?:driver )?error: "),
+)
 
 _OF_GPUS = (
     hardware_fault(
@@ -411,14 +444,21 @@ RULES: tuple[Rule, ...] = (
         "hub-access-denied",
         "The hub refused access: the model is gated, disabled or private, or the token is wrong.",
         "Accept the license on the model's page, and set HF_TOKEN to a valid token of that account.",
-        of_class(*(f"{_HUBS}.{name}Error" for name in ("GatedRepo", "LocalTokenNotFound", "DisabledRepo"))),
+        of_class(
+            *(
+                f"{_HUBS}.{name}Error"
+                for name in ("GatedRepo", "LocalTokenNotFound", "DisabledRepo")
+            )
+        ),
         Sign((f"{_HUBS}.HfHubHTTPError",), (401, 403)),
     ),
     misconfigured(
         "model-not-found",
         "model.name is not a folder here, and the hub has no such model or revision, or hides it since it is private.",
         "Check model.name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for a private model.",
-        of_class(*(f"{_HUBS}.{name}NotFoundError" for name in ("Repository", "Revision", "RemoteEntry"))),
+        of_class(
+            *(f"{_HUBS}.{name}NotFoundError" for name in ("Repository", "Revision", "RemoteEntry"))
+        ),
         of_class(f"{_HUBS}.HFValidationError"),
         error(r"^Repo id must ", "builtins.OSError"),
     ),
@@ -451,7 +491,11 @@ RULES: tuple[Rule, ...] = (
             "builtins.ValueError",
         ),
         error(r"^FlashAttention\d? has been toggled on", "builtins.ImportError"),
-        error(r"attn_implementation|FlashAttention only supports", "builtins.ValueError", "builtins.RuntimeError"),
+        error(
+            r"attn_implementation|FlashAttention only supports",
+            "builtins.ValueError",
+            "builtins.RuntimeError",
+        ),
     ),
     misconfigured(
         "model-files-damaged",
@@ -493,7 +537,10 @@ RULES: tuple[Rule, ...] = (
         "text-not-unicode",
         "A text is not valid Unicode (it holds half of a surrogate pair), or is not a text at all.",
         "Correct the row in the source, usually text cut in the middle of an emoji.",
-        error(r"^(?:TextEncodeInput|TextInputSequence|PreTokenizedInputSequence) must be", "builtins.TypeError"),
+        error(
+            r"^(?:TextEncodeInput|TextInputSequence|PreTokenizedInputSequence) must be",
+            "builtins.TypeError",
+        ),
         error(r"^Unsupported input type: ", "builtins.ValueError"),
         of_class("builtins.UnicodeEncodeError"),
     ),
@@ -501,7 +548,11 @@ RULES: tuple[Rule, ...] = (
         "token-out-of-range",
         "A text has a token id or a position that is more than the model has.",
         "Correct the row. If it is many, set model.max_length to what the model was built for.",
-        error(r"^index out of range in self|^token id \d+ is ", "builtins.IndexError", "builtins.ValueError"),
+        error(
+            r"^index out of range in self|^token id \d+ is ",
+            "builtins.IndexError",
+            "builtins.ValueError",
+        ),
         runtime_error(
             r"^The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
             r"|^The expanded size of the tensor \(\d+\) must match the existing size"
@@ -555,7 +606,10 @@ RULES: tuple[Rule, ...] = (
         "Install the package that the message names into the workers' environment, or correct your own code. Take "
         "other copies of a library (cuDNN) out of LD_LIBRARY_PATH.",
         of_class("builtins.ImportError", "builtins.SyntaxError"),
-        error(r"cannot open shared object file|undefined symbol|version `.{1,80}' not found", "builtins.OSError"),
+        error(
+            r"cannot open shared object file|undefined symbol|version `.{1,80}' not found",
+            "builtins.OSError",
+        ),
         runtime_error(
             r"CUDNN_STATUS_SUBLIBRARY_(?:LOADING_FAILED|VERSION_MISMATCH)|CUDNN_STATUS_VERSION_MISMATCH"
             r"|Unable to load any of \{libcudnn|Could not load symbol cudnn|Cannot load symbol cudnn"
@@ -572,7 +626,9 @@ RULES: tuple[Rule, ...] = (
         ENCODER_BROKEN,
         "The encoder's code has an error, or (rarely) trips over a text.",
         "Correct the line that the message names.",
-        of_class(*(f"builtins.{name}Error" for name in ("Name", "Type", "Attribute", "NotImplemented"))),
+        of_class(
+            *(f"builtins.{name}Error" for name in ("Name", "Type", "Attribute", "NotImplemented"))
+        ),
         phases=(Phase.FORWARD,),
         exit_code=CONFIG,
         row_can_cause=True,

@@ -8,8 +8,12 @@ from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Cause, Fault, Phase
 from chunkvisor_worker.contract.rules import ENCODER_BROKEN, ON_TEXTS, RULES, Rule, Sign
 
-HEAD_CHARS = 16 << 10  # of a message: bounds the time of every pattern, whatever a plug-in puts there
-TAIL_CHARS = 32 << 10  # of a log: behind the reason of an abort come the stacks of C++ and Python, and all modules
+HEAD_CHARS = (
+    16 << 10
+)  # of a message: bounds the time of every pattern, whatever a plug-in puts there
+TAIL_CHARS = (
+    32 << 10
+)  # of a log: behind the reason of an abort come the stacks of C++ and Python, and all modules
 LINE_CHARS = 500  # of the line for the person
 
 # torch ends its messages with advice that quotes other faults' names (CUDAMiscFunctions.cpp, CUDAException.cpp); 2.14
@@ -24,7 +28,14 @@ _FRAME = re.compile(r'^  File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _CONTROL = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # Outcomes that end a run, or hold it up: words that a text may have put into a message must not bring them about.
-_GRAVE = {Outcome.HARDWARE_FAULT, Outcome.DEVICE_FAULT, Outcome.SETUP, Outcome.GPU_BUSY, Outcome.DISK_FULL, Outcome.HUB}
+_GRAVE = {
+    Outcome.HARDWARE_FAULT,
+    Outcome.DEVICE_FAULT,
+    Outcome.SETUP,
+    Outcome.GPU_BUSY,
+    Outcome.DISK_FULL,
+    Outcome.HUB,
+}
 # How the driver, the libraries and the kernel begin what they say themselves.
 _SPEAKERS = (
     r"(?:CUDA (?:driver )?error: |CUDA failed with error |CUDA failure |Unexpected error from cuda|cuDNN error: "
@@ -32,7 +43,15 @@ _SPEAKERS = (
     r"|Found no NVIDIA driver |\[enforce fail at |unable to open shared memory object |\[Errno -?\d{1,5}\] )"
 )
 # Their own exceptions never quote a text.
-_LIBRARIES = ("torch.", "cupy.", "cupy_backends.", "pynvml.", "onnxruntime.", "jaxlib.", "huggingface_hub.")
+_LIBRARIES = (
+    "torch.",
+    "cupy.",
+    "cupy_backends.",
+    "pynvml.",
+    "onnxruntime.",
+    "jaxlib.",
+    "huggingface_hub.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +59,9 @@ class Diagnosis:
     """What a fault is."""
 
     rule: Rule
-    headline: str  # one plain line: the exception by which the rule was found, or the line of the log
+    headline: (
+        str  # one plain line: the exception by which the rule was found, or the line of the log
+    )
     cause: Cause | None = None  # that exception; None if there is only a log or a return code
 
 
@@ -48,14 +69,18 @@ def diagnose(fault: Fault) -> Diagnosis:
     """The first rule that any exception of the chain falls under; never raises, always finds one."""
     heads = [(cause, _ADVICE.sub("", cause.message[:HEAD_CHARS])) for cause in fault.chain]
     for rule in RULES:
-        decisive = rule.outcome in _GRAVE or (rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None)
+        decisive = rule.outcome in _GRAVE or (
+            rule.outcome is Outcome.HOST_OOM and rule.exit_code is not None
+        )
         at_start = decisive and fault.phase in ON_TEXTS
         for cause, head in heads or [(Cause("unknown", (), ""), "")]:
             if rule.phases and fault.phase not in rule.phases:
                 continue
             if any(_shows(sign, cause, head, at_start=at_start) for sign in rule.signs):
                 first = next((line.strip() for line in head.splitlines() if line.strip()), "")
-                ours = first and cause.name.startswith("chunkvisor_worker.")  # our own words need no class
+                ours = first and cause.name.startswith(
+                    "chunkvisor_worker."
+                )  # our own words need no class
                 name = cause.name.rpartition(".")[2]
                 place = _place(fault.traceback) if rule.name == ENCODER_BROKEN else ""
                 line = first if ours else f"{name}: {first}" if first else name
@@ -79,7 +104,11 @@ def diagnose_log(tail: str, returncode: int, phase: Phase | None = None) -> Diag
             return Diagnosis(rule, _plain(end[first:].partition("\n")[0]))
     for rule in RULES:
         if returncode in rule.returncodes and (returncode < 0 or phase not in ON_TEXTS):
-            how = f"ended by {Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+            how = (
+                f"ended by {Signals(-returncode).name}"
+                if returncode < 0
+                else f"ended with exit code {returncode}"
+            )
             return Diagnosis(rule, how)
     return None
 
@@ -92,12 +121,17 @@ def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
     """
     if sign.classes and not set(sign.classes).intersection((cause.name, *cause.bases)):
         return False
-    number = next((each for each in (cause.error_code, cause.errno, cause.http_status) if each is not None), None)
+    number = next(
+        (each for each in (cause.error_code, cause.errno, cause.http_status) if each is not None),
+        None,
+    )
     if sign.numbers and number is not None:
         return number in sign.numbers
     if sign.pattern is None:
         return not sign.numbers
-    own = any(not name.startswith("builtins.") for name in sign.classes) or cause.name.startswith(_LIBRARIES)
+    own = any(not name.startswith("builtins.") for name in sign.classes) or cause.name.startswith(
+        _LIBRARIES
+    )
     if own or not at_start or re.match(rf"\s*{_SPEAKERS}", head):
         return re.search(sign.pattern, head) is not None
     return re.match(sign.pattern, head) is not None
@@ -106,7 +140,9 @@ def _shows(sign: Sign, cause: Cause, head: str, *, at_start: bool) -> bool:
 def _place(traceback: str) -> str:
     """The innermost line in the plug-in's file that the worker called, or nothing."""
     frames = _FRAME.findall(traceback.rpartition("/chunkvisor_worker/")[2])
-    return next((f"{file}, line {line}: " for file, line in reversed(frames) if file == frames[0][0]), "")
+    return next(
+        (f"{file}, line {line}: " for file, line in reversed(frames) if file == frames[0][0]), ""
+    )
 
 
 def _plain(line: str) -> str:
@@ -117,7 +153,9 @@ def _plain(line: str) -> str:
 # format_size of CUDACachingAllocator.cpp: two decimals and a binary unit, or whole bytes.
 _SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 _UNIT_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_NOBODYS_BYTES = 768 << 20  # in use, and by no process that NVML names: what the driver keeps, windows of a desktop
+_NOBODYS_BYTES = (
+    768 << 20
+)  # in use, and by no process that NVML names: what the driver keeps, windows of a desktop
 _CONTEXT_BYTES = 512 << 20  # of a CUDA context with its libraries; torch's own count leaves it out
 
 
@@ -161,11 +199,18 @@ def read_oom(message: str) -> OomFigures | None:
         found = re.search(form.replace("SIZE", _SIZE), message)
         return round(float(found[1]) * _UNIT_BYTES[found[2]]) if found else None
 
-    wanted, total = figure(r"CUDA out of memory\. Tried to allocate SIZE"), figure("has a total capacity of SIZE")
+    wanted, total = (
+        figure(r"CUDA out of memory\. Tried to allocate SIZE"),
+        figure("has a total capacity of SIZE"),
+    )
     free, process = figure("of which SIZE is free"), figure("this process has SIZE memory in use")
     if wanted is None or not total or free is None:
         return None
-    reserved = (figure("SIZE is allocated by PyTorch") or 0) + (figure("SIZE is reserved by PyTorch but") or 0)
+    reserved = (figure("SIZE is allocated by PyTorch") or 0) + (
+        figure("SIZE is reserved by PyTorch but") or 0
+    )
     # If this process is not named, another name can be its own: container and host count pids differently.
-    others_named = process is not None and figure(r"\bProcess \d+ has SIZE memory in use") is not None
+    others_named = (
+        process is not None and figure(r"\bProcess \d+ has SIZE memory in use") is not None
+    )
     return OomFigures(wanted, total, free, process, reserved, others_named)

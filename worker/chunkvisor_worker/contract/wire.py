@@ -76,8 +76,12 @@ def _build(kind: Any, value: Any) -> Any:
         known = _fields_of(typing.cast("type", kind))
         given = {}
         for name, hint in known:
-            if name in value:  # a journal has a million fields, nearly all of the type that they should have
-                given[name] = value[name] if type(value[name]) is hint else _build(hint, value[name])
+            if (
+                name in value
+            ):  # a journal has a million fields, nearly all of the type that they should have
+                given[name] = (
+                    value[name] if type(value[name]) is hint else _build(hint, value[name])
+                )
         return kind(**given)  # type: ignore[operator]  # a class
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
@@ -97,9 +101,13 @@ class BatchRecord:
     """What a batch log says."""
 
     facts: Facts | None = None  # none if no batch was written
-    written: tuple[tuple[tuple[int, ...], str], ...] = ()  # (rows, digest) of each batch whose vectors are in the file
+    written: tuple[
+        tuple[tuple[int, ...], str], ...
+    ] = ()  # (rows, digest) of each batch whose vectors are in the file
     under_way: tuple[int, ...] = ()  # rows of the batches that had begun and were not written
-    canary: Facts | None = None  # as found when the spec's canary got its vector, which is taken for no text's
+    canary: Facts | None = (
+        None  # as found when the spec's canary got its vector, which is taken for no text's
+    )
 
 
 def read_batch_log(path: Path) -> BatchRecord:

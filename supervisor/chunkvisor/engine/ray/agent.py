@@ -29,7 +29,13 @@ from chunkvisor.events.event import TemplateEvent
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Cause, Fault, ModelSpec, Phase, Spec
-from chunkvisor_worker.contract.wire import from_json, read_beat, read_message, to_json, write_message
+from chunkvisor_worker.contract.wire import (
+    from_json,
+    read_beat,
+    read_message,
+    to_json,
+    write_message,
+)
 
 # A question for news is answered at the latest after this time.
 _NEWS_S = 5.0
@@ -49,7 +55,11 @@ def model_path(model: ModelSpec, scratch: Path) -> str | None:
             return found.path
         raise _unfit(f"it cannot get the model {model.name}: {found.reason}", found.remedy)
     there = Path(model.name).is_dir()
-    if not there or resolve_local(ModelConfig(name=model.name), scratch / "model.json").revision != model.revision:
+    if (
+        not there
+        or resolve_local(ModelConfig(name=model.name), scratch / "model.json").revision
+        != model.revision
+    ):
         why = f"it has no model folder {model.name} with the same files as the parent's"
         raise _unfit(why, "Copy the parent's model folder there, or name the model by its hub id.")
     return model.name
@@ -85,7 +95,10 @@ class Agent:
         self._running: dict[int, _Running] = {}
         self._stations: list[Station] = []
         self._engine: LocalEngine | None = None
-        self._state = (True, False)  # whether a template gets ready, and whether a worker can be forked, as reported
+        self._state = (
+            True,
+            False,
+        )  # whether a template gets ready, and whether a worker can be forked, as reported
         # Ray has its processes killed first if memory runs out (oom_score_adj 1000); here, a worker is to be.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("0")
@@ -97,27 +110,40 @@ class Agent:
         except Halt as halt:
             report = self._aside(halt)
         except OSError as error:
-            report = self._aside(_unfit(str(error), "Check the node's disk and its folder for temporary files."))
+            report = self._aside(
+                _unfit(str(error), "Check the node's disk and its folder for temporary files.")
+            )
         return to_json(report)
 
     def _get_ready(self) -> NodeReport:
         terms = self._terms
         if terms is None or terms.version != VERSION:
             theirs = terms.version if terms is not None else "another version"
-            raise _unfit(f"it has {VERSION}, the parent has {theirs}", "Install the same versions on all nodes.")
+            raise _unfit(
+                f"it has {VERSION}, the parent has {theirs}",
+                "Install the same versions on all nodes.",
+            )
         devices = find_devices(terms.device)
         path = model_path(terms.template.model, self._scratch)
         # Ray sets OMP_NUM_THREADS to the processors that an actor has reserved.
-        ours = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS" and name[:4] != "RAY_"}
+        ours = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "OMP_NUM_THREADS" and name[:4] != "RAY_"
+        }
         folder = self._scratch / "template"
         settings = WorkerSettings(
             Start(terms.start), self._mark, ours, terms.env, terms.template, folder, terms.startup_s
         )
         self._engine = LocalEngine(devices, settings, self._tell)
-        self._stations = [Station(number, device, Site(self._node)) for number, device in enumerate(devices)]
+        self._stations = [
+            Station(number, device, Site(self._node)) for number, device in enumerate(devices)
+        ]
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
-        return NodeReport(self._node, up=Site(self._node, self._name, threads, path), devices=devices)
+        return NodeReport(
+            self._node, up=Site(self._node, self._name, threads, path), devices=devices
+        )
 
     async def order(self, order: bytes, files: dict[str, bytes]) -> None:
         """Obey a NodeOrder; `files` are what a worker that is to be started finds in its folder."""
@@ -167,7 +193,9 @@ class Agent:
 
     def _aside(self, halt: Halt) -> NodeReport:
         why = halt.why or halt.what
-        return NodeReport(self._node, gone=why, aside=self._name, remedy=halt.remedy, code=int(halt.code))
+        return NodeReport(
+            self._node, gone=why, aside=self._name, remedy=halt.remedy, code=int(halt.code)
+        )
 
     def _tell(self, event: TemplateEvent) -> None:
         # A process number of this machine means nothing on another.
@@ -184,7 +212,9 @@ class Agent:
             if spec is None:
                 raise OSError(f"{files.spec} did not arrive")
             blocking = told.blocking_launches
-            worker = engine.start(station, files, spec, fresh=told.fresh, blocking_launches=blocking)
+            worker = engine.start(
+                station, files, spec, fresh=told.fresh, blocking_launches=blocking
+            )
         except OSError as error:
             what = f"no worker can be started on {self._name}: {error}"
             cause = Cause("builtins.OSError", (), what, errno=error.errno)
@@ -207,7 +237,11 @@ class Agent:
         except Halt as halt:  # no warm start, and the config wants no other
             self._reports.append(self._aside(halt))
         for number, each in list(self._running.items()):
-            called, now_s, returncode = each.worker.has_called(), time.monotonic(), each.worker.poll()
+            called, now_s, returncode = (
+                each.worker.has_called(),
+                time.monotonic(),
+                each.worker.poll(),
+            )
             if called or returncode is not None or now_s - each.looked_s > _BEAT_S:
                 each.looked_s = now_s
                 trim_log(each.files.log)

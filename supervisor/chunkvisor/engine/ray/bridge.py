@@ -38,11 +38,15 @@ _ANSWER_S = 10.0
 class Bridge:
     """One connection to a cluster; everything happens in one event loop."""
 
-    def __init__(self, terms: Terms, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, terms: Terms, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._terms, self._reader, self._writer = terms, reader, writer
         self._wanted = "CPU" if "cpu" in terms.device else "GPU"
         self._deaths = Counter[str]()
-        self._stages: dict[str, str] = {}  # how far each node is: its agent is STARTING, PREPARING or WORKING
+        self._stages: dict[
+            str, str
+        ] = {}  # how far each node is: its agent is STARTING, PREPARING or WORKING
         self._orders: dict[str, asyncio.Queue[NodeOrder]] = {}
         self._agents: dict[str, Any] = {}
         self._folders: dict[int, Path] = {}
@@ -52,7 +56,9 @@ class Bridge:
         """Serve until the parent has ended, or the cluster cannot be reached."""
         ends = [asyncio.create_task(self._hear_parent()), asyncio.create_task(self._hear_cluster())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        closing = [asyncio.wait_for(agent.close.remote(), _CLOSE_S) for agent in self._agents.values()]
+        closing = [
+            asyncio.wait_for(agent.close.remote(), _CLOSE_S) for agent in self._agents.values()
+        ]
         await asyncio.gather(*closing, return_exceptions=True)
         with contextlib.suppress(OSError):  # the parent is gone
             await self._writer.drain()
@@ -61,7 +67,9 @@ class Bridge:
         with contextlib.suppress(OSError):
             async for line in self._reader:
                 order = from_json(NodeOrder, line)
-                if order is not None and order.node in self._orders:  # else it has ended, which was said
+                if (
+                    order is not None and order.node in self._orders
+                ):  # else it has ended, which was said
                     self._orders[order.node].put_nowait(order)
 
     def _say(self, report: NodeReport) -> None:
@@ -84,7 +92,11 @@ class Bridge:
         while True:
             nodes = await asyncio.to_thread(ray.nodes)
             alive = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
-            able = {number: resources for number, resources in alive.items() if resources.get(self._wanted)}
+            able = {
+                number: resources
+                for number, resources in alive.items()
+                if resources.get(self._wanted)
+            }
             for number in able.keys() - self._stages.keys():
                 if self._deaths[number] < _DEATHS:
                     self._stages[number] = STARTING
@@ -119,7 +131,11 @@ class Bridge:
                         continue
                     if report.beat is not None:
                         with contextlib.suppress(OSError):  # the next one may fit on the disk
-                            write_message(AttemptFiles(self._folders[report.worker]).beat, report.beat, durable=False)
+                            write_message(
+                                AttemptFiles(self._folders[report.worker]).beat,
+                                report.beat,
+                                durable=False,
+                            )
                     self._say(replace(report, beat=None))
                     if report.aside:
                         self._deaths[number] = _DEATHS
@@ -147,14 +163,25 @@ class Bridge:
                     files = AttemptFiles(Path(order.folder))
                     self._folders[order.worker] = files.folder
                     with contextlib.suppress(OSError):  # the agent says what did not arrive
-                        contents = {path.name: path.read_bytes() for path in (files.texts, files.spec)}
+                        contents = {
+                            path.name: path.read_bytes() for path in (files.texts, files.spec)
+                        }
                 await agent.order.remote(to_json(order), contents)
 
     async def _bring_home(self, agent: Any, ended: NodeReport) -> None:
         files = AttemptFiles(self._folders.pop(ended.worker))
         # What a worker that failed had encoded comes along; the result is the last.
         partial = (files.partial,) if ended.returncode else ()
-        paths = (files.log, files.beat, files.fault, files.batches, *partial, files.cut, files.vectors, files.result)
+        paths = (
+            files.log,
+            files.beat,
+            files.fault,
+            files.batches,
+            *partial,
+            files.cut,
+            files.vectors,
+            files.result,
+        )
         try:
             contents = await agent.collect.remote(ended.worker, [path.name for path in paths])
             # The parent may have written into the log why it ends the worker.

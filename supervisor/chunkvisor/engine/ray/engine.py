@@ -41,7 +41,9 @@ _PATIENCE_S = 10.0
 class _RayWorker:
     """A worker on a node, see `engine.Worker`."""
 
-    def __init__(self, send: Callable[[NodeOrder], None], node: str, number: int, warm: bool) -> None:
+    def __init__(
+        self, send: Callable[[NodeOrder], None], node: str, number: int, warm: bool
+    ) -> None:
         self._send, self._order = send, partial(NodeOrder, node, number)
         self.pid, self.warm = 0, warm  # as is expected of its start, until it is heard of
         self._called = False
@@ -93,10 +95,16 @@ class _Node:
 class RayEngine:
     """The engine of a Ray cluster, see `engine.Engine`."""
 
-    def __init__(self, config: Config, layout: Layout, template: TemplateSpec, run_id: str, emit: Emit) -> None:
+    def __init__(
+        self, config: Config, layout: Layout, template: TemplateSpec, run_id: str, emit: Emit
+    ) -> None:
         """It is not connected yet. Raises OSError if its folder cannot be made."""
         make_folder(layout.ray, durable=False)
-        self._log, self._wait_timeout_s, self._emit = layout.ray / "bridge.log", config.recovery.wait_timeout, emit
+        self._log, self._wait_timeout_s, self._emit = (
+            layout.ray / "bridge.log",
+            config.recovery.wait_timeout,
+            emit,
+        )
         self._terms = Terms(
             address=config.engine.address,
             run_id=run_id,
@@ -111,7 +119,9 @@ class RayEngine:
         self._stations: Stations  # from `open` on
         self._pending: Callable[[], int]
         self._bridge: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None  # to the bridge; None before `open`, and when that has ended
+        self._socket: socket.socket | None = (
+            None  # to the bridge; None before `open`, and when that has ended
+        )
         self._buffer = b""
         self._without_s: float | None = None  # since when there is no device to work on
         self._told_waiting = False
@@ -126,7 +136,9 @@ class RayEngine:
         trim_log(self._log)
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
-        environment = {name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in SERVICE_MANAGERS
+        }
         # No figures about a cluster go to Ray's makers; a later run can end what bears the run's number.
         environment |= {"RAY_USAGE_STATS_ENABLED": "0", RUN_ID: self._terms.run_id}
         command = (sys.executable, "-P", "-m", "chunkvisor.engine.ray.bridge")
@@ -171,12 +183,20 @@ class RayEngine:
         return node is None or node.holding
 
     def start(
-        self, station: Station, files: AttemptFiles, _spec: Spec, *, fresh: bool, blocking_launches: bool
+        self,
+        station: Station,
+        files: AttemptFiles,
+        _spec: Spec,
+        *,
+        fresh: bool,
+        blocking_launches: bool,
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
         name, number = station.site.node, next(self._numbers)
         node = self._nodes[name]  # `holding` is true of any other
-        node.workers[number] = worker = _RayWorker(self._send, name, number, node.warm and not fresh)
+        node.workers[number] = worker = _RayWorker(
+            self._send, name, number, node.warm and not fresh
+        )
         place = node.devices.index(station.device)
         self._send(NodeOrder(name, number, str(files.folder), place, fresh, blocking_launches))
         return worker
@@ -245,4 +265,6 @@ class RayEngine:
         if waited_s > _PATIENCE_S and not self._told_waiting:
             self._told_waiting = True
             left_s = round(limit_s - waited_s, 1)
-            self._emit(Waiting(left_s, f"no node can work: {self._why}", outcome="lost", limit_s=left_s))
+            self._emit(
+                Waiting(left_s, f"no node can work: {self._why}", outcome="lost", limit_s=left_s)
+            )

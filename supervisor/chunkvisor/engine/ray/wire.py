@@ -47,7 +47,9 @@ class NodeOrder:
 class Cluster:
     """How the bridge gets on with the cluster."""
 
-    starting: int = 0  # nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs
+    starting: int = (
+        0  # nodes on which there is no agent yet: Ray is asked for one, or others have the GPUs
+    )
     preparing: int = 0  # nodes that get ready; the model may have to be downloaded
     why: str = ""  # there is nothing to work on
 
