@@ -54,8 +54,6 @@ def test_a_config_in_place_of_its_workdir(workplace: Workplace) -> None:
         (["rnu", "config.yaml"], "No such command 'rnu'."),
         (["run", "config.yaml", "--max-row", "3"], "--max-rows"),
         (["drill", "config.yaml", "--fault", "segfalt"], "did you mean segfault?"),
-        (["completion", "bash"], "It is gone: eval"),
-        (["run", "config.yaml", "--slice", "1/2"], "It is gone: give each source file"),
     ],
     ids=" ".join,
 )

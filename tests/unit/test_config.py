@@ -299,39 +299,6 @@ def test_problem_with_line(folder: Path, added: str, problem: str) -> None:
     assert said.startswith(f"config.yaml:{problem}")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("org/model", "m, backend: openvino", "model.backend: backend is gone: torch computes"),
-        ("org/model", "m, dtype: int8", "model.dtype: int8 is gone: write float32 or bfloat16"),
-        (
-            "a.csv",
-            "{database: a.db}",
-            "outputs.a.source: database is gone: write a parquet file of it",
-        ),
-        (
-            "name: org/model",
-            "name: m}\nupload: {a: b",
-            "upload: upload is gone: copy the finished files",
-        ),
-        (
-            "name: org/model",
-            "name: m}\ningest: {head: auto",
-            "ingest.head: head is gone: a run reads",
-        ),
-        (
-            "name: org/model",
-            "name: m}\nencode: {long: windows",
-            "encode.long: long is gone: cut long texts",
-        ),
-    ],
-)
-def test_what_is_gone(folder: Path, old: str, new: str, problem: str) -> None:
-    """A key or a value of an earlier version is refused by name, with what to do instead."""
-    (said,) = problems_of(LEAST.replace(old, new))
-    assert problem in said
-
-
 def test_all_problems_at_once(folder: Path) -> None:
     """One message holds every problem, with its line if it has one."""
     text = "model: {nam: x}\noutputs:\n  a: {source: a.csv}\n  b: {source: 3, column: x}\ndevice: gpu\n"

@@ -18,13 +18,6 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import open_standard_streams, say
 from chunkvisor.version import __version__
 
-_GONE = {
-    "completion": 'eval "$(_CHUNKVISOR_COMPLETE=bash_source chunkvisor)" does it (zsh_source, fish_source).',
-    "--slice": "give each source file, or each `where: id % 8 = 3`, to a job with its own workdir.",
-}
-"""A command and an option of earlier versions, each with what to do instead."""
-
-
 _SECTIONS = {
     "Daily": (before.init, run.run, workdir.status, run.encode),
     "Before a job": (before.plan, before.doctor, before.tune, before.drill),
@@ -82,11 +75,8 @@ def main() -> None:
     except click.ClickException as error:
         words = io.StringIO()
         error.show(words)
-        said = words.getvalue().rstrip("\n")
-        for name, instead in _GONE.items():
-            if error.message.startswith("No such") and name in error.message:
-                said += f" It is gone: {instead}"
-        say(said, err=True)  # it repeats what was typed, which may steer a terminal
+        # By `say`: it repeats what was typed, which may steer a terminal.
+        say(words.getvalue().rstrip("\n"), err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(int(ExitCode.INTERRUPTED))

@@ -17,13 +17,6 @@ FinalFormat = StrEnum("FinalFormat", ["NPY", "PARQUET"])
 FinalDtype = StrEnum("FinalDtype", ["FLOAT32", "FLOAT16", "INT8", "UBINARY"])
 """Of the numbers in a final file; a row without a vector is NaN in a float, and zero in the others."""
 
-AS_PARQUET = (
-    "Write a parquet file of it, by one line of Python, and name that file: "
-    "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a database, "
-    "datasets.Dataset.from_file(FILE).to_parquet('rows.parquet') for an Arrow file."
-)
-"""What to do with a source of a kind that is not read."""
-
 # "token" alone: encode.batch_tokens is not a secret.
 _SECRETS = re.compile(
     r"(?<![a-z0-9])(apikey|auth|cookie|credentials?|key|passwd|password|pat|pwd|secret|token)(?![a-z0-9])"

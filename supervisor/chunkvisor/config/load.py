@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from chunkvisor.config.choices import AS_PARQUET, is_secret
+from chunkvisor.config.choices import is_secret
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import Halt, config_error
 from chunkvisor.units import did_you_mean, printable
@@ -28,31 +28,6 @@ Key = tuple[str | int, ...]
 _TAG = "tag:yaml.org,2002:"
 _SIZE_LIMIT_BYTES = 1 << 20
 _SECRET_KEYS = frozenset({"env", "notify"})
-_CUT = "cut long texts into pieces in the source, one a row; a run says how many it has cut off"
-
-GONE: dict[tuple[str, ...], str] = {
-    ("model", "backend"): (
-        "torch computes; remove the key. For OpenVINO, use the plug-in encoder of examples/openvino/openvino_encoder.py"
-    ),
-    ("model", "dtype", "int8"): (
-        "write float32 or bfloat16, or use a plug-in encoder. Files in int8 are made by outputs.NAME.dtype"
-    ),
-    (
-        "engine",
-        "shared",
-    ): "what workers need and make is sent from machine to machine; remove the key",
-    ("ingest", "head"): "a run reads its sources to the end before it encodes; remove the key",
-    ("encode", "long"): _CUT,
-    ("encode", "overlap"): _CUT,
-    ("identity",): (
-        "a run notes other versions of the libraries, and the manifest names them all; remove the key. To keep to one "
-        "set of versions, pin them in the environment"
-    ),
-    ("upload",): "copy the finished files with `aws s3 cp`, or with `hf upload`",
-    ("source", "database"): AS_PARQUET[0].lower() + AS_PARQUET[1:].removesuffix("."),
-}
-"""Keys of earlier versions, or keys and one of their values, each with what to do instead."""
-
 _WORDS = {
     "bool_type": "true or false",
     "string_type": "text",
@@ -315,18 +290,11 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
             key = key[: _depth(values, key)]
         names = tuple(map(str, key))
         own = names[2:] if names[:1] == ("outputs",) and len(names) > 2 else names
-        gone = (
-            own
-            if kind == "extra_forbidden"
-            else (*own, "database" if isinstance(value, dict) else str(value))
-        )
         shown = "this"
         if not (is_name or _SECRET_KEYS.intersection(names[:1]) or isinstance(value, dict | list)):
             shown = _shortened(json.dumps(value, ensure_ascii=False, default=repr))
         sentences = found.setdefault(key, [])
-        if instead := GONE.get(gone):
-            sentences.append(f"{gone[-1]} is gone: {instead}")
-        elif kind == "extra_forbidden":
+        if kind == "extra_forbidden":
             asked = ".".join(("outputs", "*", *own) if own != names else names)
             sentences.append(
                 f"unknown key; {did_you_mean(asked.lower(), list(_all_keys(Config)), 'valid are')}"

@@ -10,13 +10,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkvisor.config.choices import AS_PARQUET
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.store.records import state_of
 from chunkvisor_worker.contract.exits import DISK_ERRNOS
 
 # string.Formatter would split a column's name at ".", "[", "!" and ":".
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]+)\}|[{}]")
+
+_AS_PARQUET = (
+    "Write a parquet file of it, by one line of Python, and name that file: "
+    "duckdb.connect(FILE).execute(\"COPY (SELECT … ORDER BY …) TO 'rows.parquet'\") for a database, "
+    "datasets.Dataset.from_file(FILE).to_parquet('rows.parquet') for an Arrow file."
+)
+"""What to do with a source of a kind that is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ def _source_file(place: str) -> SourceFile:
     form = FORMATS.get(suffix)
     if form is None or (form is SourceFormat.PARQUET and compression):
         known = f"Known are {' '.join(FORMATS)}, and all but .parquet with {' or '.join(COMPRESSIONS)} at the end."
-        remedy = f"Rename or convert it. {AS_PARQUET}"
+        remedy = f"Rename or convert it. {_AS_PARQUET}"
         raise config_error(f"{place}: files of this kind are not read.", why=known, remedy=remedy)
     return SourceFile(place, path, form, compression, elsewhere)
 
