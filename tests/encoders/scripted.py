@@ -1,9 +1,9 @@
 """An encoder that plays the faults laid out for it, and writes down what it was asked.
 
 Copied into the config's folder. A file `faults/<text>` there names what happens when that text comes; it is removed
-before it happens, so once, unless the name of the fault ends in an exclamation mark. "nan" is played on the vector;
-"nan_beside" only while other texts are in the call. `oom!` spares batches of one text. Each call of `encode` appends
-its texts as one line to `calls.jsonl`.
+before it happens, so once, unless the name of the fault ends in an exclamation mark; after a space another one may
+follow, for the next time. "nan" is played on the vector; "nan_beside" only while other texts are in the call. `oom!`
+spares batches of one text. Each call of `encode` appends its texts as one line to `calls.jsonl`.
 """
 
 import hashlib
@@ -92,10 +92,12 @@ class Encoder:
         return vectors
 
     def play(self, script, vectors, row, batch_size):
-        fault = script.read_text()
+        fault, _, later = script.read_text().partition(" ")
         if fault == "oom!" and batch_size == 1:
             return
-        if not fault.endswith("!"):
+        if later:
+            script.write_text(later)
+        elif not fault.endswith("!"):
             script.unlink()
         fault = fault.rstrip("!")
         if fault == "nan" or (fault == "nan_beside" and len(vectors) > 1):

@@ -1,6 +1,7 @@
 """Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -272,6 +273,18 @@ def test_killed_while_taking_apart(tmp_path: Path) -> None:
         assert_quarantined(place, FEW, [1, 6])
         assert (place.workdir / "out.npy").read_bytes() == (whole.workdir / "out.npy").read_bytes()
     assert len(told) > 2
+
+
+@local_engine_only
+def test_killed_after_parts_came_out_of_order(tmp_path: Path) -> None:
+    """Of a chunk whose last texts were stored before its first ones, the next run goes on with what is missing."""
+    place = few(tmp_path / "place", FEW[:4])
+    place.lay("t1", "nan_beside")
+    place.lay("t2", "nan kill_both nan")
+    assert place.run().returncode == -signal.SIGKILL
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(FEW[:4]).tobytes()
 
 
 @dataclass(frozen=True)

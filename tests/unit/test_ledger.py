@@ -115,6 +115,7 @@ def test_what_is_left_and_what_is_joined(
     parts = parts_in(tmp_path)
     assert parts.missing() == missing
     assert [each.text for each in parts.bad] == bad
+    assert parts.good_texts() == sorted(set(range(10, 14)) - {*missing, *bad})
     assert parts_in(tmp_path, "other settings").missing() == [10, 11, 12, 13]
     if composed is not None:
         assert np.nan_to_num(np.load(parts.compose(DIMENSION)[0]))[:, 0].tolist() == composed

@@ -94,8 +94,8 @@ class Parts:
         return bool(self._index.parts or self.bad)
 
     def good_texts(self) -> list[int]:
-        """Return the texts that have a vector."""
-        return [text for part in self._index.parts for text in part.texts]
+        """Return the texts that have a vector, in order; parts are stored in any."""
+        return sorted(text for part in self._index.parts for text in part.texts)
 
     def missing(self) -> list[int]:
         """Return the texts that have neither a vector nor a verdict."""
@@ -390,10 +390,10 @@ class Ledger:
         return None if found < 0 else found
 
     def known_good(self) -> list[int]:
-        """Return the texts of one chunk that have a vector; none if no text has."""
-        for chunk in range(self.plan.count) if self.chunks_done else ():
+        """Return the texts of one chunk that have a vector, in order; none if no text has."""
+        for chunk in (number for number, done in enumerate(self._committed) if done):
             good = [text for text in range(*self.plan.bounds(chunk)) if text not in self.bad]
-            if good and self._committed[chunk]:
+            if good:
                 return good
         return next(filter(None, (parts.good_texts() for parts in self._parts.values())), [])
 
