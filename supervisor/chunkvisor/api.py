@@ -5,6 +5,7 @@ thread will do.
 """
 
 import contextlib
+import filecmp
 import functools
 import hashlib
 import inspect
@@ -58,7 +59,8 @@ _MEANINGS = {
     "config_path": "A YAML config.",
     "model": "Name of a model on the hub, or the path of a model folder.",
     "workdir": "Folder for the work. The same call continues it after a stop or a kill, or finds it done; the array is "
-    "mapped from a file there, read-only. None = all is temporary, and the array is in memory.",
+    "mapped from a file there, which changes to the array leave alone. None = all is temporary, and the array is in "
+    "memory.",
     "chunk_size": "Distinct texts that one worker process encodes; auto = as many as a worker does in about 40 s.",
     "device": "cuda = every visible GPU; cuda:1; a list of these; cpu. A run never switches to the CPU.",
     "set": 'Values for other keys of the config, such as ["recovery.attempts=5", "workers.per_device=2"].',
@@ -282,7 +284,8 @@ def write_texts(given: Any, folder: Path) -> Path | None:
             if not file.tell():
                 return None
         path = folder / f"texts-{digest.hexdigest()[:16]}.jsonl"
-        if not path.exists():
+        # A file that is equal keeps its times: the source counts as untouched, and is not read again.
+        if not path.exists() or not filecmp.cmp(partial, path, shallow=False):
             partial.replace(path)
     except OSError as error:
         raise refusal(error, folder) or error from None

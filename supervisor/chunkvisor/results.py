@@ -12,6 +12,7 @@ import numpy.typing as npt
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, place_of, recorded_parts
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
+from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import read_sealed
 from chunkvisor.units import counted, listed
@@ -47,11 +48,12 @@ class FinalFile:
     def vectors(self) -> npt.NDArray[Any]:
         """The vectors, of shape (rows, dimension); of ubinary, eight dimensions share a byte.
 
-        Mapped, read-only; of shards and of parquet, read into memory. Raises OSError.
+        Mapped, copied where it is written to: the file never changes; of shards and of parquet, read into memory.
+        Raises OSError.
         """
         form = form_of(self.manifest)
         if form.format is FinalFormat.NPY:
-            mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.files]
+            mapped = [np.load(path, mmap_mode="c", allow_pickle=False) for path in self.files]
             return mapped[0] if len(mapped) == 1 else np.concatenate(mapped)
         read, numbers = FORMATS[form.format].read, Numbers(form.dtype, self.manifest["dimension"])
         counts = [part["rows"] for part in self.manifest.get("shards", [self.manifest])]
@@ -76,7 +78,12 @@ class Report:
         for name in (*config.outputs, *config.combine):
             layout = Layout(config.workdir).output(name)
             manifest = read_sealed(layout.manifest)
-            assert manifest is not None
+            if manifest is None:
+                raise Halt(
+                    ExitCode.TRY_AGAIN,
+                    f"{layout.manifest} was removed a moment ago",
+                    remedy="Run the same command again.",
+                )
             rows = tuple(
                 QuarantinedRow(**{key: each[key] for key in keys})
                 for each in manifest["quarantined"]

@@ -115,7 +115,8 @@ ENTRIES: dict[str, Meaning] = {
     QUARANTINE: Meaning(
         "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, null in a table "
         "of floats, zeros in int8 and ubinary.",
-        "All other rows are complete, and it ends with 3; with more than recovery.max_bad_rows of them, with 78.",
+        "All other rows are complete, and it ends with 3; with more than recovery.max_bad_rows distinct texts among "
+        "them, with 78.",
         "The manifest (`<output>.json`) lists each row with its place, the outcome and the reason. To try them again: "
         "`chunkvisor retry WORKDIR`, then the same run. If you correct the source: `chunkvisor run CONFIG --update`.",
     ),
@@ -213,7 +214,7 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | N
         what = f"halted at {output}: a row cannot be encoded: {place}"
         remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to continue without its vector."
     else:
-        what = f"halted at {output}: {counted(count, 'row')} cannot be encoded, and recovery.max_bad_rows is "
+        what = f"halted at {output}: {counted(count, 'text')} cannot be encoded, and recovery.max_bad_rows is "
         what += f"{most:,}; the last one found is {place}"
         remedy = (
             "That many failures rarely come from the texts: if all fail alike, look at the encoder and the model. Else "
@@ -229,7 +230,8 @@ def all_bad(output: str, last: BadText | None) -> Halt:
         f"halted at {output}: none of its texts can be encoded",
         why=last.reason if last is not None else "",
         see=str(last.outcome) if last is not None else "",
-        remedy="Check source and model, and correct what is wrong. Then: chunkvisor retry WORKDIR, and run again.",
+        remedy="Check source and model, and correct what is wrong. Then run the same command again: it tries all texts "
+        "again.",
     )
 
 

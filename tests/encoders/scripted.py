@@ -26,6 +26,11 @@ def value_error():
     raise ValueError("this text is beyond me")
 
 
+def bad_input():
+    """The error by which the worker says that the model's tables have no row for a token."""
+    raise IndexError("index out of range in self")
+
+
 class AcceleratorError(RuntimeError):
     error_code = 710
 
@@ -66,6 +71,7 @@ FAULTS = {
     "oom": out_of_memory,
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "value_error": value_error,
+    "bad_input": bad_input,
     "damage": damage,
     "device_assert": device_assert,
     "kill_worker": lambda: os.kill(os.getpid(), signal.SIGKILL),

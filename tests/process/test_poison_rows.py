@@ -1,6 +1,7 @@
 """Texts that no worker survives: they are found, every other row is right, and a mend costs no more than themselves."""
 
 import re
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import chunkvisor
+from chunkvisor.assemble import manifest
+from chunkvisor.store.layout import Layout
+from chunkvisor.store.ledger import ledger_of
+from chunkvisor.supervise import finish
 from damaged import flip
 from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
 from scripted_workplace import ScriptedWorkplace
@@ -170,7 +176,7 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
         place.lay(text, "nan!")
     ended = place.run_here()
     assert ended.returncode == 78, ended.stderr
-    assert "3 rows cannot be encoded" in ended.stderr
+    assert "3 texts cannot be encoded" in ended.stderr
     assert "recovery.max_bad_rows is 2" in ended.stderr
     calls = len(place.calls())
     ended = place.run_here("--set", "recovery.max_bad_rows=3")
@@ -179,16 +185,19 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
     assert len(place.calls()) <= calls + 3  # the third, twice, and a canary
 
 
-def test_limit_counts_rows(tmp_path: Path) -> None:
-    """One bad text that stands in three rows is three bad rows, in this run and in the next."""
-    place = few(tmp_path / "place", ["t0", "t1", "t1", "t2", "t1", "t3"], recovery__max_bad_rows=2)
-    place.lay("t1", "nan!")
+def test_limit_counts_texts(tmp_path: Path) -> None:
+    """One bad text that stands in three rows is one, and a blank one is named with a `where` that works as printed."""
+    rows = ["t0", " ", " ", "t2", " ", "t3"]
+    place = few(tmp_path / "place", rows, recovery__max_bad_rows=1)
+    place.lay(" ", "nan!")
     ended = place.run_here()
-    assert ended.returncode == 78, ended.stderr
-    assert "3 rows cannot be encoded" in ended.stderr
-    ended = place.run_here("--set", "recovery.max_bad_rows=3")
     assert ended.returncode == 3, ended.stderr
     assert [each["row"] for each in place.manifest()["quarantined"]] == [1, 2, 4]
+    assert "the text is blank" in ended.stderr
+    (printed,) = set(re.findall(r"`(--set [^`]*)` leaves such rows out", ended.stderr))
+    ended = place.run_here("--update", *shlex.split(printed))
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(["t0", "t2", "t3"]).tobytes()
 
 
 def test_every_text_is_bad(tmp_path: Path) -> None:
@@ -352,3 +361,81 @@ def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_quarantined(place, FEW[:4], [3])
     again = {text for call in place.calls()[-2:] for text in call}  # the first of them alone
     assert again == {f"t{text}" for text in damaged}
+
+
+# ------------------------------------------------------------------------------- no file, and no word of success
+
+
+def test_refused_texts_are_tried_again(tmp_path: Path) -> None:
+    """Where no text had a vector, each run says so with 78, with a combination too, and a mended encoder completes."""
+    texts = ["t0", "t1", "t2"]
+    outputs = {
+        "other": {"source": "rows.jsonl", "template": "{text}!"},
+        "out": {"source": "rows.jsonl", "column": "text"},
+    }
+    place = few(
+        tmp_path / "place",
+        texts,
+        outputs=outputs,
+        combine={"both": ["out", "other"]},
+        recovery__attempts=3,
+    )
+    for text in texts:
+        place.lay(text, "bad_input!")
+    for _ in range(3):
+        ended = place.run_here()
+        assert ended.returncode == 78, ended.stderr
+        assert "none of its texts can be encoded" in ended.stderr
+        assert "retry" not in ended.stderr
+    with pytest.raises(chunkvisor.ChunkvisorError) as refused:
+        chunkvisor.run(place.config_path, progress=False)
+    assert refused.value.code == 78
+    for text in texts:
+        place.lift(text)
+    ended = place.run_here()
+    assert ended.returncode == 0, ended.stderr
+    assert place.vectors().tobytes() == expected(texts).tobytes()
+    assert np.load(place.workdir / "both.npy").shape == (3, 16)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
+    """Facts that are lost while every text is done come back with a chunk that is computed again."""
+    place = few(tmp_path / "place", FEW[:4])
+    place.lay("t1", "value_error!")
+    place.lay("t3", "damage!")
+    assert place.run_here().returncode == 75
+    place.lift("t3")
+    if committed:
+        assert place.run_here("--set", "chunk.keep=true").returncode == 3
+        (place.workdir / "out.npy").unlink()
+        (place.workdir / "out.json").unlink()
+    else:
+        # As a run leaves it that is killed when the last text of a chunk has its vector, before the commit.
+        layout = Layout(place.workdir).output("out")
+        ledger = ledger_of(layout)
+        assert ledger is not None
+        np.save(tmp_path / "last.npy", expected(["t3"]))
+        ledger.parts(0).add(3, tmp_path / "last.npy", [3])
+        assert not ledger.parts(0).missing()
+    (place.hidden / "outputs/out/facts.json").unlink()
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    assert_quarantined(place, FEW[:4], [1])
+
+
+def test_success_needs_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose final file is removed while it ends does not say that it is complete."""
+    place = few(tmp_path / "place", FEW[:4])
+    publish = manifest.publish
+
+    def publish_in_vain(*found: Any) -> None:
+        publish(*found)
+        (place.workdir / "out.npy").unlink()
+
+    monkeypatch.setattr(finish, "publish", publish_in_vain)
+    ended = place.run_here()
+    assert ended.returncode == 75, ended.stderr
+    assert "out has no final file" in ended.stderr
+    monkeypatch.undo()
+    assert place.run_here().returncode == 0

@@ -104,6 +104,28 @@ def test_update(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first, expected(["a", "b"]))
 
 
+@pytest.mark.parametrize("update", [False, True])
+def test_a_damaged_copy_of_the_texts_is_written_anew(tmp_path: Path, update: bool) -> None:
+    """The file of the texts in the workdir is not trusted by its name: each row has the vector of the text given."""
+    encode(TEXTS, workdir="mine")
+    (copy,) = (tmp_path / "mine").glob("texts-*.jsonl")
+    copy.write_text(copy.read_text().replace("two", "owt"))
+
+    vectors = encode(TEXTS, workdir="mine", update=update)
+
+    np.testing.assert_array_equal(vectors, expected(TEXTS))
+
+
+def test_a_mapped_array_may_be_changed(tmp_path: Path) -> None:
+    """A caller may normalize the array in place: pages are copied as they are written, and the file stays."""
+    vectors = encode(TEXTS, workdir="mine")
+    assert vectors.flags.writeable
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(np.load(tmp_path / "mine/embeddings.npy"), expected(TEXTS))
+    np.testing.assert_array_equal(encode(TEXTS, workdir="mine"), expected(TEXTS))
+
+
 def test_interrupted_work_goes_on() -> None:
     """What was done before a failure is not done again."""
     kwargs = {"plan": {"embeddings/1": "segfault@encode"}, "times": None}

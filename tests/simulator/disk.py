@@ -51,13 +51,6 @@ class Output:
         """Whether each text of the chunk is done."""
         return not self._pending[chunk]
 
-    def bad_rows(self) -> int:
-        """See OutputProgress: here each text has one row."""
-        return self.bad_count
-
-    def rows_of(self, _text: int) -> int:
-        return 1
-
     @property
     def progress(self) -> int:
         """A number that grows with whatever is done."""

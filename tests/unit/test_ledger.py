@@ -58,7 +58,37 @@ def test_read_back(layout: OutputLayout) -> None:
     assert ledger.bad == {3: BAD}
     assert ledger.facts == Facts(DIMENSION)
     layout.facts.unlink()
-    assert committed(loaded(layout)) == [0, 1]
+    assert len(committed(loaded(layout))) == 2
+
+
+def test_facts_come_from_a_chunk_with_vectors(tmp_path: Path) -> None:
+    """Lost facts are not looked for in a chunk all of whose texts are bad: no worker would compute it."""
+    layout = Layout(tmp_path).output("out")
+    layout.state.mkdir(parents=True)
+    ledger = loaded(layout)
+    for text in (2, 3):
+        ledger.parts(1).add_bad(BadText(text, Outcome.CRASHED, "why"))
+    for chunk in range(2):
+        path = vectors(tmp_path, 2)
+        ledger.commit(chunk, path, inspect(path).digest, Facts(DIMENSION))
+    layout.facts.unlink()
+    assert committed(loaded(layout)) == [1]
+
+
+@pytest.mark.parametrize("good", [[], [4]])
+def test_refused_texts_are_forgiven(tmp_path: Path, good: list[int]) -> None:
+    """Bad texts are pending again exactly if no text at all has a vector."""
+    layout = Layout(tmp_path).output("out")
+    layout.state.mkdir(parents=True)
+    ledger = loaded(layout)
+    ledger.parts(1).add_bad(BAD)
+    if good:
+        ledger.parts(2).add(4, vectors(tmp_path, 1), good)
+        ledger.fix_facts(Facts(DIMENSION))
+    again = loaded(layout)
+    again.forgive_if_none_is_good()
+    assert again.bad_count == len(good)
+    assert loaded(layout).bad_count == len(good)
 
 
 def test_damaged_record_of_bad_texts(layout: OutputLayout) -> None:

@@ -14,7 +14,7 @@ TABLE = FinalFormat.PARQUET
 @pytest.mark.parametrize(
     ("form", "rows_table", "end"),
     [
-        (Form(), "", 'mmap_mode="r"); row i is row i of the source'),
+        (Form(), "", 'mmap_mode="c"); row i is row i of the source'),
         (Form(2), "", "in the order of their names; row i is row i of the source"),
         (Form(format=TABLE), "out.rows.parquet", 'read_parquet("/w/out")'),
         (

@@ -385,7 +385,7 @@ class RecoveryConfig(Section):
     on_bad_row: OnBadRow = OnBadRow.QUARANTINE
     """quarantine = a row that cannot be encoded becomes NaN and is listed; fail = the run ends."""
     max_bad_rows: Annotated[int, Field(ge=0, le=_MOST), _NO_BOOL] = 100
-    """More quarantined rows end the run: then usually the config is wrong."""
+    """More distinct texts in quarantine end the run: then usually the config is wrong."""
 
 
 class IngestConfig(Section):

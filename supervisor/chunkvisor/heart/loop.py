@@ -603,7 +603,7 @@ class Loop:
             return words.all_bad(output.name, next(reversed(output.ledger.bad_texts()), None))
         assert verdict is not None, ending
         if ending.why == "bad rows" and work is not None:
-            count = output.rows_of(work.texts[0]) + sum(each.bad_rows() for each in self._outputs)
+            count = 1 + sum(each.bad_count for each in self._outputs)
             most = (
                 None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
             )

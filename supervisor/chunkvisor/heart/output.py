@@ -30,12 +30,14 @@ class OutputRun:
     model: ModelSource  # from which its workers load; a folder must not change meanwhile
     rows: int = 0
     taken: int = 0  # texts whose vectors are taken over from elsewhere
+    without_blanks: str = (
+        ""  # the condition for `where` that leaves blank texts out, if there is one
+    )
     joined: bool = False
     committed_here: int = 0  # chunks committed by this run
     texts_here: int = 0  # texts in them that this run has encoded
     # By chunk that was not committed: texts of it that were done before this run began to work.
     saved_before: dict[int, int] = field(default_factory=dict)
-    _rows: dict[int, int] = field(default_factory=dict)  # of bad texts, by number of the text
     _canary: int | None = None
     _taken: list[str] | None = None
 
@@ -59,17 +61,13 @@ class OutputRun:
         """Count the texts in quarantine."""
         return self.ledger.bad_count
 
-    def bad_rows(self) -> int:
-        """Count the rows without a vector: more than texts, if a text stands in several rows."""
-        bad = [text.text for text in self.ledger.bad_texts()]
-        self._rows.update(rows_of(self.table, [text for text in bad if text not in self._rows]))
-        return sum(self._rows[text] for text in bad)
-
     def rows_of(self, text: int) -> int:
         """Count the rows that have the text."""
-        if text not in self._rows:
-            self._rows.update(rows_of(self.table, [text]))
-        return self._rows[text]
+        return rows_of(self.table, [text])[text]
+
+    def is_blank(self, text: int) -> bool:
+        """Say whether the text has nothing but white space."""
+        return not self.table.texts(text, text + 1)[0].strip()
 
     def bounds(self, chunk: int) -> tuple[int, int]:
         """Give the first text of the chunk, and one past its last."""

@@ -445,10 +445,7 @@ class Scheduler:
             case policy.Split():
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
-                output = self._outputs[work.output]
-                count = output.rows_of(work.texts[0]) + sum(
-                    each.bad_rows() for each in self._outputs
-                )
+                count = 1 + sum(each.bad_count for each in self._outputs)
                 if (
                     self._recovery.on_bad_row is OnBadRow.FAIL
                     or count > self._recovery.max_bad_rows

@@ -7,6 +7,7 @@ ledger; the scheduler has no part in it, and hears of chunks that turn out damag
 
 import contextlib
 import errno
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -127,13 +128,18 @@ class Keeper:
 
     def quarantine(self, work: Work, verdict: Verdict) -> Verdict | None:
         """Note a text that fails alone; returns and raises as `keep`."""
-        output, text = self._outputs[work.output], work.texts[0]
+        output, text, reason = self._outputs[work.output], work.texts[0], verdict.reason
+        if output.is_blank(text):
+            reason = f"{reason}; the text is blank"
+            if output.without_blanks:
+                where = f"outputs.{output.name}.where={output.without_blanks}"
+                reason = f"{reason}: `--set {shlex.quote(where)}` leaves such rows out"
         try:
-            output.ledger.parts(work.chunk).add_bad(BadText(text, verdict.outcome, verdict.reason))
+            output.ledger.parts(work.chunk).add_bad(BadText(text, verdict.outcome, reason))
         except OSError as error:
             return self._not_stored(work, error)
         row, place = output.place_of(text)
-        what = verdict.outcome, verdict.reason, work.chunk, output.rows_of(text)
+        what = verdict.outcome, reason, work.chunk, output.rows_of(text)
         self._emit(event.Quarantined(output.name, row, place, *what))
         return None
 

@@ -238,7 +238,7 @@ def how_to_read(path: Path, form: "Form", rows_table: str = "") -> str:
     """Say how to use a final file; `rows_table` lists its rows if some of the source are left out."""
     if form.shards is None and form.format is FinalFormat.PARQUET:
         return f'to use it: pandas.read_parquet("{path}")'
-    found = f'numpy.load("{path}", mmap_mode="r")'
+    found = f'numpy.load("{path}", mmap_mode="c")'
     if form.shards is not None:
         found = f"the files in {path}, in the order of their names"
     source = (

@@ -128,6 +128,10 @@ class Parts:
         if self.bad:
             self._save(replace(self._index, bad=()))
 
+    def forget_vectors(self) -> None:
+        """Forget the vectors: their texts are missing again. Raises OSError."""
+        self._save(replace(self._index, parts=()))
+
     def compose(self, dimension: int) -> tuple[Path, str]:
         """Return the file of the chunk's vectors, NaN for the bad texts, and its checksum, for `Ledger.commit`.
 
@@ -330,19 +334,46 @@ class Ledger:
         make_folder(self.layout.chunks)
         if (record := read_if_whole(FactsRecord, self.layout.facts)) is not None:
             self.facts, self.other_versions = record.facts, list(record.other_versions)
-        self._committed, self.bad = committed_chunks(self.layout, self.plan), {}
-        if self.facts is None and self.chunks_done:
-            # The facts were lost; the chunk that is computed again brings them back.
-            self.discard(self._committed.rindex(1))
-        names = os.listdir(self.layout.parts) if self.layout.parts.is_dir() else ()  # noqa: PTH208 - names will do
-        for chunk in sorted(
-            int(name) for name in names if name.isdecimal() and int(name) < self.plan.count
-        ):
+        self._committed = committed_chunks(self.layout, self.plan)
+        self.bad = {}
+        # Names will do, which spares a Path for each.
+        names = os.listdir(self.layout.parts) if self.layout.parts.is_dir() else ()  # noqa: PTH208
+        numbers = sorted(int(name) for name in names if name.isdecimal())
+        for chunk in numbers:
+            if chunk >= self.plan.count:
+                continue
             parts = self.parts(chunk)
             if self._committed[chunk]:
                 self.bad.update({text.text: text for text in parts.bad})
                 parts.remove()
                 del self._parts[chunk]
+        if self.facts is None:
+            self._bring_back_facts()
+
+    def _bring_back_facts(self) -> None:
+        """Have one chunk that has vectors computed again: its worker says again what was lost."""
+        good = self.known_good()
+        if not good:
+            return
+        chunk = good[0] // self.plan.chunk_size
+        if self._committed[chunk]:
+            self.discard(chunk)
+        else:
+            self.parts(chunk).forget_vectors()
+
+    def forgive_if_none_is_good(self) -> None:
+        """Have all bad texts tried again if no text has a vector: it was not the texts.
+
+        Raises OSError.
+        """
+        if self.bad_count == 0 or self.known_good():
+            return
+        for chunk in range(self.plan.count):
+            if self._committed[chunk]:
+                self.discard(chunk)
+                self.parts(chunk).forgive()
+        for parts in self._parts.values():
+            parts.forgive()
 
     def committed(self, chunk: int) -> bool:
         """Say whether the chunk's vectors are in place."""

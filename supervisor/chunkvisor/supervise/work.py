@@ -20,11 +20,10 @@ from chunkvisor.assemble.manifest import (
     finish_publishing,
     keep_finished,
     lacks_rows_table,
-    read_done_manifest,
     read_finished,
     refuse_unequal,
 )
-from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, OutputConfig, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
@@ -112,27 +111,40 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
         raise stopped(run.signals)
     if given_up:
         raise gave_up(given_up)
+    _complete(config, run, means)
+
+
+def _complete(config: Config, run: Run, means: Means) -> None:
+    """Make the combinations, and end with success only if every final file and manifest stands.
+
+    Raises Halt: 3 if some rows have no vector, 75 if a file is not there; OSError.
+    """
+    finished = {name: _finished(run.layout.output(name)) for name in config.outputs}
     for name, members in config.combine.items():
-        finished = {member: read_finished(run.layout.output(member)) for member in members}
-        if lost := [member for member, manifest in finished.items() if manifest is None]:
-            raise Halt(
-                ExitCode.TRY_AGAIN,
-                f"{lost[0]} was damaged a moment ago",
-                remedy="Run the same command again.",
-            )
-        whole = {member: manifest for member, manifest in finished.items() if manifest}
         place = run.layout.combined(name)
-        manifest, was_there = combine(place, whole, means.on_wait)
+        manifests = {member: finished[member] for member in members}
+        manifest, was_there = combine(place, manifests, means.on_wait)
+        _finished(place)
         if not was_there:
             size = f"{manifest['rows']:,} x {manifest['dimension']:,}"
-            run.emit(
-                Note(f"{name}: {size}, {' and '.join(members)} next to each other: {place.final}")
-            )
-    found = {name: read_done_manifest(run.layout.output(name)) for name in config.outputs}
-    if quarantined := {
-        name: manifest for name, manifest in found.items() if manifest and manifest["quarantined"]
-    }:
+            words = f"{name}: {size}, {' and '.join(members)} next to each other: {place.final}"
+            run.emit(Note(words))
+    quarantined = {name: each for name, each in finished.items() if each["quarantined"]}
+    if quarantined:
         raise with_bad_rows(run.layout, quarantined)
+
+
+def _finished(layout: OutputLayout) -> dict[str, Any]:
+    """Return the manifest of an output or a combination. Raises Halt (75) if its files are not there; OSError."""
+    manifest = read_finished(layout)
+    if manifest is None:
+        raise Halt(
+            ExitCode.TRY_AGAIN,
+            f"{layout.name} has no final file, or not the one that was made: {layout.final}",
+            why="it was changed or removed while the run ended, or the run did not make it",
+            remedy="Run the same command again: what has a vector is not encoded again.",
+        )
+    return manifest
 
 
 def _expect(
@@ -465,6 +477,8 @@ class Opening:
         ledger = Ledger(layout, *work_with(reuse, fixed))
         ledger.load()
         fresh, taken = table.without(reuse), reuse.taken if reuse is not None else 0
+        if not taken:
+            ledger.forgive_if_none_is_good()
         if reuse is not None:
             places = listed([place.words for place in reuse.places], 3)
             have = (
@@ -510,10 +524,19 @@ class Opening:
             source,
             rows=table.rows,
             taken=taken,
+            without_blanks=_without_blanks(config.outputs[name]),
         )
 
     def _note(self, note: str) -> None:
         self._run.emit(Note(note))
+
+
+def _without_blanks(output: OutputConfig) -> str:
+    """Return a condition for `where` that leaves blank texts out; empty if a template makes them or there is one."""
+    if output.template is not None or output.where is not None:
+        return ""
+    text = f"({output.sql})" if output.sql is not None else f'"{output.column}"'
+    return f"trim({text}) <> ''"
 
 
 def _asked(request: IngestRequest) -> dict[str, Any]:
