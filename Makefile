@@ -98,7 +98,7 @@ format: $(READY) ## format the code and mend what ruff can mend
 bench: $(READY) ## measure against plain sentence-transformers; COMMITS=file.jsonl.gz for commit messages
 	$(BIN)/python benchmarks/bench.py $(if $(COMMITS),--commits $(COMMITS)) $(BENCH_ARGS)
 	@if [ -z "$(BENCH_ARGS)" ]; then set -x; $(BIN)/python benchmarks/reuse.py $(if $(COMMITS),--commits $(COMMITS)); \
-	$(BIN)/python benchmarks/forms.py int8 parquet; fi
+	$(BIN)/python benchmarks/forms.py; fi
 
 bench-peers: $(READY) ## measure against other programs, the pool and bare loops, on the same texts in turn (half an hour); COMMITS=file.jsonl.gz
 	@$(MAKE) --silent $(PEERS)/.ready || echo "some peers cannot be installed here: they are left out"

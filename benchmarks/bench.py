@@ -287,7 +287,7 @@ def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
         "quarantined": [],
         "zero_rows": 0,
     }
-    publish(layout, known | describe_files(layout, Form(), rows, final.digests, None))
+    publish(layout, known | describe_files(layout, Form(), rows, final.digests))
     return time.perf_counter() - start, layout.final
 
 

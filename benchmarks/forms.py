@@ -24,8 +24,6 @@ from chunkvisor.store.layout import Layout, OutputLayout
 
 FORMS = {
     "float16": Form(dtype=FinalDtype.FLOAT16),
-    "int8": Form(dtype=FinalDtype.INT8),
-    "ubinary": Form(dtype=FinalDtype.UBINARY),
     "parquet": Form(format=FinalFormat.PARQUET),
 }
 DIMENSION = 384
@@ -79,9 +77,8 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
         block = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32)
         found = (block[: rows - first] for first in range(0, rows, BLOCK))
         numbers, partial = Numbers(FinalDtype.FLOAT32, DIMENSION), partial_of(layout, Form())
-        described = describe_files(
-            layout, Form(), rows, write_final(layout, partial, rows, numbers, Form(), found), None
-        )
+        digests = write_final(layout, partial, rows, numbers, Form(), found)
+        described = describe_files(layout, Form(), rows, digests)
         known = {
             "rows": rows,
             "dimension": DIMENSION,

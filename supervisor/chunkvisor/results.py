@@ -46,7 +46,7 @@ class FinalFile:
     """The file itself, or its shards in the order of their rows."""
 
     def vectors(self) -> npt.NDArray[Any]:
-        """The vectors, of shape (rows, dimension); of ubinary, eight dimensions share a byte.
+        """The vectors, of shape (rows, dimension).
 
         Mapped, copied where it is written to: the file never changes; of shards and of parquet, read into memory.
         Raises OSError.

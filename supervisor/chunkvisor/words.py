@@ -113,8 +113,7 @@ ENTRIES: dict[str, Meaning] = {
         "Look at the memory of that machine and at its Ray logs.",
     ),
     QUARANTINE: Meaning(
-        "Some texts fail every time, even alone. Their rows have no vector: NaN in a float file, null in a table "
-        "of floats, zeros in int8 and ubinary.",
+        "Some texts fail every time, even alone. Their rows have no vector: NaN in an array, null in a table.",
         "All other rows are complete, and it ends with 3; with more than recovery.max_bad_rows distinct texts among "
         "them, with 78.",
         "The manifest (`<output>.json`) lists each row with its place, the outcome and the reason. To try them again: "

@@ -150,7 +150,7 @@ FEW = ("t0", "t1", "t0", "t2", "t3", "t4")
 MANY = ("g0", "g1", "g2", "crash0", "g3", "g4", "g0", "g5", "g6", "poison0", "g7")
 SCRATCH = (*RUN, *_options(model__name="other"))
 SHARDS = (*RUN, *_options(outputs__out__shards=2))
-INT8 = (*RUN, *_options(outputs__out__dtype="int8"))
+FLOAT16 = (*RUN, *_options(outputs__out__dtype="float16"))
 UPDATE = (*RUN, "--update", *_options(outputs__out__source=LATER))
 
 
@@ -232,11 +232,11 @@ SCENARIOS = {
         ("t3", "u0", "t0", "leave0"),
         again=((Try(UPDATE),),),
     ),
-    "int8": Scenario(
+    "float16": Scenario(
         FEW[:4],
-        (Command(), Command(INT8)),
+        (Command(), Command(FLOAT16)),
         config={"outputs.out.columns": ["text"]},
-        again=((Try(),), (Try(INT8),)),
+        again=((Try(),), (Try(FLOAT16),)),
         keeps_a_final=True,
     ),
     "clean": Scenario(

@@ -93,7 +93,7 @@ def publish_joined(
     """Join, and publish with a manifest; both."""
     form = (form or Form()).of(table.rows)
     final = join.assemble(ledger, table, on_block, form)
-    described = describe_files(ledger.layout, form, table.rows, final.digests, final.ranges)
+    described = describe_files(ledger.layout, form, table.rows, final.digests)
     bad = [{"row": row, "outcome": "crashed", "reason": "why"} for row, _ in final.bad_rows]
     made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": bad}
     made |= {"zero_rows": final.zero_rows, **described}

@@ -16,7 +16,7 @@ from chunkvisor.assemble.forms import (
     recorded_parts,
 )
 from chunkvisor.assemble.join import write_form
-from chunkvisor.assemble.manifest import keep_finished, ranges_of, read_finished
+from chunkvisor.assemble.manifest import keep_finished, read_finished
 from chunkvisor.commands.housekeeping import final_checks as _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
@@ -43,43 +43,17 @@ def vectors(rows: int, dimension: int) -> np.ndarray:
     return made
 
 
-@pytest.mark.model
-@pytest.mark.soak(only=True)
-@pytest.mark.parametrize("dtype", ["int8", "ubinary"])
-@pytest.mark.parametrize("dimension", [8, 384, 21])
-def test_quantised_as_sentence_transformers_does(dtype: str, dimension: int) -> None:
-    """int8 and ubinary are those of `quantize_embeddings` with the same ranges, bit by bit."""
-    from sentence_transformers.util import quantize_embeddings
-
-    block = vectors(57, dimension)
-    ranges = np.stack([block.min(axis=0), block.max(axis=0)])
-    made = Numbers(FinalDtype(dtype), dimension).of(block, ranges)
-    right = quantize_embeddings(block, dtype, ranges=ranges)
-    assert made.dtype == right.dtype
-    np.testing.assert_array_equal(made, right)
-
-
 @pytest.mark.parametrize("dtype", list(FinalDtype))
 def test_each_type_keeps_what_it_can(dtype: FinalDtype) -> None:
-    """What is stored stands for the vector it was made of; a row without one is NaN, or zero where there is no NaN."""
+    """What is stored is the vector, as near as the type can have it; a row without one is NaN."""
     block = vectors(20, 24)
     block[7] = np.nan
     numbers = Numbers(dtype, 24)
-    ranges = np.stack([np.nanmin(block, axis=0), np.nanmax(block, axis=0)])
-    stored = numbers.of(block.copy(), ranges)
-    assert (stored.dtype, stored.shape) == (np.dtype(numbers.numpy), (20, numbers.width))
+    stored = numbers.of(block.copy())
+    assert (stored.dtype, stored.shape) == (np.dtype(numbers.numpy), (20, 24))
     assert stored[0].nbytes == numbers.row_bytes
-    assert np.isnan(stored[7]).all() if dtype.startswith("float") else not stored[7].any()
-    back, good = numbers.back(stored, ranges), np.delete(np.arange(20), 7)
-    steps = (ranges[1] - ranges[0]) / 255
-    if dtype is FinalDtype.UBINARY:
-        np.testing.assert_array_equal(back[good] > 0, block[good] > 0)
-    elif dtype is FinalDtype.INT8:
-        constant = steps == 0  # its one step is as wide as the first that comes to mind
-        assert (np.abs(back - block)[good][:, ~constant] <= steps[~constant] * 0.51).all()
-    else:
-        rtol, atol = (0.001, 1e-7) if dtype is FinalDtype.FLOAT16 else (0, 0)
-        np.testing.assert_allclose(back[good], block[good], rtol=rtol, atol=atol)
+    rtol, atol = (0.001, 1e-7) if dtype is FinalDtype.FLOAT16 else (0, 0)
+    np.testing.assert_allclose(stored, block, rtol=rtol, atol=atol)
 
 
 def test_what_float16_cannot_hold(tmp_path: Path) -> None:
@@ -119,15 +93,12 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
     with assembled(ROWS, 3, 2) as (ledger, table, right):
         layout = ledger.layout
         _, joined = publish_joined(ledger, table, form)
-        ranges, files = (
-            np.array([right.min(axis=0), right.max(axis=0)]),
-            recorded_parts(layout, joined),
-        )
+        files = recorded_parts(layout, joined)
         read = FORMATS[format].read
         found = [
             rows for part, digest in files for rows in read(part.path, part.rows, numbers, digest)
         ]
-        np.testing.assert_array_equal(np.concatenate(found), numbers.of(right, ranges))
+        np.testing.assert_array_equal(np.concatenate(found), numbers.of(right))
         if format is FinalFormat.NPY:
             loaded = [np.load(part.path, mmap_mode="r", allow_pickle=False) for part, _ in files]
             np.testing.assert_array_equal(np.concatenate(loaded), np.concatenate(found))
@@ -140,7 +111,6 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
         assert made == joined
         assert form_of(made) == form
         assert layout.final.exists() == (place_of(layout, form) == layout.final)
-        assert (ranges_of(made) is not None) == layout.ranges.exists() == (dtype is FinalDtype.INT8)
         assert [finding for finding in _final(layout) if finding.problem] == []
         assert read_finished(layout) == made
         assert len(notes) == (form != Form())
@@ -148,26 +118,18 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
 
 
 def test_what_is_rounded() -> None:
-    """Of int8 without its chunks no other type is made, and all stays; its ranges are made again if they are lost."""
+    """Of float16 without its chunks no other type is made, and all stays."""
     with assembled(ROWS, 3, 2) as (ledger, table, _):
-        layout, int8 = ledger.layout, Form(dtype=FinalDtype.INT8)
-        publish_joined(ledger, table, int8)
+        layout = ledger.layout
+        publish_joined(ledger, table, Form(dtype=FinalDtype.FLOAT16))
         layout.chunks.rename(layout.workdir / "away")
-        before, ranges = read_finished(layout), layout.ranges.read_bytes()
-        for asked in (FinalDtype.FLOAT32, FinalDtype.FLOAT16, FinalDtype.UBINARY):
-            with pytest.raises(
-                Halt, match="complete in int8, and the config now asks for another form"
-            ) as raised:
-                keep_finished(layout, "f", Form(dtype=asked), lambda _: None, lambda: None)
-            assert raised.value.code == ExitCode.CONFIG
-            assert read_finished(layout) == before
-        for damage in (Path.unlink, lambda path: path.write_bytes(b"mine")):
-            damage(layout.ranges)
-            assert [finding.path for finding in _final(layout) if finding.problem] == [
-                layout.ranges
-            ]
-            assert keep_finished(layout, "f", int8, lambda _: None, lambda: None) is not None
-            assert layout.ranges.read_bytes() == ranges
+        before = read_finished(layout)
+        with pytest.raises(
+            Halt, match="complete in float16, and the config now asks for another form"
+        ) as raised:
+            keep_finished(layout, "f", Form(), lambda _: None, lambda: None)
+        assert raised.value.code == ExitCode.CONFIG
+        assert read_finished(layout) == before
 
 
 # Rows without a vector, grouped by the reason, wherever a person reads of them

@@ -1,7 +1,4 @@
-"""The forms of a final: the type of its numbers, the format of its files (npy or parquet), shards, and where they lie.
-
-int8 and ubinary are sentence-transformers' `quantize_embeddings`, bit by bit (its util/quantization.py, 6.2).
-"""
+"""The forms of a final: the type of its numbers, the format of its files, shards, and where they lie."""
 
 import contextlib
 import hashlib
@@ -29,23 +26,18 @@ from chunkvisor.store.artifact import (
 )
 from chunkvisor.store.layout import OutputLayout
 
-Stored = npt.NDArray[Any]  # rows as they stand in a final, of shape (rows, `Numbers.width`)
+Stored = npt.NDArray[Any]  # rows as they stand in a final, of shape (rows, dimension)
 
 Positions = npt.NDArray[np.int64]
 
-_NUMPY = {
-    FinalDtype.FLOAT32: "<f4",
-    FinalDtype.FLOAT16: "<f2",
-    FinalDtype.INT8: "|i1",
-    FinalDtype.UBINARY: "|u1",
-}
+_NUMPY = {FinalDtype.FLOAT32: "<f4", FinalDtype.FLOAT16: "<f2"}
 
 
 class Numbers(NamedTuple):
-    """The numbers of a final."""
+    """The numbers of a final; a row without a vector is NaN throughout."""
 
     dtype: FinalDtype
-    dimension: int  # of the vectors
+    dimension: int
 
     @property
     def numpy(self) -> str:
@@ -53,57 +45,15 @@ class Numbers(NamedTuple):
         return _NUMPY[self.dtype]
 
     @property
-    def width(self) -> int:
-        """Numbers in a row: eight dimensions share a byte of ubinary, the last of which may be filled up by zeros."""
-        return -(-self.dimension // 8) if self.dtype is FinalDtype.UBINARY else self.dimension
-
-    @property
     def row_bytes(self) -> int:
         """Size of a row."""
-        return self.width * np.dtype(self.numpy).itemsize
+        return self.dimension * np.dtype(self.numpy).itemsize
 
-    @property
-    def is_float(self) -> bool:
-        """Say whether a row without a vector can be NaN; it is zero in the other types."""
-        return self.dtype.startswith("float")
-
-    def of(self, block: Vectors, ranges: Vectors | None) -> Stored:
-        """Make the rows of the block; those without a vector, all NaN, are zero in types without NaN.
-
-        int8 needs the ranges, shape (2, dimension). Raises FloatingPointError for what float16 cannot hold.
-        """
-        if self.is_float:
-            with np.errstate(over="raise"):
-                stored: Stored = block.astype(self.numpy, copy=False)
-                return stored
-        if self.dtype is FinalDtype.INT8:
-            assert ranges is not None
-            with np.errstate(invalid="ignore", over="ignore"):  # of rows without a vector
-                stored = (np.floor((block - ranges[0]) / _steps(ranges)).clip(0, 255) - 128).astype(
-                    np.int8
-                )
-        else:
-            stored = np.packbits(block > 0, axis=-1)
-        stored[np.isnan(block[:, 0])] = 0
+    def of(self, block: Vectors) -> Stored:
+        """Convert the rows. Raises FloatingPointError for what float16 cannot hold."""
+        with np.errstate(over="raise"):
+            stored: Stored = block.astype(self.numpy, copy=False)
         return stored
-
-    def back(self, stored: Stored, ranges: Vectors | None) -> Vectors:
-        """Say about which vectors the rows stand for: the middle of each step of int8, the signs of ubinary."""
-        vectors: Vectors = stored.astype(np.float32, copy=False)
-        if self.dtype is FinalDtype.INT8:
-            assert ranges is not None
-            vectors = ranges[0] + (vectors + np.float32(128.5)) * _steps(ranges)
-        elif self.dtype is FinalDtype.UBINARY:
-            vectors = (
-                np.unpackbits(stored, axis=-1, count=self.dimension).astype(np.float32) * 2 - 1
-            )
-        return vectors
-
-
-def _steps(ranges: Vectors) -> Vectors:
-    steps: Vectors = (ranges[1] - ranges[0]) / np.float32(255)
-    steps[steps == 0] = 1
-    return steps
 
 
 _SYNC_BYTES = 64 << 20
@@ -197,7 +147,7 @@ class Format(NamedTuple):
     ]
     """Writes a file of so many rows as a context; then the number of the first, and columns to go with it."""
     read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
-    """Gives all rows in blocks; those without a vector are NaN, or zero if the numbers have no NaN.
+    """Gives all rows in blocks; those without a vector are NaN.
 
     Raises BadVectorsError if the file is not what it should be, or at the end, if its sha256 (hex) is another; OSError.
     """
@@ -208,7 +158,7 @@ OTHER_DIGEST = "has another digest than its manifest says: it was changed or dam
 
 @contextlib.contextmanager
 def _write_npy(file: HashedFile, rows: int, numbers: Numbers, *_: object) -> Iterator[Append]:
-    header = npy_header(rows, numbers.width, numbers.numpy)
+    header = npy_header(rows, numbers.dimension, numbers.numpy)
     os.posix_fallocate(file.fileno(), 0, len(header) + rows * numbers.row_bytes)
     file.write(header)
     yield lambda block: file.write(np.ascontiguousarray(block).data)
@@ -217,8 +167,8 @@ def _write_npy(file: HashedFile, rows: int, numbers: Numbers, *_: object) -> Ite
 def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> Iterator[Stored]:
     with open(path, "rb") as file:
         shape = read_shape(file, numbers.numpy)
-        if (shape.rows, shape.dimension) != (rows, numbers.width):
-            there, said = f"{shape.rows} x {shape.dimension}", f"{rows} x {numbers.width}"
+        if (shape.rows, shape.dimension) != (rows, numbers.dimension):
+            there, said = f"{shape.rows} x {shape.dimension}", f"{rows} x {numbers.dimension}"
             raise BadVectorsError(f"has {there}, its manifest says {said}")
         file.seek(0)
         found = hashlib.sha256(file.read(shape.offset_bytes))
@@ -238,7 +188,7 @@ def _write_parquet(
     import pyarrow.parquet as pq
 
     fields = [] if carried is None else carried.fields
-    vector_type = pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.width)
+    vector_type = pa.list_(pa.from_numpy_dtype(np.dtype(numbers.numpy)), numbers.dimension)
     schema = pa.schema(
         [pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, vector_type)]
     )
@@ -250,9 +200,9 @@ def _write_parquet(
 
     def append(block: Stored) -> None:
         nonlocal next_row
-        mask = np.isnan(block[:, 0]) if numbers.is_float else np.zeros(len(block), dtype=bool)
+        mask = np.isnan(block[:, 0])
         vectors = pa.FixedSizeListArray.from_arrays(
-            pa.array(block.reshape(-1)), numbers.width, mask=pa.array(mask)
+            pa.array(block.reshape(-1)), numbers.dimension, mask=pa.array(mask)
         )
         columns = [] if carried is None else carried.take(len(block))
         number = pa.array(np.arange(next_row, next_row + len(block)))
@@ -289,11 +239,9 @@ def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) 
         table = pq.ParquetFile(file)  # with that digest, it is as it was written
         for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
             column = batch.column(0)
-            block = np.full(
-                (len(column), numbers.width), np.nan if numbers.is_float else 0, numbers.numpy
-            )
+            block = np.full((len(column), numbers.dimension), np.nan, numbers.numpy)
             # flatten() leaves out what is null.
-            flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.width)
+            flat = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, numbers.dimension)
             block[column.is_valid().to_numpy(zero_copy_only=False)] = flat
             yield block
 

@@ -198,7 +198,6 @@ class Final:
     zero_rows: int = 0  # rows that are zero throughout; only blank texts have such vectors
     bad_rows: list[tuple[int, BadText]] = field(default_factory=list)
     """(row, its text) of every row that has no vector, in order."""
-    ranges: Vectors | None = None  # of an int8 final, float32, shape (2, dimension)
 
 
 def assemble(
@@ -227,9 +226,7 @@ def assemble(
     final.digests = write_final(layout, at, rows, vectors, of_rows, found)
     if not form.is_of_rows:
         read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vectors, None)
-        final.digests, final.ranges = write_form(
-            layout, form, rows, final.dimension, read, on_block
-        )
+        final.digests = write_form(layout, form, rows, final.dimension, read, on_block)
         at.unlink()
     return final
 
@@ -343,38 +340,21 @@ def write_form(
     dimension: int,
     read: Callable[[], Iterator[Stored]],
     on_block: Callable[[], None],
-) -> tuple[list[str], Vectors | None]:
-    """Write rows, all of which `read` gives each time, in another form under its partial name.
+) -> list[str]:
+    """Write the rows that `read` gives in another form under its partial name; return the digests.
 
-    Returns the digests, and the ranges of int8. Raises as `write_final`; Halt (78) for numbers that the form cannot
-    hold.
+    Raises as `write_final`; Halt (78) for numbers that the form cannot hold.
     """
-    numbers, ranges = Numbers(form.dtype, dimension), None
-    if form.dtype is FinalDtype.INT8:
-        low, high = (
-            np.full(dimension, np.inf, dtype="<f4"),
-            np.full(dimension, -np.inf, dtype="<f4"),
-        )
-        for block in read():  # NaN counts for nothing here
-            low, high = (
-                np.fmin(low, np.fmin.reduce(block, axis=0)),
-                np.fmax(high, np.fmax.reduce(block, axis=0)),
-            )
-            on_block()
-        ranges = (
-            np.stack([low, high])
-            if np.isfinite(low).all()
-            else np.zeros((2, dimension), dtype="<f4")
-        )
+    numbers = Numbers(form.dtype, dimension)
 
     def made() -> Iterator[Stored]:
         with contextlib.closing(ahead(read())) as blocks:
             for block in blocks:
-                yield numbers.of(block, ranges)
+                yield numbers.of(block)
                 on_block()
 
     try:
-        return write_final(layout, partial_of(layout, form), rows, numbers, form, made()), ranges
+        return write_final(layout, partial_of(layout, form), rows, numbers, form, made())
     except FloatingPointError:
         raise config_error(
             f"the vectors of {layout.name} do not fit into float16",

@@ -1,11 +1,9 @@
 """Finals that are made: published with manifest and side files, kept, made anew in another form, combined, followed.
 
-A final counts only if its stamp, or its digest, holds. What lies next to it can be made again: the ranges of int8 are
-in the manifest as well, the rows table among the staged texts, and the list of cut rows in the state.
+A final counts only if its stamp, or its digest, holds. What lies next to it is copied again if it
+is lost: the rows table from the staged texts, and the list of cut rows from the state.
 """
 
-import hashlib
-import io
 import os
 import re
 import time
@@ -40,11 +38,10 @@ from chunkvisor.assemble.join import (
     write_final,
     write_form,
 )
-from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Note
 from chunkvisor.sources.table import TableFiles
-from chunkvisor.store.artifact import BadVectorsError, Vectors
+from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.disk import not_ours
 from chunkvisor.store.identity import make_state, read_fixed
 from chunkvisor.store.layout import OutputLayout
@@ -66,7 +63,6 @@ from chunkvisor_worker.contract.files import (
     make_folder,
     set_aside,
     sync_folder,
-    write_atomic,
 )
 
 _Read = TypeVar("_Read")
@@ -90,11 +86,11 @@ def is_manifest(head: bytes) -> bool:
 
 
 def describe_files(
-    layout: OutputLayout, form: Form, rows: int, digests: Sequence[str], ranges: Vectors | None
+    layout: OutputLayout, form: Form, rows: int, digests: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the manifest's `format`, `dtype` and `digest`; `shards`, `ranges` and `carried` if there are any.
+    """Return the manifest's `format`, `dtype` and `digest`; `shards` and `carried` if there are any.
 
-    With shards, `digest` is that of the list of theirs. JSON holds the ranges, float32, to the last digit.
+    With shards, `digest` is that of the list of theirs.
     """
     digests = [f"sha256:{digest}" for digest in digests]
     said: dict[str, Any] = {
@@ -113,36 +109,15 @@ def describe_files(
             }
             for part, digest in parts
         ]
-    if ranges is not None:
-        (low, high), digest = ranges.tolist(), hashlib.sha256(_npy(ranges)).hexdigest()
-        said["ranges"] = {
-            "file": layout.ranges.name,
-            "digest": f"sha256:{digest}",
-            "min": low,
-            "max": high,
-        }
     if form.carried is not None:
         table = {"file": layout.rows_table.name} if form.has_rows_table else {}
         said["carried"] = {"digest": f"sha256:{form.carried}", **table}
     return said
 
 
-def ranges_of(manifest: dict[str, Any]) -> Vectors | None:
-    """Return the ranges that the manifest has, if any: float32, shape (2, dimension)."""
-    ranges = manifest.get("ranges")
-    return None if ranges is None else np.array([ranges["min"], ranges["max"]], dtype=np.float32)
-
-
-def _npy(ranges: Vectors) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, ranges.astype("<f4", copy=False), allow_pickle=False)
-    return buffer.getvalue()
-
-
 def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
     """Return the sha256, hex, of each file that lies next to the final."""
     said = {
-        layout.ranges: manifest.get("ranges"),
         layout.rows_table: manifest.get("carried"),
         layout.truncated: manifest.get("truncated"),
     }
@@ -168,13 +143,7 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[P
         layout.truncated: layout.truncated_twin,
     }
     for path, digest in _sides(layout, manifest).items():
-        if path in but or _has(path, digest):
-            continue
-        ranges = ranges_of(manifest)
-        if path == layout.ranges and ranges is not None:
-            set_aside(path)
-            write_atomic(path, _npy(ranges), made_in=layout.hidden)
-        elif _has(sources[path], digest):
+        if path not in but and not _has(path, digest) and _has(sources[path], digest):
             set_aside(path)
             copy_atomic(sources[path], path, made_in=layout.hidden)
 
@@ -231,9 +200,7 @@ def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
         _sides(layout, _manifest(layout) or {}),
     )  # of the final that is replaced
     if written.exists():
-        write_sides(
-            layout, manifest, but=before
-        )  # what the one before has not, such as ranges, is no harm to it
+        write_sides(layout, manifest, but=before)  # what the one before has not is no harm to it
         if place.is_dir() and place.name in announced.ours:
             remove_final(place)  # no rename replaces a folder that is not empty
         if place.is_dir() or place.name not in announced.ours:
@@ -392,12 +359,12 @@ def keep_finished(
                 )
                 clear_partial(layout)  # of a run that was killed while it did the same
                 rows, read = int(manifest["rows"]), partial(final_rows, layout, manifest)
-                digests, ranges = write_form(
+                digests = write_form(
                     layout, asked, rows, int(manifest["dimension"]), read, on_block
                 )
-                of_files = ("format", "dtype", "digest", "shards", "ranges", "carried")
+                of_files = ("format", "dtype", "digest", "shards", "carried")
                 manifest = {name: value for name, value in manifest.items() if name not in of_files}
-                manifest |= describe_files(layout, asked, rows, digests, ranges)
+                manifest |= describe_files(layout, asked, rows, digests)
                 publish(layout, manifest)
             write_sides(layout, manifest)
         except BadVectorsError:
@@ -452,8 +419,9 @@ def combine(
 ) -> tuple[dict[str, Any], bool]:
     """Put finals side by side in one array of their dtype; `members` are their manifests, by name of the output.
 
-    Returns the manifest, and whether the final was there already: it is made anew if one of them has changed. Calls
-    `on_block` now and then; it may raise to stop. Raises Halt (78, or 74 if a member is damaged), OSError.
+    Returns the manifest, and whether the final was there already: it is made anew if one of them has
+    changed. Calls `on_block` now and then; it may raise to stop. Raises Halt (78 if something else is
+    in its place, 74 if a member is damaged), OSError.
     """
     finish_publishing(layout)
     fingerprint = digest_of(
@@ -471,13 +439,6 @@ def combine(
         raise not_ours(layout.final, "give the combination another name")
     first, *_ = manifests = list(members.values())
     form, rows = Form(dtype=form_of(first).dtype), int(first["rows"])
-    for name, each in list(members.items())[:-1]:
-        if form.dtype is FinalDtype.UBINARY and each["dimension"] % 8:
-            raise config_error(
-                f"combine.{layout.name}: {name} has {each['dimension']} dimensions, and eight share a byte",
-                why="The next output would begin in the middle of one.",
-                remedy="Name it last, or give it an encode.truncate_dim that 8 divides.",
-            )
     numbers = Numbers(form.dtype, sum(each["dimension"] for each in manifests))
     outputs, zero_rows = {name: OutputLayout(layout.workdir, name) for name in members}, 0
     make_state(layout)
@@ -507,7 +468,6 @@ def combine(
             f"a final that {layout.name} is made of is damaged: {error}",
             remedy=remedy,
         ) from None
-    ranges = [found for each in manifests if (found := ranges_of(each)) is not None]
     quarantined = dict[int, dict[str, Any]]()
     for name, manifest in members.items():
         for each in manifest["quarantined"]:
@@ -521,9 +481,7 @@ def combine(
     manifest = {
         "rows": rows,
         "dimension": numbers.dimension,
-        **describe_files(
-            layout, form, rows, digests, np.concatenate(ranges, axis=1) if ranges else None
-        ),
+        **describe_files(layout, form, rows, digests),
         "fingerprint": fingerprint,
         "quarantined": [quarantined[row] for row in sorted(quarantined)],
         "zero_rows": zero_rows,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import Numbers, form_of
+from chunkvisor.assemble.forms import form_of
 from chunkvisor.assemble.join import final_rows
-from chunkvisor.assemble.manifest import ranges_of, read_finished
+from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
@@ -30,8 +30,8 @@ from chunkvisor.store.records import DamagedError, read_models
 from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import EncodeSpec, ModelSpec
 
-# How much more is allowed for the numbers of the final: float16 has 11 bits, int8 has 256 steps a dimension.
-_ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001, FinalDtype.INT8: 0.05}
+# How much more is allowed for the numbers of the final: float16 has 11 bits.
+_ROUNDED = {FinalDtype.FLOAT32: 0.0, FinalDtype.FLOAT16: 0.001}
 # Rows that `--write-expect` writes, at most: each run encodes them again.
 EXPECTED = 10
 
@@ -68,11 +68,10 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
     finished = [
         (output, manifest) for output in outputs if (manifest := read_finished(output)) is not None
     ]
-    comparable = [each for each in finished if form_of(each[1]).dtype is not FinalDtype.UBINARY]
-    if not comparable:
-        what = f"no output in {workdir} is finished that can be compared (ubinary has bits alone)"
+    if not finished:
+        what = f"no output in {workdir} is finished"
         raise config_error(what, remedy="Let the run complete, then audit it.")
-    for output, manifest in comparable:
+    for output, manifest in finished:
         yield _of_output(layout, output, manifest, rows, device, loaded)
 
 
@@ -177,12 +176,11 @@ def _stored(
     output: OutputLayout, manifest: dict[str, Any], rows: Sequence[int]
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The vectors of these rows, which rise, from the final files."""
-    numbers, ranges = Numbers(form_of(manifest).dtype, manifest["dimension"]), ranges_of(manifest)
     wanted, first = np.array(rows), 0
     try:
         for block in final_rows(output, manifest):
             here = wanted[(first <= wanted) & (wanted < first + len(block))]
-            yield from numbers.back(block[here - first], ranges)
+            yield from block[here - first].astype(np.float32, copy=False)
             first += len(block)
     except BadVectorsError as error:
         remedy = "Run the same config again: it makes the file again."

@@ -101,13 +101,9 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         except (BadVectorsError, OSError) as error:
             problem = _unreadable(error)
         else:
-            if numbers.is_float:
-                expected = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
-                problem = (
-                    f"has NaN or infinity in {counted(missing, 'row')}"
-                    if missing != expected
-                    else None
-                )
+            expected = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
+            if missing != expected:
+                problem = f"has NaN or infinity in {counted(missing, 'row')}"
         # What is rounded may be zero if the vector was not.
         last = problem is None and part is parts[-1][0] and form.dtype is FinalDtype.FLOAT32
         if last and zero_rows != manifest["zero_rows"]:

@@ -14,8 +14,8 @@ Start = StrEnum("Start", ["FRESH", "WARM", "AUTO"])
 """How a worker starts: in a new interpreter, or forked from a template process that has loaded the model."""
 OnBadRow = StrEnum("OnBadRow", ["QUARANTINE", "FAIL"])
 FinalFormat = StrEnum("FinalFormat", ["NPY", "PARQUET"])
-FinalDtype = StrEnum("FinalDtype", ["FLOAT32", "FLOAT16", "INT8", "UBINARY"])
-"""Of the numbers in a final file; a row without a vector is NaN in a float, and zero in the others."""
+FinalDtype = StrEnum("FinalDtype", ["FLOAT32", "FLOAT16"])
+"""Of the numbers in a final file."""
 
 # "token" alone: encode.batch_tokens is not a secret.
 _SECRETS = re.compile(

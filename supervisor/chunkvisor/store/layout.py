@@ -33,7 +33,7 @@ from chunkvisor_worker.contract.files import (
 from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
-FORMAT = 4
+FORMAT = 5
 """Of all state in a workdir. It counts on with each change that another version would misread."""
 
 CHUNKS_PER_FOLDER = 1000
@@ -80,7 +80,6 @@ class OutputLayout:
     shards = PathIn("workdir", "NAME")
     manifest = PathIn("workdir", "NAME.json")
     truncated = PathIn("workdir", "NAME.truncated.jsonl")
-    ranges = PathIn("workdir", "NAME.ranges.npy")
     rows_table = PathIn("workdir", "NAME.rows.parquet")
 
     hidden = PathIn("workdir", HIDDEN)
@@ -271,7 +270,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
         raise config_error(what, remedy="Choose another workdir, or set LC_ALL=C.UTF-8.") from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
-        names = ("final", "shards", "manifest", "truncated", "ranges", "rows_table")
+        names = ("final", "shards", "manifest", "truncated", "rows_table")
         ours = [
             (each.file("parquet"), *(getattr(each, name) for name in names))
             for each in map(layout.output, outputs)

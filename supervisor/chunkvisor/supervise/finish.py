@@ -69,7 +69,7 @@ def finish(
     manifest = {
         "rows": table.rows,
         "dimension": final.dimension,
-        **describe_files(layout, form, table.rows, final.digests, final.ranges),
+        **describe_files(layout, form, table.rows, final.digests),
         "fingerprint": fixed.identity.fingerprint,
         "quarantined": quarantined,
         "distinct_texts": table.distinct,
