@@ -160,6 +160,25 @@ def router(folder: Path) -> Path:
     return folder / "model"
 
 
+def asym(folder: Path) -> Path:
+    """BERT with another Dense layer for queries than for documents, as sentence-transformers 2 to 4 saved it."""
+    import torch
+    from sentence_transformers.base.modules import Dense, Router
+
+    torch.manual_seed(1)
+    routes = Router({"query": [Dense(WIDTH, 8)], "doc": [Dense(WIDTH, 8)]}, default_route="query")
+    path = save(folder, of("Bert"), None, "mean", routes)
+    (place,) = path.glob("*_Router")
+    saved = json.loads((place / "router_config.json").read_text())
+    (place / "router_config.json").unlink()
+    change(place / "config.json", **saved | {"parameters": {"allow_empty_key": True}})
+    modules = (path / "modules.json").read_text()
+    kind = "sentence_transformers.base.modules.router.Router"
+    assert kind in modules, modules
+    (path / "modules.json").write_text(modules.replace(kind, "sentence_transformers.models.Asym"))
+    return path
+
+
 def with_code(folder: Path, code: str, name: str = "Bert", **settings: Any) -> Path:
     """A model that brings the class `Own` in a file of its own, for a model type that transformers knows as well."""
     path = decoder(name, **settings)(folder) if name == "Qwen2" else bert(folder)

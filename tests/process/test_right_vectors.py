@@ -130,6 +130,7 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
         {"truncate_dim": 16},
     ),
     "Router, query": (kinds.router, {}, {"task": "query"}, {"task": "query"}),
+    "Asym, route": (kinds.asym, {}, {"kwargs": {"task": "doc"}}, {"task": "doc"}),
     "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
     "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
     "weights left over": (with_left_over, {}, {}, {}),
@@ -263,7 +264,12 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     "Router, undecided": (
         kinds.router,
         {},
-        "query, document.*router_config.json.*encode.task to query or document",
+        "query, document.*router_config.json.*encode.task: query or encode.task: document",
+    ),
+    "Asym, undecided": (
+        kinds.asym,
+        {},
+        "query, doc.*2_Router/config.json.*encode.task: query or encode.kwargs: {task: doc}",
     ),
 }
 
@@ -353,23 +359,62 @@ def test_the_missions_own_model(tmp_path: Path) -> None:
     assert loaded.causal is False
 
 
-def test_prompts(tmp_path: Path) -> None:
-    """If a model has some and an output none, a warning names them."""
-    path = kinds.bert(tmp_path, prompts={"query": "look for: "})
+PROMPTS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
+    # case: (the model's prompts, section encode, words of the warning; none = there is none)
+    "none chosen": ({"query": "q: "}, {}, "'query'.* none is put before the texts"),
+    "none wanted": ({"query": "q: "}, {"prompt": ""}, ""),
+    "chosen by task": ({"query": "q: "}, {"task": "query"}, ""),
+    "chosen by name": ({"query": "q: "}, {"prompt_name": "query"}, ""),
+    "an author's empty one": ({"query": "q: "}, {"prompt_name": "document"}, ""),
+    "task without prompt": ({"mine": "m: "}, {"task": "query"}, "changes nothing.*'mine'"),
+    "task without prompts": ({}, {"task": "document"}, "changes nothing.*leave encode.task out"),
+    "task of its own": ({}, {"kwargs": {"task": "doc"}}, "changes nothing"),
+}
 
-    def found(**encode: Any) -> list[tuple[str, str]]:
-        values = {
-            "workdir": "w",
-            "model": {"name": str(path)},
-            "encode": encode,
-            "outputs": {"out": {"source": "s.txt"}},
-        }
-        return check_model_files(from_values(values, tmp_path), str(path))
 
-    assert "'query'" in found()[0][0]
-    assert not found(prompt="")
-    assert not found(task="query")
-    assert not found(prompt_name="query")
+def doubts(path: Path, **sections: Any) -> str:
+    """The warnings of the model's files."""
+    values = {"workdir": "w", "outputs": {"out": {"source": "s.txt"}}, **sections}
+    values["model"] = {"name": str(path), **sections.get("model", {})}
+    found = check_model_files(from_values(values, path), str(path))
+    return "; ".join(f"{what}; {mend}" for what, mend in found)
+
+
+@pytest.mark.parametrize("case", PROMPTS)
+def test_prompts_and_tasks(case: str, tmp_path: Path) -> None:
+    """A warning names the model's prompts if none of them is chosen, or if the task changes nothing."""
+    prompts, encode, words = PROMPTS[case]
+
+    found = doubts(kinds.bert(tmp_path, prompts=prompts), encode=encode)
+
+    assert re.search(words, found)
+    assert bool(found) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sections", "words"),
+    [
+        ({}, {"encode": {"prompt_name": "query"}}, "no prompt 'query'.*has none"),
+        ({"mine": ""}, {"encode": {"prompt_name": "document"}}, "no prompt 'document'.*'mine'"),
+        ({}, {"model": {"kwargs": {"default_prompt_name": "query"}}}, "default_prompt_name.*none"),
+    ],
+)
+def test_a_prompt_that_the_model_does_not_have(
+    prompts: dict[str, str], sections: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Its name is refused with those there are; the empty ones of sentence-transformers do not count."""
+    path = kinds.bert(tmp_path, prompts=prompts)
+    with pytest.raises(Halt) as refused:
+        doubts(path, **sections)
+    assert refused.value.code == 78
+    assert re.search(words, str(refused.value).replace("\n", " "))
+    assert not doubts(path, model={"kwargs": {"prompts": {"query": ""}}})
+
+
+def test_a_task_without_a_route(tmp_path: Path) -> None:
+    """A task that is none of an Asym's routes is refused before a worker would blame each text."""
+    with pytest.raises(Halt, match=r"query, doc(.|\n)*encode.task is document"):
+        doubts(kinds.asym(tmp_path), encode={"task": "document"})
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ refused here, before a worker is started; what only loading shows is in `chunkvi
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ _WEIGHTS = (
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
 _OURS = "SentenceTransformer"
+_ROUTERS = ("Router", "Asym")  # the second is its name in sentence-transformers 2 to 4
+# sentence-transformers gives every model these, and saves them, empty.
+_OWN_PROMPTS = ("query", "document")
 # Files with an `auto_map`: transformers looks there for Python code that comes with a model.
 _CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 _NAMED_IN = "config_sentence_transformers.json"
@@ -53,6 +57,30 @@ def _read_modules(folder: Path) -> list[dict[str, Any]] | None:
 
 def _kind_of(module: dict[str, Any]) -> str:
     return str(module.get("type", "")).rpartition(".")[2]
+
+
+def _read_router(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return name and content of the file that has a Router's routes."""
+    for name in ("router_config.json", "config.json"):
+        if found := _read_mapping(folder / name):
+            return name, found
+    return "", {}
+
+
+def _modules_of(folder: Path) -> dict[str, str]:
+    """Return the type of each module by its path, of those in a Router as well; "." is the folder itself."""
+    found = dict[str, str]()
+    waiting = [{"path": "."}, *(_read_modules(folder) or [])]
+    while waiting:
+        module = waiting.pop(0)
+        path = os.path.normpath(str(module.get("path", "")))
+        if found.get(path):
+            continue
+        found[path] = str(module.get("type", ""))
+        if _kind_of(module) in _ROUTERS:
+            types = _mapping(_read_router(folder / path)[1].get("types"))
+            waiting += [{"path": f"{path}/{name}", "type": kind} for name, kind in types.items()]
+    return found
 
 
 # --- what they say
@@ -141,9 +169,9 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
     if folder is None or config.model.is_plugin:
         return []
     model, here, warnings = config.model, Path(folder), list[tuple[str, str]]()
-    modules, saved = _read_modules(here), _read_mapping(here / _NAMED_IN)
-    _refuse_wrong_kind(model, modules, saved)
-    code = list(_code_of(here, modules or []))
+    saved = _read_mapping(here / _NAMED_IN)
+    _refuse_wrong_kind(model, _read_modules(here), saved)
+    code = list(_code_of(here))
     names = listed(list(dict.fromkeys(name for _, name in code)), 6)
     if code and model.trust_remote_code is None:
         raise config_error(
@@ -157,38 +185,87 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
         what = f"the Python code of {model.name} ({names}) is left out, because model.trust_remote_code is false"
         warnings.append((what, "compare some vectors with the author's, by model.expect"))
     encodes = {name: config.effective_encode(name) for name in config.outputs}
-    for module in modules or []:
-        if _kind_of(module) == "Dense" and not model.trust_remote_code:
-            _refuse_activation(model, here, str(module.get("path", "")))
-        elif _kind_of(module) == "Router":
-            _refuse_undecided_route(model, here, str(module.get("path", "")), encodes)
-    prompts = {**_mapping(saved.get("prompts")), **_mapping(model.kwargs.get("prompts"))}
-    names = ", ".join(repr(name) for name, text in prompts.items() if text)
-    undecided = (None, None, None)
-    without = [
-        name for name, e in encodes.items() if (e.prompt, e.prompt_name, e.task) == undecided
-    ]
-    has_default = model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name")
-    if names and without and not has_default:
+    heeds_task = model.trust_remote_code is True and bool(code)
+    for path, kind in _modules_of(here).items():
+        name = kind.rpartition(".")[2]
+        if name == "Dense" and not model.trust_remote_code:
+            _refuse_activation(model, here, path)
+        elif name in _ROUTERS:
+            _refuse_undecided_route(model, here, path, encodes)
+            heeds_task = True
+        for settings in (here / path).glob("sentence_*_config.json"):
+            lengths = ("query_", "document_")
+            heeds_task |= any(
+                key.startswith(lengths) and value for key, value in _read_mapping(settings).items()
+            )
+    return warnings + list(_check_prompts(model, saved, encodes, heeds_task=heeds_task))
+
+
+def _check_prompts(
+    model: ModelConfig,
+    saved: Mapping[str, Any],
+    encodes: Mapping[str, EncodeConfig],
+    *,
+    heeds_task: bool,
+) -> Iterator[tuple[str, str]]:
+    """Yield warnings of prompts and tasks. Raises Halt (78) for the name of a prompt that the model does not have."""
+    known = _mapping(saved.get("prompts"))
+    if not any(known.get(name) for name in _OWN_PROMPTS):
+        known = {name: text for name, text in known.items() if name not in _OWN_PROMPTS}
+    known |= _mapping(model.kwargs.get("prompts"))
+    names = ", ".join(repr(name) for name, text in known.items() if text)
+    asked = {"model.kwargs.default_prompt_name": model.kwargs.get("default_prompt_name")}
+    asked |= {
+        f"encode.prompt_name of output {output}": encode.prompt_name
+        for output, encode in encodes.items()
+        if encode.prompt is None
+    }
+    for key, name in asked.items():
+        if name is not None and name not in known:
+            raise config_error(
+                f"{key}: the model {model.name} has no prompt {name!r}",
+                why=f"it has {', '.join(map(repr, known)) or 'none'}",
+                remedy='Set it to one that the model has; or take it out, and set encode.prompt to the text itself, "" '
+                "for none.",
+            )
+    default = str(model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name") or "")
+    without, idle = list[str](), list[str]()
+    for output, encode in encodes.items():
+        if encode.prompt is not None or encode.prompt_name is not None:
+            continue
+        if encode.task is None and "task" not in encode.kwargs:
+            without.append(output)
+        elif not heeds_task and (known.get(encode.task or default) or "") == (
+            known.get(default) or ""
+        ):
+            idle.append(output)
+    if names and without and not default:
         what = f"{listed(without, 3)}: the model {model.name} has prompts ({names}), and none is put before the texts"
         mend = 'set encode.prompt_name to one of them, or encode.task; encode.prompt: "" says that none is wanted'
-        warnings.append((what, mend))
-    return warnings
+        yield what, mend
+    if idle:
+        what = f"{listed(idle, 3)}: the task changes nothing, since {model.name} has no prompt and no route for it"
+        one = f"set encode.prompt_name to one of its prompts ({names})"
+        yield what, one if names else "leave encode.task out"
 
 
-def _code_of(folder: Path, modules: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a list or mapping, or in those within it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _strings([*value.values()])
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+
+
+def _code_of(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (file that names it, file of the code) of each piece of Python code that comes with the model."""
-    first = str(modules[0].get("path", "")) if modules else ""
-    for path in dict.fromkeys(
-        f"{part}/{name}".lstrip("/") for part in ("", first) for name in _CODE
-    ):
-        for value in _mapping(_read_mapping(folder / path).get("auto_map")).values():
-            for name in (
-                value if isinstance(value, list) else [value]
-            ):  # a list has two kinds of tokenizers
-                if isinstance(name, str):
-                    yield path, f"{name.rpartition('.')[0] or name}.py"
-    for kind in (str(module.get("type", "")) for module in modules):
+    for path, kind in _modules_of(folder).items():
+        for place in (os.path.normpath(f"{path}/{name}") for name in _CODE):
+            for name in _strings(_read_mapping(folder / place).get("auto_map")):
+                yield place, f"{name.rpartition('.')[0] or name}.py"
         if kind and not kind.startswith("sentence_transformers."):
             yield "modules.json", f"{kind.rpartition('.')[0] or kind}.py"
 
@@ -229,22 +306,25 @@ def _refuse_undecided_route(
     model: ModelConfig, folder: Path, path: str, encodes: Mapping[str, EncodeConfig]
 ) -> None:
     """Refuse a Router with other modules for queries than for documents, if an output does not say which it has."""
-    place = f"{path}/router_config.json".lstrip("/")
-    saved = _read_mapping(folder / place)
-    routes, mappings = (
-        _mapping(saved.get("structure")),
-        _mapping(saved.get("parameters")).get("route_mappings"),
-    )
+    name, saved = _read_router(folder / path)
+    place = os.path.normpath(f"{path}/{name}")
+    routes = _mapping(saved.get("structure"))
+    mappings = _mapping(_mapping(saved.get("parameters")).get("route_mappings"))
     # If the kind of input decides, it is always text.
-    by_input = any(str(key).startswith("(None, ") for key in mappings or ())
+    by_input = "text" in routes or "(None, 'text')" in mappings or "(None, None)" in mappings
     if by_input or len({json.dumps(route) for route in routes.values()}) < 2:
         return
+    ways = " or ".join(
+        f"encode.task: {name}" if name in _OWN_PROMPTS else f"encode.kwargs: {{task: {name}}}"
+        for name in routes
+    )
     for output, encode in encodes.items():
-        if encode.task is None and "task" not in encode.kwargs:
-            raise config_error(
-                f"output {output}: {model.name} encodes by different routes ({listed(list(routes), 6)}), and "
-                "encode.task does not say which to take",
-                why=f"{place} has the routes; a run would take the default one for every text",
-                remedy="Set encode.task to query or document, for all outputs or under outputs."
-                f"{output}.encode; for a route of another name: encode.kwargs: {{task: NAME}}.",
-            )
+        task = encode.kwargs.get("task", encode.task)
+        if task in routes or any(str(key).startswith(f"({task!r}, ") for key in mappings):
+            continue
+        raise config_error(
+            f"output {output}: {model.name} encodes by different routes ({listed(list(routes), 6)}), and "
+            f"encode.task is {task or 'not set'}",
+            why=f"{place} has the routes",
+            remedy=f"Set {ways}; under outputs.{output} for this output alone.",
+        )
