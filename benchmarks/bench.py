@@ -242,7 +242,7 @@ class Bench:
 def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
     from chunkvisor.assemble.forms import Form
     from chunkvisor.assemble.join import assemble
-    from chunkvisor.assemble.manifest import describe_files, publish
+    from chunkvisor.assemble.manifest import describe_file, publish
     from chunkvisor.store.artifact import inspect
     from chunkvisor.store.identity import Plan
     from chunkvisor.store.layout import Layout
@@ -287,7 +287,7 @@ def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
         "quarantined": [],
         "zero_rows": 0,
     }
-    publish(layout, known | describe_files(layout, Form(), rows, final.digests))
+    publish(layout, known | describe_file(layout, Form(), final.digest))
     return time.perf_counter() - start, layout.final
 
 

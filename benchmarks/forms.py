@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.assemble.forms import Form, Numbers, partial_of
+from chunkvisor.assemble.forms import Form, Numbers
 from chunkvisor.assemble.join import write_final
-from chunkvisor.assemble.manifest import describe_files, keep_finished, publish
+from chunkvisor.assemble.manifest import describe_file, keep_finished, publish
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.store.layout import Layout, OutputLayout
 
@@ -76,9 +76,9 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
         layout.state.mkdir(parents=True)
         block = np.random.default_rng(0).standard_normal((BLOCK, DIMENSION), dtype=np.float32)
         found = (block[: rows - first] for first in range(0, rows, BLOCK))
-        numbers, partial = Numbers(FinalDtype.FLOAT32, DIMENSION), partial_of(layout, Form())
-        digests = write_final(layout, partial, rows, numbers, Form(), found)
-        described = describe_files(layout, Form(), rows, digests)
+        numbers, partial = Numbers(FinalDtype.FLOAT32, DIMENSION), layout.partial(FinalFormat.NPY)
+        digest = write_final(layout, partial, rows, numbers, Form(), found)
+        described = describe_file(layout, Form(), digest)
         known = {
             "rows": rows,
             "dimension": DIMENSION,

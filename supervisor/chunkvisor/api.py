@@ -155,9 +155,10 @@ def run(
 ) -> Report:
     """Run the job of a config, as `chunkvisor run` does; however it ended, the same call again continues it.
 
-    Returns a Report: the final files by name, and the rows that cannot be encoded. Those are NaN (zeros or null in
-    some forms), and warned of (QuarantineWarning). Raises ChunkvisorError with the message and the code of the command;
-    KeyboardInterrupt after SIGINT, once the chunks in progress are done. Signals are caught in the main thread alone.
+    Returns a Report: the final files by name, and the rows that cannot be encoded. Those are
+    NaN, or null in a table, and warned of (QuarantineWarning). Raises ChunkvisorError with the message
+    and the code of the command; KeyboardInterrupt after SIGINT, once the chunks in progress are done.
+    Signals are caught in the main thread alone.
     """
     loaded = load(Path(config_path), _overrides(set))
     if max_rows is not None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, place_of, recorded_parts
+from chunkvisor.assemble.forms import FORMATS, Numbers, form_of
+from chunkvisor.assemble.manifest import file_of
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
@@ -38,29 +39,24 @@ class FinalFile:
     """One complete output."""
 
     path: Path
-    """The .npy or .parquet, rows x dimension; or the folder of its shards."""
+    """The .npy or .parquet, rows x dimension."""
     manifest: dict[str, Any]
     """What <output>.json says: rows, dimension, model, versions, …"""
     quarantined: tuple[QuarantinedRow, ...]
-    files: tuple[Path, ...]
-    """The file itself, or its shards in the order of their rows."""
 
     def vectors(self) -> npt.NDArray[Any]:
         """The vectors, of shape (rows, dimension).
 
-        Mapped, copied where it is written to: the file never changes; of shards and of parquet, read into memory.
+        Mapped, copied where it is written to: the file never changes; of parquet, read into memory.
         Raises OSError.
         """
         form = form_of(self.manifest)
         if form.format is FinalFormat.NPY:
-            mapped = [np.load(path, mmap_mode="c", allow_pickle=False) for path in self.files]
-            return mapped[0] if len(mapped) == 1 else np.concatenate(mapped)
-        read, numbers = FORMATS[form.format].read, Numbers(form.dtype, self.manifest["dimension"])
-        counts = [part["rows"] for part in self.manifest.get("shards", [self.manifest])]
-        parts = zip(self.files, counts, strict=True)
-        return np.concatenate(
-            [rows for path, count in parts for rows in read(path, count, numbers, None)]
-        )
+            mapped: npt.NDArray[Any] = np.load(self.path, mmap_mode="c", allow_pickle=False)
+            return mapped
+        numbers = Numbers(form.dtype, self.manifest["dimension"])
+        read = FORMATS[form.format].read
+        return np.concatenate([*read(self.path, self.manifest["rows"], numbers, None)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +84,7 @@ class Report:
                 QuarantinedRow(**{key: each[key] for key in keys})
                 for each in manifest["quarantined"]
             )
-            files = tuple(part.path for part, _ in recorded_parts(layout, manifest))
-            found[name] = FinalFile(place_of(layout, form_of(manifest)), manifest, rows, files)
+            found[name] = FinalFile(file_of(layout, manifest), manifest, rows)
         return cls(config.workdir, found)
 
     @property

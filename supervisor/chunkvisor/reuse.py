@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import form_of, place_of
+from chunkvisor.assemble.forms import form_of
 from chunkvisor.assemble.join import final_rows
 from chunkvisor.assemble.manifest import read_moved, read_recorded
 from chunkvisor.errors import config_error
@@ -75,10 +75,8 @@ def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None
         if fixed is None or manifest is None or not _fits(layout, fixed, wanted):
             return None
         form, final = form_of(manifest), read_moved(layout) or layout
-        whole = (
-            manifest["fingerprint"] == fixed.identity.fingerprint and place_of(final, form).exists()
-        )
-        if not whole or not form.is_exact:
+        is_of_this = manifest["fingerprint"] == fixed.identity.fingerprint
+        if not is_of_this or not form.is_exact or not final.file(form.format).exists():
             return None
         bad = [row["row"] for row in manifest["quarantined"]]
     except (DamagedError, OSError):

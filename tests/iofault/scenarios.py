@@ -65,14 +65,14 @@ def _quarantined(folder: Path) -> ScriptedWorkplace:
 
 
 def _csv(folder: Path) -> ScriptedWorkplace:
-    """The source is a CSV of which SQL makes the texts, and the final file is in shards."""
+    """The source is a CSV of which SQL makes the texts."""
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=4)
     rows = "".join(f'{json.dumps(text)},"n"\n' for text in TEXTS)
     (folder / "source.csv").write_text("a,b\n" + rows)
     place.write_config(
         "scripted:make",
         chunk__size=4,
-        outputs={"out": {"source": str(folder / "source.csv"), "sql": "a || b", "shards": 2}},
+        outputs={"out": {"source": str(folder / "source.csv"), "sql": "a || b"}},
     )
     return place
 
@@ -94,7 +94,7 @@ SCENARIOS = {
     "begun": Scenario(_begun),
     "complete": Scenario(_complete),
     "from-scratch": Scenario(_complete, (*RUN, "--from-scratch")),
-    "sql": Scenario(_csv, finals=("out",)),
+    "sql": Scenario(_csv),
     "warm": Scenario(
         lambda folder: ScriptedWorkplace.make(folder, TEXTS, chunk__size=4, workers__start="warm")
     ),

@@ -119,7 +119,7 @@ class Scenario:
 
 def finals_in(disk: Path) -> dict[str, bytes]:
     """The contents of all final files, by their paths."""
-    places = ("work/*.npy", "work/out/*.npy", "out/deep/*.npy")
+    places = ("work/*.npy", "work/*.parquet", "out/deep/*.npy")
     return {
         str(path.relative_to(disk)): path.read_bytes()
         for place in places
@@ -149,7 +149,7 @@ def _options(**values: object) -> tuple[str, ...]:
 FEW = ("t0", "t1", "t0", "t2", "t3", "t4")
 MANY = ("g0", "g1", "g2", "crash0", "g3", "g4", "g0", "g5", "g6", "poison0", "g7")
 SCRATCH = (*RUN, *_options(model__name="other"))
-SHARDS = (*RUN, *_options(outputs__out__shards=2))
+PARQUET = (*RUN, *_options(outputs__out__format="parquet"))
 FLOAT16 = (*RUN, *_options(outputs__out__dtype="float16"))
 UPDATE = (*RUN, "--update", *_options(outputs__out__source=LATER))
 
@@ -213,10 +213,10 @@ SCENARIOS = {
         ),
         keeps_a_final=True,
     ),
-    "shards": Scenario(
+    "parquet": Scenario(
         FEW[:4],
-        (Command(), Command(SHARDS), Command()),
-        again=((Try(),), (Try(SHARDS),), (Try(),)),
+        (Command(), Command(PARQUET), Command()),
+        again=((Try(),), (Try(PARQUET),), (Try(),)),
         keeps_a_final=True,
     ),
     "update": Scenario(

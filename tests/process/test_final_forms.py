@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 import chunkvisor
-from harness import expected
+from harness import SOAK_SEED, expected, sweep
 from scripted_workplace import ScriptedWorkplace
+from soaked import wide
 
 TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5"]
 
@@ -19,6 +20,13 @@ TEXTS = ["t0", "t1", "t0", "t2", "t3", "t4", "t1", "t5"]
 def own_files(place: ScriptedWorkplace) -> set[str]:
     """Names in the workdir that belong to the output."""
     return {path.name for path in place.workdir.iterdir() if path.name.startswith("out")}
+
+
+def set_form(place: ScriptedWorkplace, form: dict[str, str]) -> None:
+    """Have the config ask for this form of the output."""
+    config = yaml.safe_load(place.config_path.read_text())
+    config["outputs"]["out"] |= form
+    place.config_path.write_text(yaml.safe_dump(config))
 
 
 def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
@@ -82,6 +90,9 @@ def test_parquet(tmp_path: Path) -> None:
         for text, row in zip(TEXTS, expected(TEXTS), strict=True)
     ]
     assert table["vector"].to_pylist() == right
+    with pytest.warns(chunkvisor.QuarantineWarning):
+        report = chunkvisor.run(place.config_path, set="outputs.out.format=parquet")
+    np.testing.assert_array_equal(report.outputs["out"].vectors()[0], expected(TEXTS)[0])
     status = json.loads(place.here("status", str(place.workdir), "--json").stdout)
     assert status["state"] == "complete"
     verified = place.here("verify", str(place.workdir))
@@ -90,6 +101,53 @@ def test_parquet(tmp_path: Path) -> None:
     data[len(data) // 3] ^= 1
     (place.workdir / "out.parquet").write_bytes(data)
     assert "out.parquet" in place.here("verify", str(place.workdir)).stderr
+
+
+FORMS = [
+    ({}, {"dtype": "float16"}, "after"),
+    *wide(
+        ({}, {"format": "parquet"}, "before"),
+        ({"format": "parquet"}, {"dtype": "float16"}, "before"),
+        ({"format": "parquet"}, {}, "after"),
+    ),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("before", "after", "when"), FORMS)
+def test_killed_between_two_forms(
+    tmp_path: Path, before: dict[str, str], after: dict[str, str], when: str
+) -> None:
+    """A run killed at any step from one form to another loses no row; the next one ends with one form of them."""
+    if "format" in before | after:
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    place, right = (
+        ScriptedWorkplace.make(tmp_path / name, TEXTS, chunk__size=2) for name in ("place", "right")
+    )
+    for each, form in ((place, before), (right, after)):
+        set_form(each, form)
+        assert each.run_here().returncode == 0
+    place.write_config("scripted:make", chunk__size=2)
+    set_form(place, after)
+    calls = len(place.calls())
+    names = ("set_aside", "sync_folder", "write_sealed", "write_record")
+    lines = sweep(
+        "each",
+        when,
+        place.folder,
+        tmp_path / "scratch",
+        *(f"chunkvisor.assemble.manifest:{name}" for name in names),
+        share="1:" if SOAK_SEED else "2:a",
+    )
+    assert lines
+    for line in lines:
+        assert line.get("returncode") == 0, line
+        result = ScriptedWorkplace(Path(line["folder"]))
+        assert own_files(result) == own_files(right), line
+        for name in own_files(right) - {"out.json"}:
+            found = (result.workdir / name).read_bytes()
+            assert found == (right.workdir / name).read_bytes(), line
+        assert len(result.calls()) == calls, line
 
 
 SOURCE = [
@@ -136,16 +194,11 @@ def test_rows_left_out_and_columns_carried(tmp_path: Path) -> None:
     assert "where: \"split = 'a'\" before" in refused.stderr
     assert len(place.calls()) == calls
     if importlib.util.find_spec("pyarrow") is not None:
-        assert (
-            place.run_here(
-                "--set", "outputs.out.format=parquet", "--set", "outputs.out.shards=2"
-            ).returncode
-            == 0
-        )
-        found = [rows_of(path) for path in sorted((place.workdir / "out").iterdir())]
-        assert found[0][0] == found[1][0] == ("row", "source_row", "id", "vector")
-        assert [row[:3] for row in found[0][1:] + found[1][1:]] == right[1:]
-        vectors = [row[3] for row in found[0][1:] + found[1][1:]]
+        assert place.run_here("--set", "outputs.out.format=parquet").returncode == 0
+        names, *found = rows_of(place.workdir / "out.parquet")
+        assert names == ("row", "source_row", "id", "vector")
+        assert [row[:3] for row in found] == right[1:]
+        vectors = [row[3] for row in found]
         np.testing.assert_array_equal(vectors, expected([TEXTS[number] for number in KEPT]))
         assert not table.exists()
         assert len(place.calls()) == calls
@@ -164,7 +217,7 @@ def combining(folder: Path, **changes: object) -> ScriptedWorkplace:
 
 def test_side_by_side(tmp_path: Path) -> None:
     """Row i is row i of each, a row without a vector in either is marked; found done, made anew after a change."""
-    place = combining(tmp_path / "place", shards=3)
+    place = combining(tmp_path / "place")
     place.lay("t5", "value_error!")
     assert place.run_here().returncode == 3
     right = np.concatenate([expected(TEXTS), expected(TEXTS[::-1])], axis=1)
@@ -197,9 +250,7 @@ def test_side_by_side(tmp_path: Path) -> None:
 def test_side_by_side_in_float16(tmp_path: Path) -> None:
     """Outputs of one dtype are combined in it."""
     place = combining(tmp_path / "place", dtype="float16")
-    config = yaml.safe_load(place.config_path.read_text())
-    config["outputs"]["out"]["dtype"] = "float16"
-    place.config_path.write_text(yaml.safe_dump(config))
+    set_form(place, {"dtype": "float16"})
     assert place.run_here().returncode == 0
     parts = [np.load(place.workdir / f"{name}.npy") for name in ("out", "again")]
     found = np.load(place.workdir / "both.npy")

@@ -46,10 +46,9 @@ def manifest(place: ScriptedWorkplace, name: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("shards", [None, 3])
-def test_finished_output_serves_a_new_one(tmp_path: Path, shards: int | None) -> None:
-    """A later output takes over what a finished one has, whether in one file or in shards."""
-    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2, outputs__out__shards=shards)
+def test_finished_output_serves_a_new_one(tmp_path: Path) -> None:
+    """A later output takes over what a finished one has."""
+    place = ScriptedWorkplace.make(tmp_path, FIRST, chunk__size=2)
     assert place.run_here().returncode == 0
     assert place.here("clean", str(place.workdir)).returncode == 0
     write_more(place, SECOND)
@@ -174,10 +173,10 @@ def test_dtypes(tmp_path: Path, before: str, after: str, new: list[str]) -> None
 
 
 def test_what_tables_have_is_not_encoded_again(tmp_path: Path) -> None:
-    """Finished tables, in one file and in shards, serve another output, another workdir, and `retry`."""
+    """Finished tables serve another output, another workdir, and `retry`."""
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     place = ScriptedWorkplace.make(tmp_path / "place", TEXTS, chunk__size=3)
-    set_output(place, "out", format="parquet", shards=3)
+    set_output(place, "out", format="parquet")
     assert place.run_here().returncode == 0
     done = len(encoded(place))
     set_output(place, format="parquet")

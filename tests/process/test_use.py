@@ -76,4 +76,4 @@ def test_example(place: Path, heading: str, block: str) -> None:
 def test_every_library_has_an_example() -> None:
     """What the page promises is there."""
     names = {heading.lower().split()[0] for heading, _ in BLOCKS}
-    assert names >= {"numpy", "int8", "duckdb", "pandas", "faiss"}
+    assert names >= {"numpy", "int8", "files", "duckdb", "pandas", "faiss"}

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from chunkvisor.assemble import forms as formats
 from chunkvisor.assemble import join, manifest
-from chunkvisor.assemble.forms import Form, HashedFile, form_of, place_of
+from chunkvisor.assemble.forms import Form, HashedFile, form_of
 from chunkvisor.assemble.join import ChunkDamagedError, Final
-from chunkvisor.assemble.manifest import describe_files, publish
+from chunkvisor.assemble.manifest import describe_file, file_of, publish
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect, npy_header
@@ -91,9 +92,9 @@ def publish_joined(
     on_block: Callable[[], None] = lambda: None,
 ) -> tuple[Final, dict[str, Any]]:
     """Join, and publish with a manifest; both."""
-    form = (form or Form()).of(table.rows)
+    form = form or Form()
     final = join.assemble(ledger, table, on_block, form)
-    described = describe_files(ledger.layout, form, table.rows, final.digests)
+    described = describe_file(ledger.layout, form, final.digest)
     bad = [{"row": row, "outcome": "crashed", "reason": "why"} for row, _ in final.bad_rows]
     made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": bad}
     made |= {"zero_rows": final.zero_rows, **described}
@@ -106,29 +107,20 @@ def publish_joined(
     rows=st.lists(st.integers(0, 12), min_size=1, max_size=40),
     chunk_size=st.integers(1, 9),
     block_rows=st.integers(1, 7),
-    shards=st.none() | st.integers(1, 9),
 )
 @soaked(300)
-def test_any_repetition(
-    rows: list[int], chunk_size: int, block_rows: int, shards: int | None
-) -> None:
-    """Row i has the vector of its text, for repeats within and across blocks, chunks and shards, and without any."""
+def test_any_repetition(rows: list[int], chunk_size: int, block_rows: int) -> None:
+    """Row i has the vector of its text, for repeats within and across blocks and chunks, and without any."""
     row_text = first_come_first_numbered(rows)
     blocks: list[None] = []
     with assembled(row_text, chunk_size, block_rows) as (ledger, table, right):
-        final, _ = publish_joined(ledger, table, Form(shards), lambda: blocks.append(None))
+        final, _ = publish_joined(ledger, table, on_block=lambda: blocks.append(None))
         layout = ledger.layout
-        paths = [layout.final] if shards is None else sorted(layout.shards.iterdir())
-        assert len(paths) == (1 if shards is None else min(shards, len(rows)))
-        parts = [np.load(path, mmap_mode="r") for path in paths]
-        np.testing.assert_array_equal(np.concatenate(parts), right)
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
         assert (final.dimension, final.zero_rows) == (DIMENSION, 0)
-        for path, part, digest in zip(paths, parts, final.digests, strict=True):
-            assert digest == digest_file(path)
-            reference = layout.workdir / "reference.npy"
-            np.save(reference, part)
-            assert path.read_bytes() == reference.read_bytes()
+        assert final.digest == digest_file(layout.final)
+        reference = layout.workdir / "reference.npy"
+        np.save(reference, right)
+        assert layout.final.read_bytes() == reference.read_bytes()
         assert not list(layout.hidden.glob("out.*"))
     assert len(blocks) == -(-len(rows) // block_rows)
 
@@ -162,12 +154,13 @@ def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None
         assert not ledger.layout.final.exists()
 
 
-@pytest.mark.parametrize("forms", [(None, None), (2, 2), (2, None), (None, 2)], ids=str)
-@pytest.mark.parametrize("killed", ["_put_in_place", "remove_final", "_write_twins"])
-def test_killed_while_publishing(forms: tuple[int | None, int | None], killed: str) -> None:
+@pytest.mark.parametrize("forms", ["npy npy", "npy parquet", "parquet npy"])
+@pytest.mark.parametrize("killed", ["_put_in_place", "sync_folder", "_write_twins"])
+def test_killed_while_publishing(forms: str, killed: str) -> None:
     """What was announced and is whole is completed by the next run; of what it replaces nothing is left."""
     with assembled(ROWS, 2, 2) as (ledger, table, right):
-        layout, (before, after) = ledger.layout, map(Form, forms)
+        layout = ledger.layout
+        before, after = (Form(FinalFormat(name)) for name in forms.split())
         publish_joined(ledger, table, before)
         with (
             contextlib.suppress(InterruptedError),
@@ -178,12 +171,10 @@ def test_killed_while_publishing(forms: tuple[int | None, int | None], killed: s
         found = manifest.read_finished(layout)
         assert found is not None
         assert form_of(found) == after
-        paths = [layout.final] if after.shards is None else sorted(layout.shards.iterdir())
-        np.testing.assert_array_equal(np.concatenate([np.load(path) for path in paths]), right)
-        assert {path.name for path in layout.workdir.glob("out*")} == {
-            "out.json",
-            place_of(layout, after).name,
-        }
+        stored = list(join.final_rows(layout, found))
+        np.testing.assert_array_equal(np.concatenate(stored), right)
+        names = {path.name for path in layout.workdir.glob("out*")}
+        assert names == {"out.json", file_of(layout, found).name}
         assert not list(layout.hidden.glob("out.*"))
         assert not layout.publishing.exists()
 

@@ -136,7 +136,6 @@ def test_accepted(key: str, given: Any, read: Any) -> None:
             "outputs.a.source",
             ([], "a\0.csv", {"database": "a.db", "query": "SELECT 1"}, ["a.txt", 3]),
         ),
-        ("outputs.a.shards", (0, 1.5, "auto", True, 10_001)),
         ("outputs.a.dtype", ("float64", "int8", 8)),
         ("outputs.a.columns", (["row"], ["b", "B"], [""], 3, ["Vector"])),
         ("combine", ({"b": ["a"]}, {"b": ["a", "a"]}, {"b": ["a", "nowhere"]}, {"a": ["a", "a"]})),

@@ -11,12 +11,11 @@ from chunkvisor.assemble.forms import (
     FORMATS,
     Form,
     Numbers,
+    digest_in,
     form_of,
-    place_of,
-    recorded_parts,
 )
 from chunkvisor.assemble.join import write_form
-from chunkvisor.assemble.manifest import keep_finished, read_finished
+from chunkvisor.assemble.manifest import file_of, keep_finished, read_finished
 from chunkvisor.commands.housekeeping import final_checks as _final
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.config.model import OutputConfig
@@ -82,35 +81,31 @@ def test_every_form_is_known_everywhere() -> None:
 
 @pytest.mark.parametrize("format", FORMATS_HERE)
 @pytest.mark.parametrize("dtype", list(FinalDtype))
-@pytest.mark.parametrize("shards", [None, 3])
 def test_a_form_of_the_chunks_and_of_a_finished_final(
     format: FinalFormat,  # noqa: A002 - as the key is called
     dtype: FinalDtype,
-    shards: int | None,
 ) -> None:
     """Chunks joined into a form, and a finished float32 final made into it, give the same files; verify agrees."""
-    form, notes, numbers = Form(shards, format, dtype), list[Event](), Numbers(dtype, DIMENSION)
+    form, notes, numbers = Form(format, dtype), list[Event](), Numbers(dtype, DIMENSION)
     with assembled(ROWS, 3, 2) as (ledger, table, right):
         layout = ledger.layout
         _, joined = publish_joined(ledger, table, form)
-        files = recorded_parts(layout, joined)
+        final = file_of(layout, joined)
         read = FORMATS[format].read
-        found = [
-            rows for part, digest in files for rows in read(part.path, part.rows, numbers, digest)
-        ]
+        found = list(read(final, len(ROWS), numbers, digest_in(joined)))
         np.testing.assert_array_equal(np.concatenate(found), numbers.of(right))
         if format is FinalFormat.NPY:
-            loaded = [np.load(part.path, mmap_mode="r", allow_pickle=False) for part, _ in files]
-            np.testing.assert_array_equal(np.concatenate(loaded), np.concatenate(found))
+            loaded = np.load(final, mmap_mode="r", allow_pickle=False)
+            np.testing.assert_array_equal(loaded, np.concatenate(found))
         with pytest.raises(BadVectorsError, match="has another digest"):
-            list(read(files[0][0].path, files[0][0].rows, numbers, "0" * 64))
+            list(read(final, len(ROWS), numbers, "0" * 64))
 
         publish_joined(ledger, table)
         assert not list(layout.workdir.glob("out.parquet*"))
         made = keep_finished(layout, "f", form, notes.append, lambda: None)
         assert made == joined
         assert form_of(made) == form
-        assert layout.final.exists() == (place_of(layout, form) == layout.final)
+        assert layout.final.exists() == (final == layout.final)
         assert [finding for finding in _final(layout) if finding.problem] == []
         assert read_finished(layout) == made
         assert len(notes) == (form != Form())

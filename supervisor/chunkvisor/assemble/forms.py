@@ -1,15 +1,14 @@
-"""The forms of a final: the type of its numbers, the format of its files, shards, and where they lie."""
+"""The forms of a final: the type of its numbers, and the format of its file."""
 
 import contextlib
 import hashlib
 import io
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,6 @@ from chunkvisor.store.artifact import (
 from chunkvisor.store.layout import OutputLayout
 
 Stored = npt.NDArray[Any]  # rows as they stand in a final, of shape (rows, dimension)
-
-Positions = npt.NDArray[np.int64]
 
 _NUMPY = {FinalDtype.FLOAT32: "<f4", FinalDtype.FLOAT16: "<f2"}
 
@@ -143,13 +140,14 @@ class Format(NamedTuple):
     """What is to be known of a format, whose name is the suffix of its files."""
 
     write: Callable[
-        [HashedFile, int, Numbers, int, Carried | None], contextlib.AbstractContextManager[Append]
+        [HashedFile, int, Numbers, Carried | None], contextlib.AbstractContextManager[Append]
     ]
-    """Writes a file of so many rows as a context; then the number of the first, and columns to go with it."""
+    """Writes a file of so many rows as a context, with the columns that go with them."""
     read: Callable[[Path, int, Numbers, str | None], Iterator[Stored]]
     """Gives all rows in blocks; those without a vector are NaN.
 
-    Raises BadVectorsError if the file is not what it should be, or at the end, if its sha256 (hex) is another; OSError.
+    Raises BadVectorsError if the file is not what it should be, or has another sha256 (hex) than the
+    one that is given; OSError.
     """
 
 
@@ -182,7 +180,7 @@ def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> It
 
 @contextlib.contextmanager
 def _write_parquet(
-    file: HashedFile, _rows: int, numbers: Numbers, first_row: int, carried: Carried | None
+    file: HashedFile, _rows: int, numbers: Numbers, carried: Carried | None
 ) -> Iterator[Append]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -192,11 +190,9 @@ def _write_parquet(
     schema = pa.schema(
         [pa.field(ROW, pa.int64(), nullable=False), *fields, pa.field(VECTOR, vector_type)]
     )
-    others, pending, next_row = (
-        [ROW, *(field.name for field in fields)],
-        list[pa.Table](),
-        first_row,
-    )
+    others = [ROW, *(field.name for field in fields)]
+    pending = list[pa.Table]()
+    next_row = 0
 
     def append(block: Stored) -> None:
         nonlocal next_row
@@ -233,10 +229,10 @@ def _read_parquet(path: Path, _rows: int, numbers: Numbers, digest: str | None) 
     import pyarrow.parquet as pq
 
     with open(path, "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+        if digest is not None and hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise BadVectorsError(OTHER_DIGEST)
         file.seek(0)
-        table = pq.ParquetFile(file)  # with that digest, it is as it was written
+        table = pq.ParquetFile(file)
         for batch in table.iter_batches(max(1, BLOCK_BYTES // numbers.row_bytes), columns=[VECTOR]):
             column = batch.column(0)
             block = np.full((len(column), numbers.dimension), np.nan, numbers.numpy)
@@ -252,7 +248,6 @@ FORMATS = {
 }
 
 FORM_KEYS = (
-    "shards",
     "format",
     "dtype",
     "columns",
@@ -263,19 +258,18 @@ FORM_KEYS = (
 class Form:
     """As the config asks for it, or as a manifest has it. Without arguments: one .npy of float32."""
 
-    shards: int | None = None  # number of files in a folder; None = one file
     format: FinalFormat = FinalFormat.NPY
     dtype: FinalDtype = FinalDtype.FLOAT32
     carried: str | None = None  # sha256 of the rows table that is carried along, hex
 
     @property
     def is_exact(self) -> bool:
-        """Whether it holds the vectors as they are committed, in whatever files."""
+        """Whether it holds the vectors as they are committed, in whatever format."""
         return self.dtype is FinalDtype.FLOAT32
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it holds them in arrays."""
+        """Whether it holds them in an array."""
         return self.is_exact and self.format is FinalFormat.NPY
 
     @property
@@ -283,92 +277,28 @@ class Form:
         """Whether what is carried along lies next to the final; parquet has it inside."""
         return self.carried is not None and self.format is FinalFormat.NPY
 
-    def of(self, rows: int) -> Self:
-        """Return the form that this number of rows takes: there are no empty shards."""
-        return self if self.shards is None else replace(self, shards=min(self.shards, rows))
-
 
 def asked_form(output: OutputConfig, carried: str | None = None) -> Form:
     """Return what the config asks for, with that rows table."""
-    return Form(output.shards, output.format, output.dtype, carried)
+    return Form(output.format, output.dtype, carried)
 
 
 def form_of(manifest: dict[str, Any]) -> Form:
     """Return what the manifest describes."""
-    shards = len(manifest["shards"]) if "shards" in manifest else None
-    carried = (
-        manifest["carried"]["digest"].removeprefix("sha256:") if "carried" in manifest else None
-    )
+    carried = digest_in(manifest["carried"]) if "carried" in manifest else None
     return Form(
-        shards,
         FinalFormat(manifest.get("format", "npy")),
         FinalDtype(manifest.get("dtype", "float32")),
         carried,
     )
 
 
-class FinalPart(NamedTuple):
-    """One file of a final, with its rows start..stop, at least one."""
-
-    path: Path
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> int:
-        """Number of its rows."""
-        return self.stop - self.start
-
-
-def parts_of(place: Path, rows: int, form: Form) -> list[FinalPart]:
-    """Return the files of a final at `place`, in the order of their rows, which are split evenly."""
-    count = form.of(rows).shards
-    if count is None:
-        return [FinalPart(place, 0, rows)]
-    bounds = [rows * number // count for number in range(count + 1)]
-    return [
-        FinalPart(place / f"{number:04d}.{form.format}", *bounds[number : number + 2])
-        for number in range(count)
-    ]
-
-
-def recorded_parts(layout: OutputLayout, manifest: dict[str, Any]) -> list[tuple[FinalPart, str]]:
-    """Return (file, its sha256 in hex) of all that the manifest describes."""
-    form = form_of(manifest)
-    digests = [
-        record["digest"].removeprefix("sha256:") for record in manifest.get("shards", [manifest])
-    ]
-    return list(zip(parts_of(place_of(layout, form), manifest["rows"], form), digests, strict=True))
-
-
-def place_of(layout: OutputLayout, form: Form) -> Path:
-    """Return the file, or the folder of the shards."""
-    return layout.shards if form.shards is not None else layout.file(form.format)
-
-
-def partial_of(layout: OutputLayout, form: Form) -> Path:
-    """Return the same while it is being made; on the same file system, so that one rename publishes it."""
-    return layout.partial_shards if form.shards is not None else layout.partial(form.format)
-
-
-def all_places(layout: OutputLayout) -> list[Path]:
-    """Return where a final may be, whatever its form."""
-    return [*map(layout.file, FinalFormat), layout.shards]
+def digest_in(record: dict[str, Any]) -> str:
+    """Return the sha256, hex, of the file that a manifest, or a part of it, describes."""
+    return str(record["digest"]).removeprefix("sha256:")
 
 
 def clear_partial(layout: OutputLayout) -> None:
-    """Remove what was begun of a final, in whatever form: its whole size is reserved. Raises OSError."""
-    for path in (*map(layout.partial, FinalFormat), layout.partial_shards, layout.partial_rows):
-        remove_final(path)
-
-
-def remove_final(place: Path) -> None:
-    """Remove a file, or the shards in a folder and the folder if nothing else is in it. Raises OSError."""
-    if place.is_symlink() or not place.is_dir():
-        place.unlink(missing_ok=True)
-        return
-    for path in place.iterdir():
-        if re.fullmatch(r"\d{4}\.(npy|parquet)", path.name):
-            path.unlink()
-    with contextlib.suppress(OSError):  # something of the person's is in it
-        place.rmdir()
+    """Remove what was begun of a final in whatever form: its whole size is reserved. Raises OSError."""
+    for path in (*map(layout.partial, FinalFormat), layout.partial_rows):
+        path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ The rows are put together in float32. A final of another form is made from a fil
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,17 +17,13 @@ import xxhash
 from chunkvisor.assemble.forms import (
     FORMATS,
     Carried,
-    FinalPart,
     Form,
     HashedFile,
     Numbers,
-    Positions,
     Stored,
     clear_partial,
+    digest_in,
     form_of,
-    partial_of,
-    parts_of,
-    recorded_parts,
 )
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.errors import ExitCode, Halt, config_error
@@ -89,17 +85,13 @@ class Portions:
     def __init__(self, found: Iterator[Stored]) -> None:
         self._blocks, self._left = found, np.empty(0)
 
-    def some(self, most: int) -> Stored:
-        """Return at least one of the next rows, at most so many."""
-        block = self._left if len(self._left) else next(self._blocks)
-        taken, self._left = block[:most], block[most:]
-        return taken
-
     def take(self, count: int) -> Stored:
         """Return so many of the next rows, at least one."""
         taken: list[Stored] = []
         while count:
-            taken.append(self.some(count))
+            block = self._left if len(self._left) else next(self._blocks)
+            taken.append(block[:count])
+            self._left = block[count:]
             count -= len(taken[-1])
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
@@ -155,36 +147,15 @@ def take_texts(
     return found
 
 
-class ArrayRows:
-    """Vectors by number, from float32 arrays that begin at these numbers. Of others it is not asked."""
-
-    def __init__(self, dimension: int, starts: Sequence[int], paths: Sequence[Path]) -> None:
-        self.dimension = dimension
-        self._starts, self._paths = np.array(starts, dtype=np.int64), paths
-
-    def read(self, rows: Positions) -> Vectors:
-        """Return the vectors of the rows, in that order; shape (len(rows), dimension).
-
-        Raises OSError; ValueError if there is no such row.
-        """
-        found = np.empty((len(rows), self.dimension), dtype="<f4")
-        owners = np.searchsorted(self._starts, rows, side="right") - 1
-        for owner in np.unique(owners).tolist():
-            hits = np.flatnonzero(owners == owner)
-            path, wanted = self._paths[owner], rows[hits] - self._starts[owner]
-            found[hits] = pick_rows(path, "<f4", _HEADER_BYTES, self.dimension, wanted)
-        return found
-
-
 def final_rows(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[Stored]:
     """Give all rows of the final that a manifest describes, in blocks. Raises BadVectorsError, OSError."""
     form = form_of(manifest)
+    path = layout.file(form.format)
     numbers = Numbers(form.dtype, int(manifest["dimension"]))
-    for part, digest in recorded_parts(layout, manifest):
-        try:
-            yield from FORMATS[form.format].read(part.path, part.rows, numbers, digest)
-        except BadVectorsError as error:
-            raise BadVectorsError(f"{part.path} {error}") from None
+    try:
+        yield from FORMATS[form.format].read(path, manifest["rows"], numbers, digest_in(manifest))
+    except BadVectorsError as error:
+        raise BadVectorsError(f"{path} {error}") from None
 
 
 @dataclass(slots=True)
@@ -192,9 +163,7 @@ class Final:
     """What is complete under its partial name, and on the disk."""
 
     dimension: int
-    digests: list[str] = field(
-        default_factory=list
-    )  # sha256, hex, of its file, or of each of its shards
+    digest: str = ""  # sha256 of its file, hex
     zero_rows: int = 0  # rows that are zero throughout; only blank texts have such vectors
     bad_rows: list[tuple[int, BadText]] = field(default_factory=list)
     """(row, its text) of every row that has no vector, in order."""
@@ -215,19 +184,19 @@ def assemble(
     assert ledger.facts is not None
     layout, rows = ledger.layout, table.rows
     clear_partial(layout)
-    final, vectors = (
-        Final(ledger.facts.dimension),
-        Numbers(FinalDtype.FLOAT32, ledger.facts.dimension),
-    )
-    at, of_rows = (
-        (partial_of(layout, form), form) if form.is_of_rows else (layout.partial_rows, Form())
-    )
-    found = _joined(ledger, table, reuse, final, parts_of(at, rows, of_rows), on_block)
-    final.digests = write_final(layout, at, rows, vectors, of_rows, found)
-    if not form.is_of_rows:
-        read = partial(FORMATS[FinalFormat.NPY].read, at, rows, vectors, None)
-        final.digests = write_form(layout, form, rows, final.dimension, read, on_block)
-        at.unlink()
+    final = Final(ledger.facts.dimension)
+    numbers = Numbers(FinalDtype.FLOAT32, final.dimension)
+    if form.is_of_rows:
+        at = layout.partial(form.format)
+        found = _joined(ledger, table, reuse, final, at, on_block)
+        final.digest = write_final(layout, at, rows, numbers, form, found)
+        return final
+    at = layout.partial_rows
+    found = _joined(ledger, table, reuse, final, at, on_block)
+    write_final(layout, at, rows, numbers, Form(), found)
+    read = partial(FORMATS[FinalFormat.NPY].read, at, rows, numbers, None)
+    final.digest = write_form(layout, form, rows, final.dimension, read, on_block)
+    at.unlink()
     return final
 
 
@@ -236,17 +205,14 @@ def _joined(
     table: StagedTable,
     reuse: Reuse | None,
     final: Final,
-    parts: Sequence[FinalPart],
+    at: Path,
     on_block: Callable[[], None],
 ) -> Iterator[Vectors]:
-    """Give the rows in blocks; row i gets the vector of text `row_text[i]`.
+    """Give the rows, which are written to `at`, in blocks; row i gets the vector of text `row_text[i]`.
 
-    Texts are numbered in the order of their first row, so the chunks are read once, from the first to the last; a row
-    whose text came before gets its vector from the parts, where it is written already.
+    Texts are numbered in the order of their first row, so the chunks are read once, from the first to
+    the last; a row whose text came before gets its vector from the file, where it is written already.
     """
-    written = ArrayRows(
-        final.dimension, [part.start for part in parts], [part.path for part in parts]
-    )
     per_block, seen = max(1, BLOCK_BYTES // (4 * final.dimension)), 0
     without = ledger.bad
     if reuse is not None:
@@ -268,7 +234,8 @@ def _joined(
                 # Clipped, so that the rows of old texts get some vector for now: one copy instead of two.
                 block = np.take(block, ids - seen, axis=0, mode="clip")
                 old = np.flatnonzero(ids < seen)
-                block[old] = written.read(table.first_rows_of(ids[old]))
+                first = table.first_rows_of(ids[old])
+                block[old] = pick_rows(at, "<f4", _HEADER_BYTES, final.dimension, first)
             seen = upto
             hits = np.flatnonzero(np.isin(ids, numbers))
             not_finite, zero = bad_rows(block)
@@ -300,37 +267,27 @@ def find_rows_table(layout: OutputLayout, digest: str) -> Path | None:
 
 def write_final(
     layout: OutputLayout, at: Path, rows: int, numbers: Numbers, form: Form, found: Iterator[Stored]
-) -> list[str]:
-    """Write so many rows, which come in blocks, into the files at `at`; return the sha256, hex, of each file.
+) -> str:
+    """Write so many rows, which come in blocks, into the file `at`; return its sha256, hex.
 
-    They are on the disk then. Raises what `found` raises, and OSError, and then leaves nothing: whoever waits for space
-    would wait for this.
+    It is on the disk then. Raises what `found` raises, and OSError, and then leaves nothing: whoever
+    waits for space would wait for this.
     """
-    digests, carried, portions = list[str](), None, Portions(found)
+    carried = None
     try:
         if form.carried is not None and not form.has_rows_table:
             rows_table = find_rows_table(layout, form.carried)
             assert rows_table is not None, "it is staged again if it is lost"
             carried = Carried(rows_table)
-        if form.shards is not None:
-            at.mkdir()
-        for part in parts_of(at, rows, form):
-            with HashedFile(part.path) as file:
-                with FORMATS[form.format].write(
-                    file, part.rows, numbers, part.start, carried
-                ) as append:
-                    left = part.rows
-                    while left:
-                        block = portions.some(left)
-                        append(block)
-                        left -= len(block)
-                digests.append(file.finish())
-        next(found, None)  # what it compares at its end
+        with HashedFile(at) as file:
+            with FORMATS[form.format].write(file, rows, numbers, carried) as append:
+                for block in found:
+                    append(block)
+            return file.finish()
     except BaseException:
         with contextlib.suppress(OSError):
             clear_partial(layout)
         raise
-    return digests
 
 
 def write_form(
@@ -340,8 +297,8 @@ def write_form(
     dimension: int,
     read: Callable[[], Iterator[Stored]],
     on_block: Callable[[], None],
-) -> list[str]:
-    """Write the rows that `read` gives in another form under its partial name; return the digests.
+) -> str:
+    """Write the rows that `read` gives in another form under its partial name; return its sha256.
 
     Raises as `write_final`; Halt (78) for numbers that the form cannot hold.
     """
@@ -354,7 +311,7 @@ def write_form(
                 on_block()
 
     try:
-        return write_final(layout, partial_of(layout, form), rows, numbers, form, made())
+        return write_final(layout, layout.partial(form.format), rows, numbers, form, made())
     except FloatingPointError:
         raise config_error(
             f"the vectors of {layout.name} do not fit into float16",

@@ -21,14 +21,9 @@ from chunkvisor.assemble.forms import (
     Form,
     Numbers,
     Stored,
-    all_places,
     clear_partial,
+    digest_in,
     form_of,
-    partial_of,
-    parts_of,
-    place_of,
-    recorded_parts,
-    remove_final,
 )
 from chunkvisor.assemble.join import (
     BLOCK_BYTES,
@@ -38,6 +33,7 @@ from chunkvisor.assemble.join import (
     write_final,
     write_form,
 )
+from chunkvisor.config.choices import FinalFormat
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import Emit, Note
 from chunkvisor.sources.table import TableFiles
@@ -71,7 +67,7 @@ _Read = TypeVar("_Read")
 @dataclass(frozen=True, slots=True)
 class _Done:
     manifest: dict[str, Any]
-    final: tuple[Stamp, ...]  # of its file, or of each of its shards
+    final: Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,30 +81,13 @@ def is_manifest(head: bytes) -> bool:
     return re.match(rb'\{\s*"rows": \d+,\s*"dimension": \d+,', head) is not None
 
 
-def describe_files(
-    layout: OutputLayout, form: Form, rows: int, digests: Sequence[str]
-) -> dict[str, Any]:
-    """Return the manifest's `format`, `dtype` and `digest`; `shards` and `carried` if there are any.
-
-    With shards, `digest` is that of the list of theirs.
-    """
-    digests = [f"sha256:{digest}" for digest in digests]
+def describe_file(layout: OutputLayout, form: Form, digest: str) -> dict[str, Any]:
+    """Return the manifest's `format`, `dtype` and `digest`, and `carried` if columns are carried along."""
     said: dict[str, Any] = {
         "format": str(form.format),
         "dtype": str(form.dtype),
-        "digest": digests[0],
+        "digest": f"sha256:{digest}",
     }
-    if form.shards is not None:
-        parts = zip(parts_of(place_of(layout, form), rows, form), digests, strict=True)
-        said["digest"] = f"sha256:{digest_of(digests)}"
-        said["shards"] = [
-            {
-                "file": str(part.path.relative_to(layout.workdir)),
-                "rows": part.rows,
-                "digest": digest,
-            }
-            for part, digest in parts
-        ]
     if form.carried is not None:
         table = {"file": layout.rows_table.name} if form.has_rows_table else {}
         said["carried"] = {"digest": f"sha256:{form.carried}", **table}
@@ -124,7 +103,7 @@ def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
     there = {
         path: record for path, record in said.items() if record is not None and "file" in record
     }
-    return {path: record["digest"].removeprefix("sha256:") for path, record in there.items()}
+    return {path: digest_in(record) for path, record in there.items()}
 
 
 def damaged_sides(
@@ -162,11 +141,9 @@ def publish(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     goes once the new one is there. Anything else in that place is set aside. If the run is killed in between,
     `finish_publishing` goes on.
     """
-    if (written := partial_of(layout, form_of(manifest))).is_dir():
-        sync_folder(written)
-    announced = _Announced(
-        manifest, tuple(place.name for place in all_places(layout) if is_ours(layout, place))
-    )
+    places = map(layout.file, FinalFormat)
+    ours = tuple(place.name for place in places if is_ours(layout, place))
+    announced = _Announced(manifest, ours)
     write_record(layout.publishing, announced)
     _put_in_place(layout, announced)
 
@@ -175,41 +152,32 @@ def finish_publishing(layout: OutputLayout) -> None:
     """Go on where a run was killed that published a final, if that is whole. Raises OSError."""
     announced = _unless_damaged(lambda: read_record(_Announced, layout.publishing))
     if announced is not None:
-        manifest, form = announced.manifest, form_of(announced.manifest)
-        written, place = partial_of(layout, form), place_of(layout, form)
-        if not _is_whole(layout, manifest, written):
-            remove_final(written)
-        if written.exists() or _is_whole(layout, manifest, place):
+        suffix, digest = form_of(announced.manifest).format, digest_in(announced.manifest)
+        written = layout.partial(suffix)
+        if not _has(written, digest):
+            written.unlink(missing_ok=True)
+        if written.exists() or _has(layout.file(suffix), digest):
             _put_in_place(layout, announced)
     layout.publishing.unlink(missing_ok=True)
 
 
-def _is_whole(layout: OutputLayout, manifest: dict[str, Any], place: Path) -> bool:
-    parts, recorded = (
-        parts_of(place, manifest["rows"], form_of(manifest)),
-        recorded_parts(layout, manifest),
-    )
-    return all(_has(part.path, digest) for part, (_, digest) in zip(parts, recorded, strict=True))
-
-
 def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     manifest = announced.manifest
-    place, written = place_of(layout, form_of(manifest)), partial_of(layout, form_of(manifest))
+    suffix = form_of(manifest).format
+    place, written = layout.file(suffix), layout.partial(suffix)
     now, before = (
         _sides(layout, manifest),
         _sides(layout, _manifest(layout) or {}),
     )  # of the final that is replaced
     if written.exists():
         write_sides(layout, manifest, but=before)  # what the one before has not is no harm to it
-        if place.is_dir() and place.name in announced.ours:
-            remove_final(place)  # no rename replaces a folder that is not empty
         if place.is_dir() or place.name not in announced.ours:
             set_aside(place)
         written.replace(place)
         sync_folder(layout.workdir)  # the new one is there before another one goes
-    for other in all_places(layout):
+    for other in map(layout.file, FinalFormat):
         if other != place and other.name in announced.ours:
-            remove_final(other)
+            other.unlink(missing_ok=True)
     for path, digest in before.items():
         if now.get(path) != digest and _has(path, digest):
             path.unlink()
@@ -222,15 +190,20 @@ def _write_twins(layout: OutputLayout, manifest: dict[str, Any]) -> None:
     if layout.manifest.is_symlink() or not layout.manifest.is_file():
         set_aside(layout.manifest)
     write_sealed(layout.manifest, manifest, made_in=layout.hidden)
-    stamps = (stamp_as(part.path, digest) for part, digest in recorded_parts(layout, manifest))
-    write_record(layout.done, _Done(manifest, tuple(stamps)))
+    stamp = stamp_as(file_of(layout, manifest), digest_in(manifest))
+    write_record(layout.done, _Done(manifest, stamp))
+
+
+def file_of(layout: OutputLayout, manifest: dict[str, Any]) -> Path:
+    """Return the final file that the manifest describes."""
+    return layout.file(form_of(manifest).format)
 
 
 def is_ours(layout: OutputLayout, place: Path) -> bool:
     """Say whether what is there was published by a run of this workdir, and is as it was. Raises OSError."""
     found = [done for each in (layout, layout.earlier) if (done := _done(each)) is not None]
     return any(
-        place_of(layout, form_of(done.manifest)) == place and _holds(layout, done) for done in found
+        file_of(layout, done.manifest) == place and done.final.holds(place) for done in found
     )
 
 
@@ -250,30 +223,21 @@ def replaces_another(layout: OutputLayout) -> bool:
     return is_earlier or manifest["fingerprint"] != fixed.identity.fingerprint
 
 
-def _holds(layout: OutputLayout, done: _Done) -> bool:
-    parts = recorded_parts(layout, done.manifest)
-    return all(stamp.holds(part.path) for stamp, (part, _) in zip(done.final, parts, strict=True))
-
-
 def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
-    """Return the manifest of a finished output whose final files are whole; None if it is not finished, or damaged.
+    """Return the manifest of a finished output whose final file is whole; None if it is not finished, or damaged.
 
-    A lost or damaged record is written anew from its twin. A final file is read only if it was touched since it
-    was recorded. Raises OSError.
+    A lost or damaged record is written anew from its twin. The final file is read only if it was
+    touched since it was recorded. Raises OSError.
     """
     done, manifest = _done(layout), _manifest(layout)
     record = done.manifest if done is not None else manifest
     if record is None or replaces_another(layout):
         return None
-    files = [part.path for part, _ in recorded_parts(layout, record)]
-    whole = (
-        _holds(layout, done)
-        if done is not None
-        else _is_whole(layout, record, place_of(layout, form_of(record)))
-    )
+    final = file_of(layout, record)
+    whole = done.final.holds(final) if done is not None else _has(final, digest_in(record))
     if not whole:
         return None
-    if done is None or manifest != record or not all(map(Stamp.untouched, done.final, files)):
+    if done is None or manifest != record or not done.final.untouched(final):
         _write_twins(layout, record)
     return record
 
@@ -290,11 +254,9 @@ def read_done_manifest(layout: OutputLayout) -> dict[str, Any] | None:
     Its files are not looked at, but something has to be in their place.
     """
     done = _done(layout)
-    return (
-        done.manifest
-        if done is not None and place_of(layout, form_of(done.manifest)).exists()
-        else None
-    )
+    if done is None or not file_of(layout, done.manifest).exists():
+        return None
+    return done.manifest
 
 
 def read_moved(layout: OutputLayout, *, retried: bool = False) -> OutputLayout | None:
@@ -340,8 +302,8 @@ def keep_finished(
         return None
     manifest = read_finished(layout)
     if manifest is not None and manifest.get("fingerprint") == fingerprint:
-        there, asked = form_of(manifest), form.of(manifest["rows"])
-        if there != asked and not there.is_exact:
+        there = form_of(manifest)
+        if there != form and not there.is_exact:
             if not layout.chunks.exists():
                 raise config_error(
                     f"output {layout.name} is complete in {there.dtype}, and the config now asks for another form",
@@ -351,20 +313,15 @@ def keep_finished(
             follow_final(layout)
             return None
         try:
-            if there != asked:
-                emit(
-                    Note(
-                        f"{layout.name}: making {place_of(layout, asked).name} from its final file"
-                    )
-                )
+            if there != form:
+                made = layout.file(form.format).name
+                emit(Note(f"{layout.name}: making {made} from its final file"))
                 clear_partial(layout)  # of a run that was killed while it did the same
                 rows, read = int(manifest["rows"]), partial(final_rows, layout, manifest)
-                digests = write_form(
-                    layout, asked, rows, int(manifest["dimension"]), read, on_block
-                )
-                of_files = ("format", "dtype", "digest", "shards", "carried")
-                manifest = {name: value for name, value in manifest.items() if name not in of_files}
-                manifest |= describe_files(layout, asked, rows, digests)
+                digest = write_form(layout, form, rows, int(manifest["dimension"]), read, on_block)
+                of_file = ("format", "dtype", "digest", "carried")
+                manifest = {name: value for name, value in manifest.items() if name not in of_file}
+                manifest |= describe_file(layout, form, digest)
                 publish(layout, manifest)
             write_sides(layout, manifest)
         except BadVectorsError:
@@ -372,7 +329,7 @@ def keep_finished(
         else:
             return manifest
     recorded = read_recorded(layout)
-    place = place_of(layout, form_of(recorded) if recorded is not None else form)
+    place = layout.file((form_of(recorded) if recorded is not None else form).format)
     if layout.done.exists() and (aside := set_aside(place)) is not None:
         emit(Note(f"{place} has changed since it was made; it is now {aside.name}"))
     layout.done.unlink(missing_ok=True)
@@ -386,7 +343,7 @@ def lacks_rows_table(layout: OutputLayout, form: Form) -> bool:
     if form.carried is None or find_rows_table(layout, form.carried) is not None:
         return False
     recorded = read_recorded(layout)
-    return form.has_rows_table or recorded is None or form_of(recorded) != form.of(recorded["rows"])
+    return form.has_rows_table or recorded is None or form_of(recorded) != form
 
 
 def follow_final(layout: OutputLayout) -> None:
@@ -460,7 +417,8 @@ def combine(
             next(rest, None)  # digests are compared at the end
 
     try:
-        digests = write_final(layout, partial_of(layout, form), rows, numbers, form, side_by_side())
+        written = layout.partial(form.format)
+        digest = write_final(layout, written, rows, numbers, form, side_by_side())
     except BadVectorsError as error:
         remedy = "Move it away, and run the same command again: it is made again."
         raise Halt(
@@ -481,7 +439,7 @@ def combine(
     manifest = {
         "rows": rows,
         "dimension": numbers.dimension,
-        **describe_files(layout, form, rows, digests),
+        **describe_file(layout, form, digest),
         "fingerprint": fingerprint,
         "quarantined": [quarantined[row] for row in sorted(quarantined)],
         "zero_rows": zero_rows,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chunkvisor.assemble.forms import FORMATS, Numbers, form_of, recorded_parts
+from chunkvisor.assemble.forms import FORMATS, Numbers, digest_in, form_of
 from chunkvisor.assemble.manifest import (
     damaged_sides,
     follow_final,
@@ -72,7 +72,7 @@ def is_final(path: Path) -> bool:
 
 
 def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
-    """Check a final file, or its shards, and what belongs to it."""
+    """Check a final file and what belongs to it."""
     if not (layout.final.exists() or layout.manifest.exists() or layout.done.exists()):
         return
     try:
@@ -86,29 +86,26 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
             yield FileCheck(layout.manifest, "is missing")
         return
     yield FileCheck(layout.manifest)
-    form, zero_rows = form_of(manifest), 0
-    quarantined = np.array([row["row"] for row in manifest["quarantined"]], dtype=np.int64)
-    parts = recorded_parts(layout, manifest)
-    for part, digest in parts:
-        missing, problem = 0, None
-        numbers = Numbers(form.dtype, manifest["dimension"])
-        try:
-            if part.path.exists() and not part.path.is_file():  # to read a pipe would wait
-                raise BadVectorsError("is not a file")
-            for rows in FORMATS[form.format].read(part.path, part.rows, numbers, digest):
-                not_finite, empty = bad_rows(rows)
-                missing, zero_rows = missing + len(not_finite), zero_rows + len(empty)
-        except (BadVectorsError, OSError) as error:
-            problem = _unreadable(error)
-        else:
-            expected = int(((part.start <= quarantined) & (quarantined < part.stop)).sum())
-            if missing != expected:
-                problem = f"has NaN or infinity in {counted(missing, 'row')}"
+    form = form_of(manifest)
+    final = layout.file(form.format)
+    numbers = Numbers(form.dtype, manifest["dimension"])
+    missing, zero_rows, problem = 0, 0, None
+    try:
+        if final.exists() and not final.is_file():  # to read a pipe would wait
+            raise BadVectorsError("is not a file")
+        read = FORMATS[form.format].read
+        for rows in read(final, manifest["rows"], numbers, digest_in(manifest)):
+            not_finite, empty = bad_rows(rows)
+            missing, zero_rows = missing + len(not_finite), zero_rows + len(empty)
+    except (BadVectorsError, OSError) as error:
+        problem = _unreadable(error)
+    else:
+        if missing != len(manifest["quarantined"]):
+            problem = f"has NaN or infinity in {counted(missing, 'row')}"
         # What is rounded may be zero if the vector was not.
-        last = problem is None and part is parts[-1][0] and form.dtype is FinalDtype.FLOAT32
-        if last and zero_rows != manifest["zero_rows"]:
+        elif form.dtype is FinalDtype.FLOAT32 and zero_rows != manifest["zero_rows"]:
             problem = f"is zero throughout in {counted(zero_rows, 'row')}"
-        yield FileCheck(part.path, problem)
+    yield FileCheck(final, problem)
     yield from (FileCheck(path, damage) for path, damage in damaged_sides(layout, manifest))
 
 

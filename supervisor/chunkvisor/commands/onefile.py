@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.forms import FORM_KEYS, Form
+from chunkvisor.assemble.forms import FORM_KEYS
 from chunkvisor.assemble.manifest import is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
@@ -112,7 +112,7 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
         remove_state(config.workdir)
     for line in (
         f"{out}: complete, described in {manifest_file.name}",
-        how_to_read(out, Form()),
+        how_to_read(out),
         to_check(out),
     ):
         observer.say(line)

@@ -426,9 +426,6 @@ class OutputConfig(Section):
     """SQL condition; other rows are left out."""
     columns: Columns = ()
     """Columns to carry along: in parquet next to the vector, with npy in NAME.rows.parquet."""
-    # Their names have four digits, so that names sort as numbers do.
-    shards: Annotated[int, Field(ge=1, le=10_000), _NO_BOOL] | None = None
-    """Number of files, in a folder with the name of the output; null = one file."""
     format: FinalFormat = FinalFormat.NPY
     """npy = an array; parquet = a table with the columns row and vector (extra `parquet`)."""
     dtype: FinalDtype = FinalDtype.FLOAT32

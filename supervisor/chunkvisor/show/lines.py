@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.load import LoadedConfig
@@ -23,9 +23,6 @@ from chunkvisor.printing import is_terminal, say, write
 from chunkvisor.show.snapshot import look_at, snapshot_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import human_moment, printable
-
-if TYPE_CHECKING:
-    from chunkvisor.assemble.forms import Form
 
 LOGGER = logging.getLogger("chunkvisor")
 _LEVELS = {Weight.NEWS: logging.INFO, Weight.CARE: logging.WARNING, Weight.LOSS: logging.ERROR}
@@ -215,15 +212,12 @@ def next_steps(
     layout = Layout(loaded.config.workdir)
     if complete:
         # numpy comes with them, for which nothing waits any more
-        from chunkvisor.assemble.forms import form_of, place_of
-        from chunkvisor.assemble.manifest import read_done_manifest
+        from chunkvisor.assemble.manifest import file_of, read_done_manifest
 
         name, output = next(iter(loaded.config.outputs.items()))
         if (manifest := read_done_manifest(layout.output(name))) is not None:
             rows_table = "" if output.where is None else layout.output(name).rows_table.name
-            yield how_to_read(
-                place_of(layout.output(name), form_of(manifest)), form_of(manifest), rows_table
-            )
+            yield how_to_read(file_of(layout.output(name), manifest), rows_table)
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
         if trial:
             yield "that was a trial; for all rows, run the same command without --max-rows"
@@ -234,13 +228,11 @@ def next_steps(
             yield f"how the run went: {layout.report}"
 
 
-def how_to_read(path: Path, form: "Form", rows_table: str = "") -> str:
+def how_to_read(path: Path, rows_table: str = "") -> str:
     """Say how to use a final file; `rows_table` lists its rows if some of the source are left out."""
-    if form.shards is None and form.format is FinalFormat.PARQUET:
+    if path.suffix == f".{FinalFormat.PARQUET}":
         return f'to use it: pandas.read_parquet("{path}")'
     found = f'numpy.load("{path}", mmap_mode="c")'
-    if form.shards is not None:
-        found = f"the files in {path}, in the order of their names"
     source = (
         f"{rows_table} next to it, whose source_row is the row of the source"
         if rows_table

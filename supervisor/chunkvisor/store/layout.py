@@ -77,13 +77,11 @@ class OutputLayout:
     """Where the state is, if not in its place: of an earlier generation, of the next, or of a combined final."""
 
     final = PathIn("workdir", "NAME.npy")
-    shards = PathIn("workdir", "NAME")
     manifest = PathIn("workdir", "NAME.json")
     truncated = PathIn("workdir", "NAME.truncated.jsonl")
     rows_table = PathIn("workdir", "NAME.rows.parquet")
 
     hidden = PathIn("workdir", HIDDEN)
-    partial_shards = PathIn("hidden", "NAME.partial")
     partial_rows = PathIn(
         "hidden", "NAME.npy.rows"
     )  # in float32: a final of another form is made from them
@@ -270,7 +268,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
         raise config_error(what, remedy="Choose another workdir, or set LC_ALL=C.UTF-8.") from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
-        names = ("final", "shards", "manifest", "truncated", "rows_table")
+        names = ("final", "manifest", "truncated", "rows_table")
         ours = [
             (each.file("parquet"), *(getattr(each, name) for name in names))
             for each in map(layout.output, outputs)

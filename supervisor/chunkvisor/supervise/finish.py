@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.assemble.forms import Form, place_of
+from chunkvisor.assemble.forms import Form
 from chunkvisor.assemble.join import assemble
-from chunkvisor.assemble.manifest import describe_files, finish_publishing, publish
+from chunkvisor.assemble.manifest import describe_file, finish_publishing, publish
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows, read_shape
@@ -42,7 +42,7 @@ def finish(
 
     Raises Halt, OSError, and what `on_block` raises.
     """
-    layout, form = ledger.layout, form.of(table.rows)
+    layout = ledger.layout
     model.check()
     if (
         reuse is not None and ledger.facts is None
@@ -69,7 +69,7 @@ def finish(
     manifest = {
         "rows": table.rows,
         "dimension": final.dimension,
-        **describe_files(layout, form, table.rows, final.digests),
+        **describe_file(layout, form, final.digest),
         "fingerprint": fixed.identity.fingerprint,
         "quarantined": quarantined,
         "distinct_texts": table.distinct,
@@ -109,7 +109,7 @@ def finish(
     return {
         "rows": table.rows,
         "dimension": final.dimension,
-        "path": str(place_of(layout, form)),
+        "path": str(layout.file(form.format)),
         "truncated": (cut or {}).get("rows", 0),
         "max_length": max_length or 0,
     }

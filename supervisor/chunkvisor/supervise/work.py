@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.forms import asked_form, clear_partial, place_of
+from chunkvisor.assemble.forms import asked_form, clear_partial
 from chunkvisor.assemble.manifest import (
     combine,
     finish_publishing,
@@ -213,10 +213,8 @@ class Opening:
             remove_folder(layout.next.state)
             finish_publishing(layout)
             if not _begun(layout):
-                for place in (
-                    place_of(layout, asked_form(config.outputs[layout.name])),
-                    layout.manifest,
-                ):
+                final = layout.file(config.outputs[layout.name].format)
+                for place in (final, layout.manifest):
                     if os.path.lexists(place):
                         raise not_ours(
                             place, "choose another workdir or another name for the output"
@@ -241,7 +239,7 @@ class Opening:
             )  # of a join that was tried again after its final stood, in vain: the disk failed
             if not config.chunk.keep and layout.chunks.exists() and not manifest["quarantined"]:
                 remove_folder(layout.chunks)
-            path = str(place_of(layout, asked_form(config.outputs[layout.name])))
+            path = str(layout.file(config.outputs[layout.name].format))
             self._run.emit(
                 OutputAlreadyComplete(layout.name, manifest["rows"], manifest["dimension"], path)
             )
