@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
 from chunkvisor.events import event
 from chunkvisor.judge import Verdict
-from chunkvisor.store.attempt import failed_as, last_log
+from chunkvisor.store.attempt import failed_as
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import Layout
 from chunkvisor.units import counted, human_bytes, listed
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.rules import OF_GPUS, RULES
 
 
@@ -208,7 +207,10 @@ def end_in_words(
 
 
 def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | None) -> Halt:
-    """End a run by a text that fails alone, from `place`; it is the `count`th, of `most` (None = one is too many)."""
+    """End a run by texts that fail alone, the last of them from `place`.
+
+    With them there are `count`, and `most` are allowed; None = one is too many.
+    """
     if most is None:
         what = f"halted at {output}: a row cannot be encoded: {place}"
         remedy = "Correct or remove the row, or set recovery.on_bad_row: quarantine to continue without its vector."
@@ -216,8 +218,8 @@ def too_bad(output: str, place: str, count: int, verdict: Verdict, most: int | N
         what = f"halted at {output}: {counted(count, 'text')} cannot be encoded, and recovery.max_bad_rows is "
         what += f"{most:,}; the last one found is {place}"
         remedy = (
-            "That many failures rarely come from the texts: if all fail alike, look at the encoder and the model. Else "
-            "correct the texts, or raise recovery.max_bad_rows."
+            "That many failures rarely come from the texts: if all fail alike, it is the encoder or the model. "
+            f"{last_remedy(verdict)} Else correct the texts, or raise recovery.max_bad_rows."
         )
     return Halt(ExitCode.CONFIG, what, why=verdict.reason, remedy=remedy, see=verdict.see)
 
@@ -251,7 +253,8 @@ class GivenUp:
     output: str
     chunk: int
     verdict: Verdict
-    files: AttemptFiles
+    log: Path | None
+    """The newest of the chunk."""
 
 
 _NUMBERS = re.compile(r"\d+")  # in which reasons may differ that are the same: of a line, of a text
@@ -341,7 +344,7 @@ def gave_up(given_up: Sequence[GivenUp]) -> Halt:
         f"not complete: {listed(chunks, 10)} failed in every try; everything else is done",
         why=last.verdict.reason,
         remedy=f"{last_remedy(last.verdict)} Then run the same command again.",
-        log=last_log(last.files),
+        log=last.log,
         see=last.verdict.see,
     )
 

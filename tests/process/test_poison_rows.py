@@ -182,7 +182,9 @@ def test_too_many_bad_rows(tmp_path: Path) -> None:
     ended = place.run_here("--set", "recovery.max_bad_rows=3")
     assert ended.returncode == 3, ended.stderr
     assert_quarantined(place, FEW, [1, 5, 6])
-    assert len(place.calls()) <= calls + 3  # the third, twice, and a canary
+    assert (
+        len(place.calls()) <= calls + 4
+    )  # a canary, the two of its chunk together, and each alone
 
 
 def test_limit_counts_texts(tmp_path: Path) -> None:
@@ -361,6 +363,39 @@ def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_quarantined(place, FEW[:4], [3])
     again = {text for call in place.calls()[-2:] for text in call}  # the first of them alone
     assert again == {f"t{text}" for text in damaged}
+
+
+# ------------------------------------------------------------------------------- many bad vectors
+
+
+@pytest.mark.parametrize("bad", [1, 333])
+def test_bad_vectors_are_looked_at_once_more_together(tmp_path: Path, bad: int) -> None:
+    """Bad vectors kill no worker: however many there are, one more process looks at them, each alone in its batch."""
+    texts = [f"t{row}" for row in range(1000)]
+    place = few(tmp_path / "place", texts, chunk__size=1000, recovery={"max_bad_rows": 1000})
+    rows = [row for row in range(1000) if row * bad // 1000 != (row + 1) * bad // 1000]
+    for row in rows:
+        place.lay(texts[row], "nan!")
+    ended = place.run_here()
+    assert ended.returncode == 3, ended.stderr
+    right = expected(texts)
+    right[rows] = np.nan
+    np.testing.assert_array_equal(place.vectors(), right)
+    assert [each["row"] for each in place.manifest()["quarantined"]] == rows
+    assert len(place.named("attempt_started")) <= 3
+
+
+def test_more_bad_vectors_than_max_bad_rows_end_the_run_at_once(tmp_path: Path) -> None:
+    """A model half of whose vectors are bad costs three attempts, and the last words name the dtype."""
+    texts = [f"t{row}" for row in range(1000)]
+    place = few(tmp_path / "place", texts, chunk__size=1000)
+    for text in texts[::2]:
+        place.lay(text, "nan!")
+    ended = place.run_here()
+    assert ended.returncode == 78, ended.stderr
+    assert "500 texts cannot be encoded" in ended.stderr
+    assert "model.dtype float32" in ended.stderr
+    assert len(place.named("attempt_started")) <= 3
 
 
 # ------------------------------------------------------------------------------- no file, and no word of success

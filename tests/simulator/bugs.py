@@ -13,11 +13,11 @@ _retry, _split = Scheduler._retry, Scheduler._split
 _note = Memory.note
 
 
-def _go_before_verdict(self: Any, end: Any) -> None:
+def _go_before_verdict(self: Any, end: Any) -> Any:
     worker = self.workers[end.worker]
     worker.gate = GateState.PASSED if worker.gate is GateState.OPEN else worker.gate
     self._open_gates(worker.device, self._clock())
-    _ended(self, end)
+    return _ended(self, end)
 
 
 def _learn_whatever_comes(self: Any, kind: str, lesson: Any) -> Any:
@@ -53,10 +53,9 @@ def _wait_by_the_sum(self: Any, what: Any, where: Any = None, *rest: Any, **name
 
 
 def _suspect_no_device(self: Any, work: Any, end: Any, verdict: Any, worker: Any) -> None:
-    doubted = worker.device.doubt if worker is not None else False
+    doubted = worker.device.doubt
     _fail(self, work, end, verdict, worker)
-    if worker is not None:
-        worker.device.doubt = doubted
+    worker.device.doubt = doubted
 
 
 def _count_splits(self: Any, *given: Any) -> None:
@@ -72,13 +71,13 @@ def _forget_lost(_self: Any, _output: int, _chunk: int) -> None:
     return None
 
 
-def _store_late(self: Any, end: Any) -> None:
+def _store_late(self: Any, end: Any) -> Any:
     """Decide as if what was salvaged did not count before the disk has answered."""
     with (
         mock.patch.object(Memory, "stored", _store_nothing),
         mock.patch.object(Scheduler, "_history", _without_salvage),
     ):
-        _ended(self, end)
+        return _ended(self, end)
 
 
 def _store_nothing(_self: Any, _output: int, _now_s: float) -> None:

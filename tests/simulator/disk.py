@@ -1,7 +1,9 @@
 """A modelled disk: what the loop has written of each output, and what of it is lost when the parent dies."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from chunkvisor.heart.policy import Lesson
 from chunkvisor_worker.contract.messages import Limits
@@ -22,9 +24,35 @@ class Output:
         self.published = False  # whether its final file stands
         self.state = bytearray(self.texts)
         self._bounds = bounds
+        self.new_attempt: Callable[..., Any]  # set by whoever plays
         self._lengths = lengths or [1] * self.texts
         self._pending = bytearray(b"\x01" * self.chunks)
         self.parts: dict[int, list[frozenset[int]]] = {}  # texts of the part files of each chunk
+
+    # --- what only the loop asks an OutputRun for
+
+    @property
+    def left(self) -> int:
+        return self._pending.count(1)
+
+    workdir = Path("workdir")
+
+    def gone(self, _error: OSError) -> None:
+        return None
+
+    def last_log(self, _chunk: int) -> None:
+        return None
+
+    def last_bad(self) -> None:
+        return None
+
+    def which_rows(self, _texts: Sequence[int]) -> str:
+        return ""
+
+    def place_of(self, text: int) -> tuple[int, str]:
+        return text, ""
+
+    # --- what is done
 
     @property
     def complete(self) -> bool:
@@ -65,10 +93,11 @@ class Output:
         if len(kept) < self._bounds[chunk][1] - self._bounds[chunk][0]:
             self.parts.setdefault(chunk, []).append(kept)
 
-    def quarantine(self, chunk: int, text: int) -> None:
-        """Note that the text gets no vector."""
-        self.state[text] = BAD
-        self.bad_count += 1
+    def quarantine(self, chunk: int, texts: Iterable[int]) -> None:
+        """Note that these texts get no vector."""
+        for text in texts:
+            self.state[text] = BAD
+            self.bad_count += 1
         self._settle(chunk)
 
     def discard(self, chunk: int) -> None:
@@ -99,9 +128,13 @@ class Disk:
         self.lessons: dict[str, Lesson] = {}
         self._synced: dict[str, Lesson] = {}
 
-    def save_lesson(self, kind: str, lesson: Lesson) -> None:
-        """Keep what batches on devices of the kind are to hold."""
-        self.lessons[kind] = lesson
+    def get(self, kind: str) -> Lesson | None:
+        """What batches on devices of the kind are to hold; see LessonFile."""
+        return self.lessons.get(kind)
+
+    def save(self, kind: str, rows: int, tokens: int | None) -> None:
+        """Keep it."""
+        self.lessons[kind] = Lesson(rows, tokens)
 
     def die(self, chance: random.Random) -> None:
         """Lose, one time of two, what was written since the death before: it was not synced."""

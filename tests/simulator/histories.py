@@ -24,7 +24,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         {"standby": 1},
         """
         join 0                          | start 1 on 0: 0..8, start 2 on 0: 8..16
-        ready 2, ready 1, freed 1, ok 1 | go 2: 32, start 3 on 0: 16..24, keep 1
+        ready 1, ready 2, freed 1, ok 1 | go 1: 32, go 2: 32, start 3 on 0: 16..24, keep 1
         """,
     ),
     (
@@ -42,7 +42,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         "grace: a batch that does not end is given up in time for the rest to be saved, joins as well",
         {"chunks": 1, "outputs": 2, "done": 1},
         """
-        join 0                 | start 1 on 0: 1/0..8, join 0
+        join 0                 | join 0, start 1 on 0: 1/0..8
         ready 1, drain 600     | go 1: 32, leave 1
         drain 25               |
         wait 19                |
@@ -55,7 +55,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         {"standby": 1},
         """
         join 0                 | start 1 on 0: 0..8, start 2 on 0: 8..16
-        ready 1, stop          | go 1: 32, end 1, end 2
+        ready 1, stop          | go 1: 32, end 2, end 1
         stopped 1              |
         stopped 2              |
         """,
@@ -254,7 +254,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         """
         join 0 look none       | start 1 on 0: 0..2
         ready 1, nan 1 1       | go 1: 32, keep 1, start 2 on 0: 1..2 canary 0
-        ready 2, disk full     | go 2: 32
+        ready 2, disk full     | go 2: 1
         ok 2                   | keep 2, wait for all
         part-damaged 0 0       |
         disk free              |

@@ -1,71 +1,87 @@
-"""A life: the scheduler, a loop on a virtual clock, and a world that does to it what its seed says.
+"""A life: the real loop on a virtual clock, and a world that does to it what its seed says.
 
 The parent may die between any two instructions; it then begins again with what the modelled disk has kept.
 """
 
+import errno
 import heapq
-import math
 import random
-from collections import Counter, deque
+import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
-from chunkvisor.devices.stations import Health, Opinion
-from chunkvisor.errors import ExitCode
-from chunkvisor.heart import policy
-from chunkvisor.heart.policy import Lesson
-from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler, Work
-from chunkvisor.judge import Company, Verdict
-from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.messages import Limits, Phase
+from chunkvisor.devices.stations import Health
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.heart.instructions import (
+    AskToLeave,
+    AttemptEnded,
+    DropDevice,
+    EndRun,
+    Instruction,
+    KeepVectors,
+    OpenGate,
+    QuarantineTexts,
+    StartWorker,
+    TellWait,
+    Work,
+)
+from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.run import Run
+from chunkvisor.heart.scheduler import Scheduler
+from chunkvisor.judge import Evidence, Verdict
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor_worker.contract.messages import Beat, Limits, Phase
 
 from .disk import MISSING, Disk, Output
-from .verdicts import Failure, verdict
+from .machine import GPU_BYTES, Engine, Signals, Worker, gpu, reading
+from .verdicts import Failure, evidence
 from .watchdog import Broken, Watchdog
 from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 
-STALL_S = 60.0  # without progress for so long, a worker is overdue
 RESTART_S = 60.0  # until a run is begun again
 IDLE_TURNS = 500  # in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s
 MISHAPS = 40  # so many small ones in a life, at most: without an end of mishaps no life has to end
 
-GOOD = Opinion(Health.GOOD)
+FULL = Verdict(Outcome.DISK_FULL, "it could not be stored")
 
 
 @dataclass(slots=True, eq=False)
-class Process:
-    """A worker."""
+class Process(Worker):
+    """A worker with a fate."""
 
-    number: int
-    work: Work
-    device: "Device"
-    limits: Limits
-    started_s: float = 0.0
-    warm: bool = False
-    canary: int | None = None
-    proven: bool = False
+    run: Any = None
+    device: Any = None
+    ending: bool = False  # it was told to end
     plan: int = 0  # rises when what was to happen to it does not
-    told_ready: bool = False
-    gone: bool = False
-    told_freed: bool = False
-    ending: bool = False
     go_step: int = 0
     alone: bool = True  # whether nobody else held memory of its device when it got its `go`
-    phase: Phase = Phase.START
     batch: tuple[int, int] = (0, 0)  # rows and padded tokens of the batch that it is at
     rows_done: int = 0
     batches: list[list[int]] = field(
         default_factory=list
-    )  # texts of each batch up to the one that it is at
-    saved: frozenset[int] = frozenset()  # texts of batches that are written, however it ends
-    under_way: frozenset[int] = frozenset()
-    batch_ends_s: list[float] = field(default_factory=list)  # when each of those is done
-    left_after: int | None = None  # batches after which it has left, asked to
-    result: Verdict | None = (
-        None  # what it leaves if nobody ends it before it has written everything
-    )
+    )  # texts of each batch up to the last that begins
+    batch_ends_s: list[float] = field(
+        default_factory=list
+    )  # when each of those is done that gets done
+    result: Evidence | None = None  # what it leaves if nobody ends it before
+
+    def beat(self) -> Beat | None:
+        done = bisect_right(self.batch_ends_s, self.run.life.now_s)
+        seq = 100 * (self.phase is Phase.READY) + 200 * self.gone + done + 10_000 * self.freed
+        return Beat(seq, self.number, self.phase, freed=self.freed)
+
+    def go(self, limits: Limits) -> None:
+        self.gone, self.limits = True, limits
+        self.run.goes(self)
+
+    def leave(self) -> None:
+        self.run.leaves(self)
+
+    def signal(self, number: Any) -> None:
+        self.run.signalled(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,9 +90,10 @@ class Device:
 
     number: int
     gpu: Gpu
+    uuid: str
     left: bool = False
     paused_until_s: float = 0.0
-    opinion: Opinion = GOOD
+    health: Health = Health.GOOD  # as seen last
     processes: list[Process] = field(default_factory=list)
     started_turn: int = 0  # the turn in which a worker was to be started there last
 
@@ -85,13 +102,22 @@ class _Died(Exception):
     """The parent died."""
 
 
-class _Ended(Exception):
-    """The run halted."""
+class _Loop(Loop):
+    """The real one, and somebody who looks on."""
 
-    def __init__(self, code: ExitCode, halt: Any = None) -> None:
-        super().__init__(code)
-        self.code = code
-        self.halt = halt
+    watched: "_Run"
+
+    def _do(self, instruction: Instruction) -> Any:
+        self.watched.before(instruction)
+        follows = super()._do(instruction)
+        self.watched.maybe_die()
+        return follows
+
+    def _end_all(self) -> None:
+        self.watched.over = True
+        # A parent that is dead ends nobody: its workers see that themselves.
+        if isinstance(sys.exception(), Halt | type(None)):
+            super()._end_all()
 
 
 class Life:
@@ -151,11 +177,10 @@ class Life:
         run = _Run(self)
         try:
             return run.play()
-        except _Ended as end:
-            if self.history is not None and end.halt is not None:
-                self.note(str(end.halt))
+        except Halt as end:
+            self.note(str(end))
             run.leave_behind(adopt=True)
-            return end.code
+            return ExitCode(end.code)
         except _Died:
             self.note("--- the parent dies")
             self.disk.die(self.chance)
@@ -180,90 +205,62 @@ class Life:
 
 
 class _Run:
-    """One run of the parent; also the scheduler's hands."""
+    """One run of the parent: its engine, its signals and its store."""
+
+    first_go_s = None
 
     def __init__(self, life: Life) -> None:
         self.life, self.world, self.chance = life, life.world, life.chance
         self.disk, self.watchdog = life.disk, life.watchdog
         self.outputs = self.disk.outputs
+        for output in self.outputs:
+            output.new_attempt = self.new_attempt
         self.devices: dict[int, Device] = {}
-        self.numbered = self.turns = 0
+        self.turns = self.idle = 0
+        self.step_s, self.busy = 0.25, False
         self.processes: dict[int, Process] = {}
         self.ended: dict[int, tuple[Process, Verdict]] = {}
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
-        self.todo = deque[partial[None]]()
-        self.joining = set[int]()
+        self.joins = set[int]()
         self.join_due: dict[int, float] = {}
         self.join_since: dict[int, float] = {}
         self.damaged = Counter[int]()
-        self.set_aside: list[Outcome] = []
-        self.draining = self.stopping = False
+        self.lost: list[tuple[int, int]] = []
+        self.stopped = self.over = False
         self.damaged_turn = 0  # the turn in which a part turned out damaged last: its texts are due from the next on
         self.over_s = NEVER  # when all has to be over
         self.paused_until_s = 0.0
-        self.last_halt: Any = None
         self.without_s: float | None = None
-        self.clustered = bool(self.world.nodes)
-        self.began_s = life.now_s
+        self.start: StartWorker | None = None
         self.watchdog.begin()
-        hands, outputs = cast("Any", self), cast("Any", self.outputs)
-        self.scheduler = Scheduler(
-            outputs, life.world.config, self.disk.lessons.get, hands, lambda: life.now_s
+        self.signals = Signals(self.sleep)
+        self.engine = Engine(self._opened, self.attend_engine, self.started)
+        self.engine.asked = lambda uuid: self._at(0.5, self._looked, uuid)  # type: ignore[method-assign]
+        clock = lambda: life.now_s  # noqa: E731
+        run = Run(
+            cast("Any", None), "", cast("Any", self.signals), self._emit, lambda: None, clock=clock
         )
+        fakes = cast("Any", self.outputs), life.world.config, cast("Any", self.disk), self.engine
+        self.loop = _Loop(*fakes, cast("Any", self), run, self.engine.look)
+        self.loop.watched = self
+        self.scheduler: Scheduler = self.loop._scheduler
+        self._really_ended = self.scheduler.ended
+        self.scheduler.ended = self.judged  # type: ignore[method-assign]
 
-    # --- what the scheduler asks: see Loop
-
-    def holding(self, device: int) -> bool:
-        return False
-
-    # --- the loop
+    @property
+    def draining(self) -> bool:
+        """Whether the run is to end."""
+        return self.signals.draining
 
     def play(self) -> ExitCode:
-        life = self.life
-        life.note("--- a run begins")
-        away = {out.node: out for out in self.world.outages if out.at_s <= life.now_s < out.back_s}
-        for gpu in self.world.gpus:
-            if gpu.node not in away:
-                self._join_device(gpu)
-        for out in self.world.outages:
-            if out.node in away:
-                self._at(out.back_s - life.now_s, self._node_returns, out)
-            elif out.at_s > life.now_s:
-                self._at(out.at_s - life.now_s, self._node_goes, out)
-        step_s, scheduler = 0.25, self.scheduler
-        idle = 0
-        self._begin_joins()
-        while not (
-            scheduler.finished and not self.joining and not (self.join_due and not self.draining)
-        ):
-            self.turns += 1
-            busy = self._happen()
-            self._engine_waits()
-            self._tell(self.scheduler.tick)
-            self._begin_joins()
-            self.watchdog.after_turn(self)
-            self.ended.clear()
-            step_s = 0.25 if busy or self.over_s != NEVER else min(step_s * 4, 16.0)
-            idle = 0 if busy else idle + 1
-            if idle > IDLE_TURNS:
-                raise Broken(
-                    "ends", f"nothing has happened for {idle} turns, and the run has not ended"
-                )
-            if (
-                scheduler.finished
-                and not self.joining
-                and not (self.join_due and not self.draining)
-            ):
-                break
-            next_s = life.now_s + step_s
-            if self.events and self.events[0][0] < next_s:
-                next_s = self.events[0][0] + 0.1
-            life.now_s = max(life.now_s, next_s)
+        """To its end."""
+        self.life.note("--- a run begins")
+        given_up = self.loop.run()
         if self.draining:
             return ExitCode.INTERRUPTED
-        if self.set_aside:
-            lacks_memory = all(outcome is Outcome.GPU_OOM for outcome in self.set_aside)
+        if given_up:
+            lacks_memory = all(each.verdict.outcome is Outcome.GPU_OOM for each in given_up)
             return ExitCode.MACHINE if lacks_memory else ExitCode.TRY_AGAIN
         self.watchdog.finished()
         return (
@@ -272,46 +269,102 @@ class _Run:
             else ExitCode.COMPLETE
         )
 
-    def _happen(self) -> bool:
-        """All that has happened since the last turn."""
-        life, events, busy = self.life, self.events, False
+    def _emit(self, _event: Any) -> None:
+        pass
+
+    # --- time
+
+    def sleep(self) -> None:
+        """A turn has passed."""
+        life = self.life
+        self.turns += 1
+        if not self.over:
+            self.watchdog.after_turn(self)
+            self.ended.clear()
+        self.step_s = 0.25 if self.busy or self.over_s != NEVER else min(self.step_s * 4, 16.0)
+        self.idle = 0 if self.busy else self.idle + 1
+        if self.idle > IDLE_TURNS:
+            raise Broken(
+                "ends", f"nothing has happened for {self.idle} turns, and the run has not ended"
+            )
+        next_s = life.now_s + self.step_s
+        if self.events and self.events[0][0] < next_s:
+            next_s = self.events[0][0] + 0.1
+        life.now_s = max(life.now_s, next_s)
+        self._stops()
+
+    def _stops(self) -> None:
+        life, signals = self.life, self.signals
         while life.stops and life.stops[-1][0] <= life.now_s:
             _, grace_s = life.stops.pop()
-            self.draining, self.stopping = True, self.stopping or grace_s == 0
-            if grace_s:
+            signals.draining, signals.stopping = True, signals.stopping or grace_s == 0
+            if grace_s and grace_s != NEVER:
                 self.over_s = min(self.over_s, life.now_s + grace_s)
-            self._tell(
-                self.scheduler.stop,
-                (self.over_s if self.over_s != NEVER else None) if grace_s else -math.inf,
-            )
+                signals.until_s = self.over_s
+
+    def attend_engine(self) -> None:
+        """All that has happened since the last turn."""
+        life, events = self.life, self.events
+        self.busy = False
         while events and events[0][0] <= life.now_s:
             _, _, act, subject, plan = heapq.heappop(events)
             if isinstance(subject, Process) and subject.plan != plan:
                 continue
-            busy = True
+            self.busy = True
+            life.steps += 1
+            if life.history is not None:
+                life.note(
+                    f"> {act.__name__} {getattr(subject, 'number', None) or getattr(subject, 'name', subject)}"
+                )
             act(subject)
-        return busy
+        self._wait_for_devices()
 
     def _at(self, delay_s: float, act: Callable[..., None], subject: Any) -> None:
         self.sequence += 1
         plan = subject.plan if isinstance(subject, Process) else 0
         heapq.heappush(self.events, (self.life.now_s + delay_s, self.sequence, act, subject, plan))
 
-    def _tell(self, what: Callable[..., None], *args: Any, **named: Any) -> None:
-        self._hear(what, *args, **named)
-        if self.todo:
-            self._obey()
+    # --- instructions
 
-    def _hear(self, what: Callable[..., None], *args: Any, **named: Any) -> list[partial[None]]:
-        self.life.steps += 1
-        if self.life.history is not None and what != self.scheduler.tick:
-            self.life.note(f"> {what.__name__} {args} {named}")
-        what(*args, **named)
-        said = self.scheduler.take()
-        self.todo.extend(said)
-        return said
+    def before(self, instruction: Instruction) -> None:
+        """One is about to be executed."""
+        life, watchdog = self.life, self.watchdog
+        life.steps += 1
+        if life.history is not None:
+            life.note(f"    < {instruction}")
+        self.maybe_die()
+        match instruction:
+            case StartWorker():
+                self.start = instruction
+                watchdog.starts(self, instruction, self.devices[instruction.device])
+                self.devices[instruction.device].started_turn = self.turns + 1
+                # What fails while the disk is full or the hub is down ends with the wait, whose time counts.
+                life.attempts += not within(
+                    [*self.world.disk_full, *self.world.hub_down], life.now_s
+                )
+                if life.attempts > life.attempts_max:
+                    raise Broken("ends", f"{life.attempts} attempts, and there is no end")
+            case OpenGate(worker):
+                watchdog.goes(self, self.processes[worker])
+            case AskToLeave(worker) if worker in self.processes:
+                watchdog.leaves(self, self.processes[worker])
+            case KeepVectors(worker, work):
+                watchdog.keeps(self, worker, work)
+            case QuarantineTexts(work):
+                watchdog.quarantines(work)
+            case DropDevice(ending) if ending.device is not None:
+                self.devices[ending.device].left = True
+            case EndRun(ending) if ending.why == "bad rows":
+                watchdog.too_many(ending)
+            case TellWait(device, delay_s):
+                if device is None:
+                    self.paused_until_s = max(self.paused_until_s, life.now_s + delay_s)
+                elif device in self.devices:
+                    paused = self.devices[device]
+                    paused.paused_until_s = max(paused.paused_until_s, life.now_s + delay_s)
 
-    def _maybe_die(self) -> None:
+    def maybe_die(self) -> None:
+        """Here the parent may."""
         life = self.life
         life.instructions += 1
         if life.deaths and life.instructions >= life.deaths[-1]:
@@ -319,149 +372,128 @@ class _Run:
             life.deaths.pop()
             raise _Died
 
+    def judged(self, end: AttemptEnded) -> Any:
+        """The loop tells the scheduler what became of a worker."""
+        # Gates that the loop has opened since it saw the end know nothing of it yet.
+        self.life.steps += 1
+        process, step = self.processes.pop(end.worker, None), self.life.steps
+        if process is not None:
+            process.plan += 1
+            process.device.processes.remove(process)
+        if process is None or end.verdict is None:
+            return self._really_ended(end)
+        self.ended[process.number] = process, end.verdict
+        self.watchdog.ends(process, end.verdict)
+        said = self._really_ended(end)
+        self.watchdog.answered(process, end.verdict, said, step)
+        return said
+
     # --- devices
 
-    def _join_device(self, gpu: Gpu) -> None:
-        device = Device(self.numbered, gpu)
-        self.numbered += 1
-        self.devices[device.number] = device
-        opinion = None if not gpu.watched and device.number % 2 else self._opinion(gpu)
-        self._tell(self.scheduler.seen, device.number, gpu.node, gpu.kind, opinion, gone=False)
+    def _opened(self) -> None:
+        away = {
+            out.node: out for out in self.world.outages if out.at_s <= self.life.now_s < out.back_s
+        }
+        for each in self.world.gpus:
+            if each.node not in away:
+                self._join_device(each)
+        for out in self.world.outages:
+            if out.node in away:
+                self._at(out.back_s - self.life.now_s, self._node_returns, out)
+            elif out.at_s > self.life.now_s:
+                self._at(out.at_s - self.life.now_s, self._node_goes, out)
 
-    def _opinion(self, gpu: Gpu) -> Opinion:
-        if not gpu.watched:
-            return Opinion(Health.BLIND, "nobody can tell")
-        if self.life.now_s >= gpu.fails_from_s and gpu.fails_as is Failure.GPU_LOST:
-            return Opinion(Health.BROKEN, "it is lost")
-        return (
-            Opinion(Health.BUSY, "somebody has it") if within(gpu.busy, self.life.now_s) else GOOD
-        )
+    def _join_device(self, each: Gpu) -> None:
+        number = len(self.devices)
+        device = gpu(number, each.kind, watched=each.watched or number % 2 == 0)
+        self.devices[number] = Device(number, each, device.uuid)
+        self.engine.add(device, each.node, self._reading(self.devices[number]))
+        self.devices[number].health = Health.GOOD  # who was there before is not waited for
 
-    def _looked(self, device: Device) -> None:
-        if not device.left:
-            device.opinion = self._opinion(device.gpu)
-            self._tell(self.scheduler.seen, device.number, "", "", device.opinion, gone=False)
+    def _reading(self, device: Device) -> Any:
+        each, now_s = device.gpu, self.life.now_s
+        device.health = Health.BUSY if within(each.busy, now_s) else Health.GOOD
+        if not each.watched:
+            device.health = Health.BLIND
+        elif now_s >= each.fails_from_s and each.fails_as is Failure.GPU_LOST:
+            device.health = Health.BROKEN
+        ours = [process.pid for process in device.processes if process.gone]
+        return reading(device.health, ours, GPU_BYTES // 2 if within(each.neighbours, now_s) else 0)
 
-    def look(self, device: int) -> None:
-        self._at(0.5, self._looked, self.devices[device])
-
-    def drop(self, ending: Ending) -> None:
-        self.last_halt = ending.code
-        if ending.device is not None:
-            self.devices[ending.device].left = True
-
-    def halt(self, ending: Ending) -> None:
-        if ending.why == "bad rows":
-            self.watchdog.too_many(ending)
-        raise _Ended(ending.code, ending)
-
-    def waits(
-        self, device: int | None, delay_s: float, _waited_s: float, _verdict: Verdict
-    ) -> None:
-        until_s = self.life.now_s + delay_s
-        if device is None:
-            self.paused_until_s = max(self.paused_until_s, until_s)
-        elif device in self.devices:
-            paused = self.devices[device]
-            paused.paused_until_s = max(paused.paused_until_s, until_s)
-
-    def failed(
-        self, _worker: int, _work: Work, verdict: Verdict, step: policy.Step | None, _under_way: Any
-    ) -> None:
-        if isinstance(step, policy.GiveUp):
-            self.set_aside.append(verdict.outcome)
-
-    def taken_apart(self, *_: Any) -> None:
-        pass
-
-    def learnt(self, kind: str, lesson: Lesson, *, lasting: bool) -> None:
-        if lasting:
-            self.disk.save_lesson(kind, lesson)
-
-    def _gone_devices(self, node: str) -> None:
-        gone = [device for device in self.devices.values() if device.gpu.node == node]
-        for device in gone:
-            device.left = True
-        for device in gone:
-            self._tell(self.scheduler.seen, device.number, "", "", None, gone=True)
-
-    def _lose(self, node: str) -> None:
-        """The machine is gone, which is heard of before or after the ends of its workers."""
-        lost = [each for each in self.processes.values() if each.device.gpu.node == node]
-        first = self.chance.random() < 0.5
-        if first:
-            self._gone_devices(node)
-        for process in lost:
-            if process.number in self.processes:
-                self._gone(process, verdict(Failure.NODE))
-        if not first:
-            self._gone_devices(node)
+    def _looked(self, uuid: str) -> None:
+        device = next(each for each in self.devices.values() if each.uuid == uuid)
+        self.engine.looked(uuid, self._reading(device))
 
     def _node_goes(self, out: Outage) -> None:
-        self._lose(out.node)
+        for device in self.devices.values():
+            if device.gpu.node == out.node:
+                device.left = True
+                for process in device.processes:
+                    self._leave(process, evidence(Failure.NODE))
+        self.engine.stations.lose(out.node, "it is gone")
         if out.back_s != NEVER:
             self._at(out.back_s - self.life.now_s, self._node_returns, out)
 
     def _node_returns(self, out: Outage) -> None:
-        for gpu in self.world.gpus:
-            if gpu.node == out.node and not self.scheduler.finished:
-                self._join_device(gpu)
+        for each in self.world.gpus:
+            if each.node == out.node:
+                self._join_device(each)
 
-    def _engine_waits(self) -> None:
+    def _wait_for_devices(self) -> None:
         """A cluster without a device to work on is waited for, but not for ever."""
-        if not self.clustered or any(not device.left for device in self.devices.values()):
+        if (
+            not self.world.nodes
+            or not self.devices
+            or any(not device.left for device in self.devices.values())
+        ):
             self.without_s = None
             return
-        now_s = self.life.now_s
+        now_s, last = self.life.now_s, self.engine.stations.last_halt
         self.without_s = now_s if self.without_s is None else self.without_s
         coming = any(act == self._node_returns for _, _, act, _, _ in self.events)
-        if not coming and self.last_halt is not None:
-            raise _Ended(self.last_halt, self.last_halt)
+        if not coming and last is not None:
+            raise last
         if now_s - self.without_s >= self.world.config.recovery.wait_timeout:
-            raise _Ended(ExitCode.TRY_AGAIN)
+            raise Halt(ExitCode.TRY_AGAIN, "no machine is left")
 
     # --- workers
 
-    def start(
-        self, worker: int, number: int, work: Work, limits: Limits, canary: int | None
-    ) -> None:
-        device = self.devices[number]
-        warm = self.world.warm and not work.fresh
-        process = Process(worker, work, device, limits, self.life.now_s, warm, canary)
-        device.started_turn = self.turns
-        self.watchdog.starts(self, process)
-        # What fails while the disk is full or the hub is down costs nothing, and ends with the wait, whose time counts.
-        waits = [*self.world.disk_full, *self.world.hub_down]
-        self.life.attempts += not within(waits, self.life.now_s)
-        if self.life.attempts > self.life.attempts_max:
-            raise Broken("ends", f"{self.life.attempts} attempts, and there is no end")
-        failure = None
+    def new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Process:
+        """See OutputRun."""
         if within(self.world.disk_full, self.life.now_s):
-            failure = Verdict(Outcome.DISK_FULL, "no worker could be started: disk full")
-        elif within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
-            failure = Verdict(Outcome.HOST_OOM, "no worker could be started", batch_rows=1)
-        if failure is not None:
-            self._maybe_die()
-            self._hear(self.scheduler.ended, AttemptEnded(worker, failure))
-            return
-        self.processes[worker] = process
-        device.processes.append(process)
-        self._prepare(process)
+            raise OSError(errno.ENOSPC, "disk full")
+        assert self.start is not None
+        return Process(
+            self.start.worker,
+            work,
+            station,
+            limits,
+            canary,
+            run=self,
+            device=self.devices[station.number],
+        )
 
-    def _prepare(self, process: Process) -> None:
+    def started(self, process: Process, fresh: bool) -> None:
+        """See Engine."""
+        if within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
+            raise OSError(errno.ENOMEM, "no memory")
+        process.warm = self.world.warm and not fresh
+        self.processes[process.number] = process
+        process.device.processes.append(process)
         took_s = self.chance.uniform(0.3, 3.0)
         process.phase = Phase.MODEL_LOAD
         if within(self.world.hub_down, self.life.now_s):
             self._fail(process, took_s, Failure.HUB)
         elif process.warm and self.life.mishap("refused"):
-            self._at(took_s / 4, self._refuse, process)
+            process.result = Evidence(WorkerExit.TAINTED_TEMPLATE)
+            self._at(took_s / 4, self._exits, process)
         elif self.life.mishap("early"):
             process.phase = self.chance.choice(
                 (Phase.START, Phase.IMPORT, Phase.MODEL_LOAD, Phase.TOKENIZE)
             )
             if process.phase is Phase.TOKENIZE and not self.watchdog.may_fail_by_chance(process):
                 process.phase = Phase.START
-            process.proven = process.phase is Phase.TOKENIZE and process.canary is not None
+            process.canary_is_good = process.phase is Phase.TOKENIZE and process.canary is not None
             self._fail(
                 process,
                 took_s,
@@ -471,50 +503,40 @@ class _Run:
             self._at(took_s, self._ready, process)
 
     def _ready(self, process: Process) -> None:
-        process.told_ready = True
-        process.phase = Phase.READY
-        self._tell(self.scheduler.called, process.number, freed=False)
+        process.phase, process.called = Phase.READY, True
 
-    def _refuse(self, process: Process) -> None:
-        self._forget(process)
-        self._tell(self.scheduler.ended, AttemptEnded(process.number, None))
-
-    def go(self, worker: int, limits: Limits) -> None:
-        process = self.processes[worker]
-        self.watchdog.goes(self, process)
-        process.gone, process.limits, process.go_step = True, limits, self.life.steps
-        gpu, now_s = process.device.gpu, self.life.now_s
+    def goes(self, process: Process) -> None:
+        """It has its device."""
+        if process.left is not None:
+            return  # it has just died
+        process.plan += 1
+        process.go_step = self.life.steps
+        each, now_s = process.device.gpu, self.life.now_s
         process.phase = Phase.CUDA_INIT
-        fails = now_s >= gpu.fails_from_s
-        process.alone = not within(gpu.neighbours, now_s) and not within(gpu.busy, now_s)
-        if now_s >= gpu.hangs_from_s:
-            self._hang(process)
-        elif fails and (gpu.fails_at_start or gpu.fails_as is Failure.GPU_LOST):
-            if gpu.fails_as is Failure.HANG:
-                self._hang(process)
-            else:
-                self._fail(process, 0.5, gpu.fails_as)
-        elif within(gpu.busy, now_s):
+        fails = now_s >= each.fails_from_s
+        process.alone = not within(each.neighbours, now_s) and not within(each.busy, now_s)
+        if now_s >= each.hangs_from_s:
+            pass  # for ever
+        elif fails and (each.fails_at_start or each.fails_as is Failure.GPU_LOST):
+            if each.fails_as is not Failure.HANG:
+                self._fail(process, 0.5, each.fails_as)
+        elif within(each.busy, now_s):
             self._fail(process, 0.5, Failure.NO_ROOM)
         elif self.life.mishap("early"):
             self._fail(process, 0.5, Failure.DOES_NOT_START)
         else:
             process.phase = Phase.FORWARD
-            self._compute(process, gpu.fails_as if fails else Failure.NONE)
+            self._compute(process, each.fails_as if fails else Failure.NONE)
 
     def _compute(self, process: Process, fault: Failure) -> None:
         """What becomes of its batches, longest texts first."""
-        work, limits = process.work, process.limits
+        work, limits, canary = process.work, process.limits, process.canary
         lengths, poison = self.world.lengths[work.output], self.world.poison[work.output]
         room = process.device.gpu.tokens // (1 if process.alone else 2)
         order = sorted(work.texts, key=lengths.__getitem__, reverse=True)
         first = None
-        if process.canary is not None:
-            first = (
-                process.canary
-                if process.canary >= 0
-                else order.pop(max(0, len(order) + process.canary))
-            )
+        if canary is not None:
+            first = canary if canary >= 0 else order.pop(max(0, len(order) + canary))
         took_s, at, count = 0.2, 0, len(order)
         transient = self.watchdog.may_fail_by_chance(process) and self.life.mishap("transient")
         while at < count or first is not None:
@@ -528,25 +550,26 @@ class _Run:
             process.batch, process.rows_done = (rows, rows * longest), at
             process.batches.append(batch)
             took_s += 0.1 + rows * longest / 4000
-            process.batch_ends_s.append(self.life.now_s + took_s)
+            cause = Failure.NONE
             if rows * longest > room:
-                self._fail(process, took_s, Failure.OOM)
+                cause = Failure.OOM
+            elif fault is not Failure.NONE:
+                cause = fault
+            elif transient and (first is None or not order):
+                cause = Failure.ILLEGAL
+            else:
+                bad = [poison[text] for text in batch if text in poison] if poison else []
+                bad = [each for each in bad if each not in (Failure.NAN, Failure.DIMENSION)]
+                if bad:
+                    cause = bad[0]
+                elif first is not None and poison.get(first) is Failure.NAN:
+                    cause = Failure.CANARY
+            if cause is Failure.HANG:
                 return
-            if fault is not Failure.NONE or (transient and (first is None or not order)):
-                cause = fault if fault is not Failure.NONE else Failure.ILLEGAL
-                if cause is Failure.HANG:
-                    self._hang(process)
-                else:
-                    self._fail(process, took_s, cause)
+            if cause is not Failure.NONE:
+                self._fail(process, took_s, cause)
                 return
-            for text in batch if poison else ():
-                failure = poison.get(text, Failure.NAN)
-                if failure is Failure.HANG:
-                    self._hang(process)
-                    return
-                if failure is not Failure.NAN and failure is not Failure.DIMENSION:
-                    self._fail(process, took_s, failure)
-                    return
+            process.batch_ends_s.append(self.life.now_s + took_s)
             at, first = at + (rows if first is None else 0), None
         process.result = self._result(process)
         if self.chance.random() < 0.7:
@@ -554,209 +577,147 @@ class _Run:
             took_s += self.chance.uniform(0.1, 1.0)
         self._at(took_s, self._writes, process)
 
-    def _result(self, process: Process) -> Verdict:
-        work = process.work
-        poison = self.world.poison[work.output]
+    def _result(self, process: Process) -> Evidence:
+        work, poison = process.work, self.world.poison[process.work.output]
         bad = [text for text in work.texts if text in poison] if poison else []
-        known = process.canary is not None and process.canary >= 0
-        process.proven = known or len(bad) < len(work.texts)
         if any(poison[text] is Failure.DIMENSION for text in bad):
             # As if another attempt had found the right dimension.
+            known = process.canary is not None and process.canary >= 0
             alike = all(poison.get(text) is Failure.DIMENSION for text in work.texts) and not known
-            return verdict(
-                Failure.DIMENSION if alike else Failure.DIMENSIONS, limits=process.limits
-            )
+            return evidence(Failure.DIMENSION if alike else Failure.DIMENSIONS, rows=1)
         if bad:
-            return verdict(
-                Failure.NAN,
-                limits=process.limits,
-                bad_rows=tuple(text - work.texts[0] for text in bad),
-            )
-        return verdict(Failure.NONE)
+            return evidence(Failure.NAN, bad_rows=tuple(text - work.texts[0] for text in bad))
+        return evidence(Failure.NONE)
 
     def _frees(self, process: Process) -> None:
-        process.told_freed = True
+        process.freed = process.called = True
         process.phase = Phase.WRITE
-        self._tell(self.scheduler.called, process.number, freed=True)
+        waiting = [
+            each for each in process.device.processes if each.phase is Phase.READY and not each.gone
+        ]
+        if waiting and self.life.mishap("early"):  # at the gate, just now
+            self._leave(waiting[0], evidence(Failure.KILLED, Phase.READY))
 
     def _writes(self, process: Process) -> None:
-        result = process.result
-        assert result is not None
         if within(self.world.disk_full, self.life.now_s):
             process.phase = Phase.WRITE
-            self._gone(process, verdict(Failure.DISK, Phase.WRITE, process.limits))
-            return
-        if not process.told_freed and not self.life.mishap("late exit"):
+            self._leave(process, evidence(Failure.DISK, Phase.WRITE))
+        elif not process.freed and not self.life.mishap("late exit"):
             self._frees(process)
-            if process.number not in self.processes:
-                return
-        self._gone(process, result)
+            self._at(0.0, self._exits, process)
+        else:
+            self._exits(process)
 
     def _fail(self, process: Process, after_s: float, failure: Failure) -> None:
         rows, tokens = process.batch
-        self._at(after_s, self._failed, process)
-        process.result = verdict(
-            failure, process.phase, process.limits, rows, tokens, rows_done=process.rows_done
-        )
+        gpu, now_s = process.device.gpu, self.life.now_s
+        others_gib = 14 if within(gpu.busy, now_s) else 8 if within(gpu.neighbours, now_s) else 0
+        left = evidence(failure, process.phase, rows, tokens, (), process.rows_done, others_gib)
+        process.result = left
+        self._at(after_s, self._exits, process)
 
-    def _failed(self, process: Process) -> None:
+    def _exits(self, process: Process) -> None:
         assert process.result is not None
-        self._gone(process, process.result)
+        self._leave(process, process.result)
 
-    def _hang(self, process: Process) -> None:
-        process.result = None
-        self._at(STALL_S, self._overdue, process)
+    def _leave(self, process: Process, left: Evidence) -> None:
+        """It has ended, and left that; of batches that were finished, their vectors as well."""
+        if process.left is not None:
+            return
+        process.plan += 1
+        process.left = left
+        batches, poison = process.batches, self.world.poison[process.work.output]
+        done = min(bisect_right(process.batch_ends_s, self.life.now_s), len(batches))
+        known = process.canary is not None
+        process.canary_is_good = process.canary_is_good or (known and done > 0)
+        if left.result is not None or left.returncode == evidence(Failure.NODE).returncode:
+            return
+        if done < len(batches):
+            process.under_way = frozenset(batches[done]) & frozenset(process.work.texts)
+        texts = [text for batch in batches[:done] for text in batch]
+        if not any(poison.get(text) is Failure.DIMENSION for text in texts):
+            own = frozenset(process.work.texts)
+            process.saved = frozenset(text for text in texts if text not in poison) & own
 
-    def _overdue(self, process: Process) -> None:
-        """The loop's own business: patience is over."""
-        self._end_now(process, hang=True)
-
-    def end(self, worker: int) -> None:
-        if worker in self.processes:
-            self._end_now(self.processes[worker], hang=False)
-
-    def _end_now(self, process: Process, *, hang: bool) -> None:
-        if process.ending:
+    def signalled(self, process: Process) -> None:
+        """It is told to end."""
+        if process.ending or process.left is not None:
             return
         process.ending = True
         process.plan += 1
         if process.gone and self.life.now_s >= process.device.gpu.hangs_from_s:
-            self._at(40.0, self._stuck, process)
-            return
-        done = process.told_freed and process.result is not None and self.chance.random() < 0.5
-        if hang:
-            process.result = verdict(Failure.HANG, process.phase, process.limits, *process.batch)
-        elif not done:
-            process.result = verdict(Failure.STOPPED)
-        self._at(0.3, self._failed, process)
+            return  # not even SIGKILL ends it
+        if not (process.freed and process.result is not None and self.chance.random() < 0.5):
+            rows, tokens = process.batch
+            process.result = Evidence(
+                -15, beat=Beat(3, 1, process.phase, batch_rows=rows, batch_tokens=tokens)
+            )
+        self._at(0.3, self._exits, process)
 
-    def leave(self, worker: int) -> None:
-        """See Loop: it ends after the batch under way, unless it fails or is done before."""
-        process = self.processes.get(worker)
-        if process is None or process.ending:
-            return
-        self.watchdog.leaves(self, process)
-        if process.result is None or not process.batch_ends_s:
+    def leaves(self, process: Process) -> None:
+        """It ends after the batch under way, unless it fails or is done before."""
+        if process.result is None or not process.batch_ends_s or process.left is not None:
             return  # it hangs, or fails before its first batch: the end of the time ends it
         now_s = self.life.now_s
         ends = [number for number, at_s in enumerate(process.batch_ends_s) if at_s > now_s]
         if not ends or ends[0] + 1 >= len(process.batches):
             return  # the batch under way is the last one, or the one that fails
         process.plan += 1
-        process.left_after = ends[0] + 1
-        process.result = verdict(Failure.STOPPED)
-        self._at(process.batch_ends_s[ends[0]] - now_s, self._failed, process)
+        process.result = Evidence(WorkerExit.ORPHANED)
+        self._at(process.batch_ends_s[ends[0]] - now_s, self._exits, process)
 
-    def _stuck(self, _process: Process) -> None:
-        """Even SIGKILL has not ended it."""
-        raise _Ended(ExitCode.MACHINE)
+    # --- the store: see Store
 
-    def _gone(self, process: Process, judged: Verdict) -> None:
-        self._forget(process)
-        self.ended[process.number] = process, judged
-        self.watchdog.ends(process, judged)
-        began_s = None if process.warm else process.started_s
-        self._salvage(process, judged)
-        company, saved, under_way = self._company(process, judged), process.saved, process.under_way
-        end = AttemptEnded(
-            process.number, judged, company, began_s, saved, under_way, process.proven
-        )
-        said = self._hear(self.scheduler.ended, end)
-        self.watchdog.answered(process, judged, said, self.life.steps)
-        self._obey()
+    def adopt(self) -> None:
+        pass
 
-    def _salvage(self, process: Process, judged: Verdict) -> None:
-        """What it has left of batches that were finished: one that was ended from outside was at any of them."""
-        batches, work = process.batches, process.work
-        if not batches or judged.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT):
-            return
-        at = (
-            self.chance.randrange(len(batches))
-            if judged.asked_for or judged.outcome is Outcome.LOST
-            else -1
-        )
-        at = process.left_after if process.left_after is not None and judged.asked_for else at
-        poison = self.world.poison[work.output]
-        if judged.phase is Phase.FORWARD and at < len(batches):
-            process.under_way = frozenset(batches[at])
-        done = [text for batch in batches[:at] for text in batch]
-        if judged.outcome is not Outcome.LOST and not any(
-            poison.get(text) is Failure.DIMENSION for text in done
-        ):
-            process.saved = frozenset(
-                text for text in done if text not in poison and text != process.canary
-            )
-        process.proven = process.proven or any(text not in poison for text in done)
+    def stop(self) -> None:
+        self.stopped = True
+        self.join_due.clear()
 
-    def _company(self, process: Process, judged: Verdict) -> Company:
-        """As the loop has it from torch's message and the last look; those of before the run are part of the GPU."""
-        gpu, now_s = process.device.gpu, self.life.now_s
-        if judged.outcome not in (Outcome.GPU_OOM, Outcome.GPU_BUSY):
-            return Company.UNTOLD
-        if any(each.gone for each in process.device.processes):
-            return Company.OURS
-        spells = [*gpu.busy, *gpu.neighbours]
-        if any(start > self.began_s for start, stop in spells if start <= now_s < stop):
-            return Company.CAME
-        return Company.ALONE if process.alone and not within(spells, now_s) else Company.UNTOLD
+    def close(self) -> None:
+        pass
 
-    def _obey(self) -> None:
-        todo = self.todo
-        while todo:
-            act = todo.popleft()
-            if self.life.history is not None:
-                self.life.note(f"    < {act.func.__name__} {act.args} {act.keywords}")
-            self._maybe_die()
-            act()
-            self._maybe_die()
+    def keep(self, work: Work, _attempt: Any, *, salvaged: bool) -> Verdict | None:
+        return self._store(lambda: self.outputs[work.output].keep(work.chunk, work.texts))
 
-    def _forget(self, process: Process) -> None:
-        process.plan += 1
-        del self.processes[process.number]
-        process.device.processes.remove(process)
+    def quarantine(self, work: Work, _verdict: Verdict) -> Verdict | None:
+        return self._store(lambda: self.outputs[work.output].quarantine(work.chunk, work.texts))
 
-    # --- the disk
+    def compose(self, _output: int, _chunk: int) -> bool:
+        return True
 
-    def keep(self, worker: int, work: Work) -> None:
-        self.watchdog.keeps(self, worker, work)
-        self._store(work, lambda: self.outputs[work.output].keep(work.chunk, work.texts))
-
-    def quarantine(self, work: Work, _verdict: Verdict) -> None:
-        self.watchdog.quarantines(work)
-        self._store(work, lambda: self.outputs[work.output].quarantine(work.chunk, work.texts[0]))
-
-    def _store(self, work: Work, write: Callable[[], None]) -> None:
-        problem = None
-        if within(self.world.disk_full, self.life.now_s):
-            problem = Verdict(Outcome.DISK_FULL, "it could not be stored")
-        else:
+    def _store(self, write: Callable[[], None]) -> Verdict | None:
+        full = within(self.world.disk_full, self.life.now_s)
+        if not full:
             write()
-        self._maybe_die()
-        self._hear(self.scheduler.stored, work, problem)
+        self.maybe_die()
+        return FULL if full else None
 
-    # --- joins: the loop's own background work
+    @property
+    def joining(self) -> bool:
+        return bool(self.joins) or bool(self.join_due and not self.draining)
 
-    def _begin_joins(self) -> None:
-        if self.draining and self.life.now_s >= self.scheduler.last_s:
-            self.join_due.clear()
-            return
+    def attend(self) -> list[tuple[int, int]]:
+        lost, self.lost = self.lost, []
         for number, output in enumerate(self.outputs):
-            due = self.life.now_s >= self.join_due.get(number, 0)
-            if output.complete and due and not output.published and number not in self.joining:
+            due = self.life.now_s >= self.join_due.get(number, 0) and not self.stopped and not lost
+            if output.complete and due and not output.published and number not in self.joins:
                 self.watchdog.joins(number)
-                self.joining.add(number)
+                self.joins.add(number)
                 self.join_due.pop(number, None)
                 self._at(self.chance.uniform(0.1, 3.0), self._joined, output)
+        return lost
 
     def _joined(self, output: Output) -> None:
         number, now_s = self.outputs.index(output), self.life.now_s
-        self.joining.discard(number)
-        if now_s >= self.scheduler.last_s:
+        self.joins.discard(number)
+        if self.stopped:
             return
         if within(self.world.disk_full, now_s):
             since_s = self.join_since.setdefault(number, now_s)
             if now_s - since_s >= self.world.config.recovery.wait_timeout:
-                raise _Ended(ExitCode.DISK, "no space to join")
+                raise Halt(ExitCode.DISK, "no space to join")
             self.join_due[number] = now_s + 5
         elif self.life.mishap("damaged chunk") or (
             output.parts and self.life.mishap("damaged part")
@@ -770,10 +731,10 @@ class _Run:
                 output.lose_part(chunk, self.chance.choice(output.parts[chunk]))
             else:
                 output.discard(chunk)
-            self.damaged_turn = self.turns
+            self.damaged_turn = self.turns + 1
             if self.damaged[number] > 3:
-                raise _Ended(ExitCode.DISK, "damaged again and again")
-            self._tell(self.scheduler.lost, number, chunk)
+                raise Halt(ExitCode.DISK, "damaged again and again")
+            self.lost.append((number, chunk))
         else:
             output.published = True
 
@@ -782,17 +743,25 @@ class _Run:
     def leave_behind(self, *, adopt: bool) -> None:
         """The workers are gone; what some had finished is taken over by the next run, as the loop does."""
         finished = [
-            (each, each.result)
-            for each in self.processes.values()
-            if each.told_freed and each.result is not None and self.chance.random() < 0.5
+            each for each in self.processes.values() if each.freed and each.result is not None
         ]
-        finished += [each for each in self.ended.values() if self.chance.random() < 0.5]
+        finished += [each for each, _ in self.ended.values()]
+        finished = [each for each in finished if self.chance.random() < 0.5]
         if not adopt or within(self.world.disk_full, self.life.now_s):
             return
-        for process, judged in finished:
-            work, output = process.work, self.outputs[process.work.output]
+        for process in finished:
+            work, output, left = (
+                process.work,
+                self.outputs[process.work.output],
+                process.left or process.result,
+            )
             fresh = all(output.state[text] == MISSING for text in work.texts)
-            if judged.outcome is Outcome.COMMITTED and fresh:
+            if (
+                left is not None
+                and left.result is not None
+                and left.vectors_problem is None
+                and fresh
+            ):
                 output.keep(work.chunk, work.texts)
             elif process.saved and fresh:
                 output.keep(work.chunk, process.saved)

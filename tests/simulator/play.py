@@ -1,26 +1,40 @@
-"""Histories: what happens, line by line, and what the scheduler is to say to it.
+"""Histories: what happens, line by line, and what the loop is to do.
 
-A line reads `what happens, and what then | what is said`. After each a turn of the loop passes; workers start, and
-vectors are stored, at once, and outputs are joined as the loop joins them. What is only reported of attempts (`failed`,
-`taken_apart`) is left out of what is said.
+A line reads `what happens, and what then | what is done`. After each a turn of the real loop passes; workers start, and
+vectors are stored, at once. Instructions that only tell people something are left out of what is done.
 """
 
-import math
-import re
-from collections.abc import Callable
-from functools import partial
+import errno
 from typing import Any, cast
 
-from chunkvisor.devices.stations import Health, Opinion
+from chunkvisor.devices.stations import Health
+from chunkvisor.errors import Halt
 from chunkvisor.heart import policy
-from chunkvisor.heart.policy import Lesson
-from chunkvisor.heart.scheduler import AttemptEnded, Ending, Scheduler, Work
-from chunkvisor.judge import Company, Verdict
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor.heart.instructions import (
+    AskToLeave,
+    DropDevice,
+    EndRun,
+    EndWorker,
+    Instruction,
+    KeepVectors,
+    LookAtDevice,
+    LowerLimits,
+    OpenGate,
+    QuarantineTexts,
+    StartWorker,
+    TellFailure,
+    TellWait,
+    Work,
+)
+from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.run import Run
+from chunkvisor.judge import Evidence, Verdict
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Limits, Phase
 
-from .disk import Output
-from .verdicts import Failure, asked, verdict
+from .disk import Disk, Output
+from .machine import Engine, Signals, Worker, gpu, reading
+from .verdicts import Failure, asked, evidence
 
 FULL = Verdict(Outcome.DISK_FULL, "no space")
 
@@ -31,7 +45,6 @@ FAILURES = {
     "dimension": Failure.DIMENSION, "lost": Failure.NODE, "stopped": Failure.STOPPED, "init": Failure.DOES_NOT_START,
     "sigterm": Failure.SIGTERM, "exclusive": Failure.EXCLUSIVE, "unread": Failure.UNREAD,
 }  # fmt: skip
-COMPANIES = {str(each.value) for each in Company}
 PHASES = {
     "busy": Phase.CUDA_INIT,
     "hub": Phase.MODEL_LOAD,
@@ -41,8 +54,18 @@ PHASES = {
 LONGEST = 10  # tokens of the longest text of a batch, where a line does not say it
 
 
+class _Loop(Loop):
+    """The real one, and somebody who listens."""
+
+    play: "Play"
+
+    def _do(self, instruction: Instruction) -> Any:
+        self.play.note(instruction)
+        return super()._do(instruction)
+
+
 class Play:
-    """A scheduler, a clock and a disk; it is the scheduler's hands."""
+    """The loop on a machine that does what the lines say; it is also the loop's store."""
 
     def __init__(
         self,
@@ -59,63 +82,62 @@ class Play:
         self._templates = templates
         bounds = [(first, first + size) for first in range(0, chunks * size, size)]
         self.outputs = [Output(f"out{number}", Limits(rows), bounds) for number in range(outputs)]
+        for output in self.outputs:
+            output.new_attempt = self._new_attempt
         for chunk in range(done):
             self.outputs[0].keep(chunk, range(*bounds[chunk]))
         self.now_s = 0.0
-        self.disk_full = self.host_oom = self.halted = self.stopping = False
-        self.limits: dict[int, Limits] = {}
-        self.canaries: dict[int, int | None] = {}
-        self.began_s: dict[int, float] = {}
+        self.disk_full = self.host_oom = self.halted = False
+        self.workers: dict[int, Worker] = {}
         self.joined = set[int]()  # outputs that are joined, or are being so
-        self.devices: dict[str, list[int]] = {}  # of each machine
+        self.lost: list[tuple[int, int]] = []
         self._longest = LONGEST
         self._said: list[str] = []
-        hands, progress = cast("Any", self), cast("Any", self.outputs)
-        self.scheduler = Scheduler(
-            progress, asked(**given), lambda _: None, hands, lambda: self.now_s
+        self._start: StartWorker | None = None
+        self.signals = Signals(lambda: None)
+        self.engine = Engine(lambda: None, lambda: None, self._started)
+        run = Run(
+            cast("Any", None),
+            "",
+            cast("Any", self.signals),
+            lambda _: None,
+            lambda: None,
+            clock=lambda: self.now_s,
         )
+        fakes = (
+            cast("Any", self.outputs),
+            asked(**given),
+            cast("Any", Disk(self.outputs)),
+            self.engine,
+        )
+        self.loop = _Loop(*fakes, cast("Any", self), run, self.engine.look)
+        self.loop.play = self
+        self.engine.open(self.loop._stations, lambda: 0, 0)
+        self.loop._opened = True
 
     def line(self, line: str) -> list[str]:
-        """What is said to the line, in words."""
+        """What is done about the line, in words."""
         self._said = []
         for each in line.split(", "):
             verb, *rest = each.split()
-            for happens in self._happens(verb, rest):
-                self._tell(happens)
-            self._tell(self.scheduler.tick)
-            self._join()
+            self._happens(verb, rest)
+            if not self.halted:
+                try:
+                    self.loop._turn()
+                except Halt:
+                    self.halted = True
         return self._said
-
-    def _tell(self, happens: Callable[[], None]) -> None:
-        if self.halted:
-            return
-        happens()
-        todo = self.scheduler.take()
-        while todo and not self.halted:
-            todo.pop(0)()
-            todo += self.scheduler.take()
-            self._join()
-
-    def _join(self) -> None:
-        """The loop joins what is complete by itself."""
-        for number, output in enumerate(self.outputs):
-            joinable = output.complete and output.bad_count < output.texts and not self.stopping
-            if joinable and number not in self.joined:
-                self.joined.add(number)
-                self._said.append(f"join {number}")
 
     # --- what happens
 
-    def _happens(self, verb: str, rest: list[str]) -> list[Callable[[], None]]:
-        scheduler = self.scheduler
+    def _happens(self, verb: str, rest: list[str]) -> None:
         match verb, rest:
             case "join", [device, *marks]:
                 marked = dict(zip(marks[::2], marks[1::2], strict=True))
-                look, node = marked.get("look", "good"), marked.get("node", "")
-                self.devices.setdefault(node, []).append(int(device))
-                opinion = None if look == "none" else Opinion(Health(look))
-                kind = marked.get("kind", "a")
-                return [lambda: scheduler.seen(int(device), node, kind, opinion, gone=False)]
+                look = marked.get("look", "good")
+                added = gpu(int(device), marked.get("kind", "a"), watched=look != "none")
+                first = reading(Health(look) if look != "none" else Health.GOOD, [])
+                self.engine.add(added, marked.get("node", ""), first)
             case "wait", [seconds]:
                 self.now_s += float(seconds)
             case "disk", [("full" | "free") as state]:
@@ -123,13 +145,12 @@ class Play:
             case "host", [state]:
                 self.host_oom = state == "full"
             case "looked", [device, health]:
-                shown = Opinion(Health(health), "so it looks")
-                return [lambda: scheduler.seen(int(device), "", "", shown, gone=False)]
-            case "leaves", [node]:
-                return [
-                    partial(scheduler.seen, each, node, "", None, gone=True)
-                    for each in self.devices.pop(node, [])
+                ours = [
+                    each.number for each in self.workers.values() if each.gone and each.left is None
                 ]
+                self.engine.looked(f"GPU-{device}", reading(Health(health), ours))
+            case "leaves", [node]:
+                self.engine.stations.lose(node, "it is gone")
             case (("damaged" | "part-damaged"), [output, chunk]):
                 self.joined.discard(int(output))
                 progress = self.outputs[int(output)]
@@ -137,142 +158,163 @@ class Play:
                     progress.discard(int(chunk))
                 else:
                     progress.lose_part(int(chunk), progress.parts[int(chunk)][0])
-                return [lambda: scheduler.lost(int(output), int(chunk))]
+                self.lost.append((int(output), int(chunk)))
             case "drain", seconds:
-                return [lambda: scheduler.stop(self.now_s + float(seconds[0]) if seconds else None)]
+                self.signals.draining = True
+                self.signals.until_s = self.now_s + float(seconds[0]) if seconds else None
             case "stop", []:
-                self.stopping = True
-                return [lambda: scheduler.stop(-math.inf)]
-            case (("ready" | "freed"), [worker]):
-                return [lambda: scheduler.called(int(worker), freed=verb == "freed")]
+                self.signals.draining = self.signals.stopping = True
+            case "ready", [worker]:
+                self._of(worker).phase, self._of(worker).called = Phase.READY, True
+            case "freed", [worker]:
+                self._of(worker).freed = self._of(worker).called = True
+            case "both", ends:  # in one turn: `both crashed:2 freed:1`
+                for each in ends:
+                    self._happens(each.partition(":")[0], each.partition(":")[2].split(":"))
             case _:
-                end = self._end_of(verb, int(rest[0]), rest[1:])
-                freed = (
-                    [lambda: scheduler.called(end.worker, freed=True)]
-                    if verb in ("ok", "nan")
-                    else []
-                )
-                return [*freed, lambda: scheduler.ended(end)]
-        return []
+                self._end(self._of(rest[0]), verb, rest[1:])
 
-    def _end_of(self, verb: str, worker: int, rest: list[str]) -> AttemptEnded:
-        limits = self.limits.get(worker, Limits(1))
-        known = self.scheduler.workers.get(worker)
-        texts = list(known.work.texts) if known is not None else []
-        canary = self.canaries.get(worker)
-        good_canary = canary is not None and canary >= 0
+    def _of(self, worker: str) -> Worker:
+        """One that was not started may be waited for."""
+        if int(worker) not in self.workers:
+            nobody = Work(0, 0, (0,))
+            return Worker(int(worker), nobody, cast("Any", None), Limits(1))
+        return self.workers[int(worker)]
+
+    def _end(self, worker: Worker, verb: str, rest: list[str]) -> None:
+        texts = list(worker.work.texts)
+        # A canary fails only where the line says so; "done 3,4" are texts whose vectors are written.
+        worker.canary_is_good = (
+            worker.canary is not None and worker.canary >= 0 and "canary" not in rest
+        )
         match verb:
             case "refused":
-                return AttemptEnded(worker, None)
+                worker.warm, worker.left = True, Evidence(WorkerExit.TAINTED_TEMPLATE)
+                return
             case "ok":
-                return AttemptEnded(worker, verdict(Failure.NONE), proven=True)
+                worker.left = evidence(Failure.NONE)
+                return
             case "nan":
-                bad = tuple(map(int, rest[0].split(",")))
-                judged = verdict(Failure.NAN, limits=limits, bad_rows=bad)
-                return AttemptEnded(worker, judged, proven=good_canary or len(bad) < len(texts))
+                worker.left = evidence(Failure.NAN, bad_rows=tuple(map(int, rest[0].split(","))))
+                return
             case "leaves-with":  # its first texts are encoded
-                saved = frozenset(texts[: int(rest[0])])
-                return AttemptEnded(worker, verdict(Failure.STOPPED), done=saved, proven=True)
-        company = Company(rest.pop()) if rest and rest[-1] in COMPANIES else Company.UNTOLD
-        # A canary fails only where the line says so; "done 3,4" are texts whose vectors are written.
-        canary_failed = "canary" in rest
+                worker.saved, worker.left = (
+                    frozenset(texts[: int(rest[0])]),
+                    Evidence(WorkerExit.ORPHANED),
+                )
+                return
         rest = [each for each in rest if each != "canary"]
-        saved = frozenset[int]()
+        others_gib = 10 if rest[-1:] == ["came"] else 0
+        rest = rest[:-1] if others_gib else rest
         if "done" in rest:
             at = rest.index("done")
-            saved = frozenset(map(int, rest[at + 1].split(",")))
+            worker.saved = frozenset(map(int, rest[at + 1].split(",")))
             rest = rest[:at] + rest[at + 2 :]
         phase = (
             Phase(rest.pop()) if rest and rest[-1][0].isalpha() else PHASES.get(verb, Phase.FORWARD)
         )
-        # "8x10": rows and longest text of the batch; "8x10+8": eight texts were done before it.
-        rows, longest, before = (
-            map(int, re.split("[x+]", f"{rest[0]}+0")[:3]) if rest else (0, 0, 0)
-        )
+        rows, longest = (
+            map(int, rest[0].split("x")) if rest else (0, 0)
+        )  # of the batch: its longest text
         self._longest = longest or LONGEST
-        judged = verdict(FAILURES[verb], phase, limits, rows, rows * longest, rows_done=before)
-        proven = bool(before or saved) or (good_canary and not canary_failed)
-        return AttemptEnded(
-            worker, judged, company, self.began_s.get(worker), done=saved, proven=proven
-        )
+        worker.left = evidence(FAILURES[verb], phase, rows, rows * longest, others_gib=others_gib)
 
-    # --- the hands: see Loop
+    # --- the machine
 
-    def holding(self, _device: int) -> bool:
-        return False
+    def _new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Worker:
+        if self.disk_full:
+            raise OSError(errno.ENOSPC, "no space")
+        assert self._start is not None
+        return Worker(self._start.worker, work, station, limits, canary)
 
-    def start(
-        self, worker: int, device: int, work: Work, limits: Limits, canary: int | None
-    ) -> None:
-        mark = " fresh" if self._templates and work.fresh else ""
-        if canary is not None:
-            mark += (
-                f" canary {canary}"
-                if canary >= 0
-                else " own first"
-                if canary == -1
-                else f" own {-canary}"
-            )
-        where = f"{work.output}/" if work.output else ""
-        self._said.append(
-            f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}"
-        )
-        self.canaries[worker] = canary
-        if not self.host_oom and (work.fresh or not self._templates):
-            self.began_s[worker] = self.now_s
+    def _started(self, worker: Worker, fresh: bool) -> None:
         if self.host_oom:
-            self.scheduler.ended(
-                AttemptEnded(worker, Verdict(Outcome.HOST_OOM, "no memory", batch_rows=1))
-            )
-        elif self.disk_full:
-            self.scheduler.ended(AttemptEnded(worker, FULL))
+            raise OSError(errno.ENOMEM, "no memory")
+        worker.warm = self._templates and not fresh
+        self.workers[worker.number] = worker
 
-    def go(self, worker: int, limits: Limits) -> None:
-        self.limits[worker] = limits
-        rows = limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
-        self._said.append(f"go {worker}: {min(limits.rows, rows)}")
+    # --- the store: see Store
 
-    def end(self, worker: int) -> None:
-        self._said.append(f"end {worker}")
+    first_go_s = None
+    joining = False
 
-    def leave(self, worker: int) -> None:
-        self._said.append(f"leave {worker}")
-
-    def look(self, device: int) -> None:
-        self._said.append(f"look {device}")
-
-    def keep(self, worker: int, work: Work) -> None:
-        self._said.append(f"keep {worker}")
-        if not self.disk_full:
-            self.outputs[work.output].keep(work.chunk, work.texts)
-        self.scheduler.stored(work, FULL if self.disk_full else None)
-
-    def quarantine(self, work: Work, _verdict: Verdict) -> None:
-        self._said.append(f"quarantine {work.texts[0]}")
-        if not self.disk_full:
-            self.outputs[work.output].quarantine(work.chunk, work.texts[0])
-        self.scheduler.stored(work, FULL if self.disk_full else None)
-
-    def failed(
-        self, _worker: int, work: Work, _verdict: Verdict, step: policy.Step | None, *_: Any
-    ) -> None:
-        if isinstance(step, policy.GiveUp):
-            self._said.append(f"set aside {work.chunk}")
-
-    def taken_apart(self, *_: Any) -> None:
+    def adopt(self) -> None:
         pass
 
-    def waits(self, device: int | None, *_: Any) -> None:
-        self._said.append("wait for all" if device is None else f"wait for {device}")
+    def stop(self) -> None:
+        pass
 
-    def learnt(self, kind: str, lesson: Lesson, **_: Any) -> None:
-        self._said.append(
-            f"learn {kind} {lesson.rows if lesson.tokens is None else lesson.tokens // self._longest}"
-        )
+    def keep(self, work: Work, _attempt: Any, *, salvaged: bool) -> Verdict | None:
+        if not self.disk_full:
+            self.outputs[work.output].keep(work.chunk, work.texts)
+        return FULL if self.disk_full else None
 
-    def drop(self, ending: Ending) -> None:
-        self._said.append(f"drop {ending.device} {int(ending.code)}")
+    def quarantine(self, work: Work, _verdict: Verdict) -> Verdict | None:
+        if not self.disk_full:
+            self.outputs[work.output].quarantine(work.chunk, work.texts)
+        return FULL if self.disk_full else None
 
-    def halt(self, ending: Ending) -> None:
-        self._said.append(f"halt {int(ending.code)}{' bad rows' * (ending.why == 'bad rows')}")
-        self.halted = True
+    def compose(self, _output: int, _chunk: int) -> bool:
+        return True
+
+    def attend(self) -> list[tuple[int, int]]:
+        for number, output in enumerate(self.outputs):
+            joinable = (
+                output.complete and output.bad_count < output.texts and not self.signals.stopping
+            )
+            if joinable and number not in self.joined:
+                self.joined.add(number)
+                self._said.append(f"join {number}")
+        lost, self.lost = self.lost, []
+        return lost
+
+    # --- in words
+
+    def note(self, instruction: Instruction) -> None:
+        """Say what is done."""
+        self._start = instruction if isinstance(instruction, StartWorker) else self._start
+        if (words := self._words(instruction)) is not None:
+            self._said.append(words)
+
+    def _words(self, instruction: Instruction) -> str | None:
+        match instruction:
+            case StartWorker(worker, device, work, _, canary):
+                mark = " fresh" if self._templates and work.fresh else ""
+                if canary is not None:
+                    mark += (
+                        f" canary {canary}"
+                        if canary >= 0
+                        else " own first"
+                        if canary == -1
+                        else f" own {-canary}"
+                    )
+                mark += " alone" if work.one_by_one and len(work.texts) > 1 else ""
+                where = f"{work.output}/" if work.output else ""
+                return f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}"
+            case OpenGate(worker, limits):
+                rows = (
+                    limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
+                )
+                return f"go {worker}: {min(limits.rows, rows)}"
+            case EndWorker(worker):
+                return f"end {worker}"
+            case AskToLeave(worker):
+                return f"leave {worker}"
+            case LookAtDevice(device):
+                return f"look {device}"
+            case KeepVectors(worker):
+                return f"keep {worker}"
+            case QuarantineTexts(work):
+                return f"quarantine {' '.join(map(str, work.texts))}"
+            case TellFailure(work=work, step=policy.GiveUp()):
+                return f"set aside {work.chunk}"
+            case TellWait(device_or_all):
+                return "wait for all" if device_or_all is None else f"wait for {device_or_all}"
+            case LowerLimits(kind, lesson):
+                most = lesson.rows if lesson.tokens is None else lesson.tokens // self._longest
+                return f"learn {kind.removesuffix(' 16 GiB')} {most}"
+            case DropDevice(ending):
+                return f"drop {ending.device} {int(ending.code)}"
+            case EndRun(ending):
+                return f"halt {int(ending.code)}{' bad rows' * (ending.why == 'bad rows')}"
+        return None

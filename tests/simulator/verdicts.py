@@ -1,13 +1,12 @@
-"""How workers fail, as the real judge sees it: a few faults of each kind, judged once and then only given figures."""
+"""How workers fail: what each kind of failure leaves for the real judge to see."""
 
 import functools
-from dataclasses import replace
 from enum import Enum
 
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config, RecoveryConfig, WorkersConfig
 from chunkvisor.heart.policy import History, Split, decide
-from chunkvisor.judge import NODE_LOST, EndedBy, Evidence, Verdict, judge
+from chunkvisor.judge import NODE_LOST, EndedBy, Evidence, judge
 from chunkvisor_worker.contract.messages import Beat, Cause, Facts, Fault, Limits, Phase, Result
 
 
@@ -36,6 +35,7 @@ class Failure(Enum):
     NODE = "node lost"
     SIGTERM = "ended by somebody"
     UNREAD = "texts damaged"
+    CANARY = "a canary without a vector"
 
 
 _ERROR = ("builtins.RuntimeError", "builtins.Exception")
@@ -57,12 +57,6 @@ _CAUSES = {
         _ERROR,
         "vectors of 5 dimensions follow vectors of 4",
     ),
-    Failure.OOM: Cause(
-        "torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."
-    ),
-    Failure.NO_ROOM: Cause(
-        "torch.OutOfMemoryError", _ERROR, "CUDA out of memory. Tried to allocate 2.00 GiB."
-    ),
     Failure.EXCLUSIVE: Cause(
         "torch.AcceleratorError", _ERROR, "CUDA error: CUDA-capable device(s) is/are busy", 46
     ),
@@ -74,6 +68,9 @@ _CAUSES = {
         "huggingface_hub.errors.HfHubHTTPError", ("builtins.OSError",), "503", http_status=503
     ),
     Failure.HOST_OOM: Cause("builtins.MemoryError", ("builtins.Exception",), ""),
+    Failure.CANARY: Cause(
+        "chunkvisor_worker.plugin.BadOutputError", _ERROR, "the canary has NaN or infinity"
+    ),
     Failure.UNREAD: Cause(
         "chunkvisor_worker.job.TextsDamagedError", _ERROR, "not those that were written"
     ),
@@ -83,9 +80,6 @@ _CAUSES = {
 }
 _SIGNALS = {Failure.SEGFAULT: -11, Failure.KILLED: -9, Failure.SIGTERM: -15}
 _RESULT = Result("f", "out", 0, 0, 1, "d", 1, Facts(4), Limits(1))
-
-
-ONE_ROW = Limits(1)
 
 
 def asked(
@@ -111,54 +105,52 @@ def asked(
     )
 
 
-@functools.cache
-def _judged(failure: Failure, phase: Phase) -> Verdict:
-    if failure is Failure.NONE:
-        return judge(Evidence(0, result=_RESULT))
-    if failure is Failure.STOPPED:
-        return judge(Evidence(-15, EndedBy.STOP))
-    if failure is Failure.NODE:
-        return judge(Evidence(NODE_LOST, ended_why="its node was lost"))
-    beat = Beat(3, 1, phase, batch_rows=1, batch_tokens=1)
-    if failure is Failure.HANG:
-        return judge(Evidence(-9, EndedBy.HANG, "made no progress", beat=beat))
-    if failure is Failure.NAN:
-        return judge(Evidence(0, result=_RESULT, vectors_problem="are not finite", bad_rows=(0,)))
-    if failure is Failure.DIMENSION:
-        return judge(
-            Evidence(
-                0, result=_RESULT, vectors_problem="have dimension 5, not 4", other_dimension=True
-            )
+def _out_of_memory(others_gib: int) -> Cause:
+    """Give torch's error; with figures if another process, which NVML names, holds memory."""
+    message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    if others_gib:
+        message += (
+            " GPU 0 has a total capacity of 16.00 GiB of which 1.00 GiB is free. "
+            f"Process 1000000 has {others_gib}.00 GiB memory in use. Including non-PyTorch memory, "
+            f"this process has {15 - others_gib}.00 GiB memory in use."
         )
-    if failure in _SIGNALS:
-        return judge(Evidence(_SIGNALS[failure], beat=beat))
-    return judge(Evidence(1, fault=Fault(phase, (_CAUSES[failure],), "", 1, 1)))
+    return Cause("torch.OutOfMemoryError", _ERROR, message)
 
 
-def verdict(
+@functools.cache
+def evidence(
     failure: Failure,
     phase: Phase = Phase.FORWARD,
-    limits: Limits = ONE_ROW,
     rows: int = 0,
     tokens: int = 0,
     bad_rows: tuple[int, ...] = (),
     rows_done: int = 0,
-) -> Verdict:
-    """What the judge says of a worker that failed so, in the phase, over a batch of so many rows and padded tokens."""
-    judged = _judged(failure, phase)
+    others_gib: int = 0,
+) -> Evidence:
+    """What a worker leaves that fails so, in the phase, over a batch of so many rows and padded tokens."""
+    beat = Beat(3, 1, phase, rows_done=rows_done, batch_rows=rows, batch_tokens=tokens)
     if failure is Failure.NONE:
-        return judged
-    return replace(
-        judged,
-        limits=limits,
-        batch_rows=rows,
-        batch_tokens=tokens,
-        bad_rows=bad_rows,
-        rows_done=rows_done,
-    )
+        return Evidence(0, result=_RESULT)
+    if failure is Failure.STOPPED:
+        return Evidence(-15, EndedBy.STOP)
+    if failure is Failure.NODE:
+        return Evidence(NODE_LOST, ended_why="its node was lost")
+    if failure is Failure.HANG:
+        return Evidence(-9, EndedBy.HANG, "made no progress", beat=beat)
+    if failure is Failure.NAN:
+        bad = bad_rows or (0,)
+        return Evidence(0, result=_RESULT, vectors_problem="are not finite", bad_rows=bad)
+    if failure is Failure.DIMENSION:
+        problem = "have dimension 5, not 4"
+        return Evidence(0, result=_RESULT, vectors_problem=problem, other_dimension=True)
+    if failure in _SIGNALS:
+        return Evidence(_SIGNALS[failure], beat=beat)
+    of_memory = failure in (Failure.OOM, Failure.NO_ROOM)
+    cause = _out_of_memory(others_gib) if of_memory else _CAUSES[failure]
+    return Evidence(1, fault=Fault(phase, (cause,), "", rows, tokens, rows_done), beat=beat)
 
 
 def is_taken_apart(failure: Failure) -> bool:
     """Whether the policy looks for the text that makes a worker fail so, however often it comes."""
-    judged = verdict(failure)
+    judged = judge(evidence(failure, rows=1, tokens=1))
     return isinstance(decide(judged, History(texts=8, tries=2, part=True), RecoveryConfig()), Split)

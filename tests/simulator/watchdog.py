@@ -1,22 +1,22 @@
 """What has to hold in every life: safety at each instruction, liveness at each turn and at the end."""
 
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.devices.stations import Health
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart.scheduler import Ending, Work
+from chunkvisor.heart.instructions import Ending, Instruction, StartWorker, TellWait, Work
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Phase
 
 from .disk import BAD, MISSING, VECTOR, Disk
 from .verdicts import Failure
 from .world import NEVER, World
 
 if TYPE_CHECKING:
-    from .life import Process, _Run
+    from .life import Device, Process, _Run
 
 
 class Broken(AssertionError):
@@ -63,18 +63,18 @@ class Watchdog:
 
     # --- safety
 
-    def starts(self, run: "_Run", process: "Process") -> None:
+    def starts(self, run: "_Run", start: StartWorker, device: "Device") -> None:
         """A worker is to be started."""
-        work, device = process.work, process.device
+        work = start.work
         if device.left:
             raise Broken(
-                "no start on a dropped device", f"worker {process.number} on device {device.number}"
+                "no start on a dropped device", f"worker {start.worker} on device {device.number}"
             )
         if run.draining:
-            raise Broken("no start while draining", f"worker {process.number}")
+            raise Broken("no start while draining", f"worker {start.worker}")
         if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
             raise Broken(
-                "no start on a paused device", f"worker {process.number} on device {device.number}"
+                "no start on a paused device", f"worker {start.worker} on device {device.number}"
             )
         if not len(work.texts):
             raise Broken("no start without texts", f"{work}")
@@ -90,15 +90,17 @@ class Watchdog:
                 raise Broken(
                     "no two workers at a text", f"{work} while worker {other.number} is at it"
                 )
-        if process.canary is not None and process.canary >= 0 and state[process.canary] != VECTOR:
-            raise Broken("a canary is a good text", f"{work} {process.canary}")
+        if start.canary is not None and start.canary >= 0 and state[start.canary] != VECTOR:
+            raise Broken("a canary is a good text", f"{work} {start.canary}")
         self._untouched[work.output] = max(self._untouched[work.output], work.chunk + 1)
 
     def goes(self, run: "_Run", process: "Process") -> None:
         """A worker is to get its device."""
         device = process.device
-        computing = sum(each.gone and not each.told_freed for each in device.processes)
-        if process.gone or process.ending or not process.told_ready:
+        computing = sum(
+            each.gone and not each.freed and each.left is None for each in device.processes
+        )
+        if process.gone or process.ending or process.phase is not Phase.READY:
             raise Broken("go is for who waits at the gate", f"worker {process.number}")
         if computing >= self._world.config.workers.per_device:
             raise Broken(
@@ -108,7 +110,7 @@ class Watchdog:
             raise Broken("no go on a dropped device, or while draining", f"worker {process.number}")
         if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
             raise Broken("no go on a paused device", f"worker {process.number}")
-        if device.opinion.health is Health.BUSY:
+        if device.health is Health.BUSY:
             raise Broken("no go on a device that was seen busy", f"worker {process.number}")
 
     def leaves(self, run: "_Run", process: "Process") -> None:
@@ -138,11 +140,11 @@ class Watchdog:
                 )
 
     def answered(
-        self, process: "Process", judged: Verdict, said: list[partial[None]], step: int
+        self, process: "Process", judged: Verdict, said: list[Instruction], step: int
     ) -> None:
         """The scheduler has answered to its end."""
         if judged.outcome is Outcome.GPU_OOM and process.alone and process.batch[0] > 1:
-            if any(each.func.__name__ == "waits" for each in said):
+            if any(isinstance(each, TellWait) for each in said):
                 return
             rows, tokens = process.batch
             if rows > self._world.config.recovery.min_batch_size:
@@ -169,16 +171,14 @@ class Watchdog:
             raise Broken("nothing is stored twice", f"{work}")
 
     def quarantines(self, work: Work) -> None:
-        """A text is to get no vector."""
+        """Texts are to get no vector."""
         output = self._disk.outputs[work.output]
-        if len(work.texts) != 1 or output.state[work.texts[0]] != MISSING:
-            raise Broken("quarantine is for one missing text", f"{work}")
-        if work.texts[0] not in self._world.poison[work.output]:
+        if any(output.state[text] != MISSING for text in work.texts):
+            raise Broken("quarantine is for missing texts", f"{work}")
+        if not self._world.poison[work.output].keys() >= set(work.texts):
             raise Broken("no good text is quarantined", f"{work}")
-        if (
-            sum(each.bad_count for each in self._disk.outputs)
-            >= self._world.config.recovery.max_bad_rows
-        ):
+        bad = len(work.texts) + sum(each.bad_count for each in self._disk.outputs)
+        if bad > self._world.config.recovery.max_bad_rows:
             raise Broken("no more than max_bad_rows", f"{work}")
 
     def joins(self, number: int) -> None:

@@ -15,8 +15,8 @@ from chunkvisor.events.event import (
     Waiting,
     WorkPlanned,
 )
-from chunkvisor.heart.loop import what_follows
 from chunkvisor.heart.policy import GiveUp, How, Lesson, Quarantine, Retry, Split, Step, Stop
+from chunkvisor.heart.reports import what_follows
 from chunkvisor.heart.run import WaitTeller
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as, last_log
@@ -36,7 +36,10 @@ from chunkvisor_worker.contract.files import AttemptFiles
         (Retry(2, note="start"), "starting another worker in 2 s"),
         (Split(How.SUSPECTS), "trying the texts of that batch one by one"),
         (Split(How.HALVES), "trying it in two halves"),
-        (Split(How.BAD), "keeping the others, and trying each bad text alone"),
+        (
+            Split(How.BAD),
+            "keeping the others, and trying the bad ones once more in one worker, each alone in its batch",
+        ),
         (Stop(ExitCode.MACHINE), ""),
         (Quarantine(), ""),
         (GiveUp(), ""),

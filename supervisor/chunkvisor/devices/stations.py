@@ -152,11 +152,35 @@ class Site:
     model_path: str | None = None  # where the model's files are on it; None = as here
 
 
+Look = Callable[[str], Future[Reading]]
+"""Begins a look at the GPU with this UUID."""
+
+
+def look_in_thread(uuid: str) -> Future[Reading]:
+    """Have nvidia-smi read the GPU in a thread of its own: it may take its whole time limit."""
+    look = Future[Reading]()
+
+    def read() -> None:
+        try:
+            look.set_result(read_gpu(uuid))
+        except Exception as error:  # noqa: BLE001 - who waits for the look raises it: nobody waits for ever
+            look.set_exception(error)
+
+    # The end of the process does not wait for this thread.
+    threading.Thread(target=read, daemon=True).start()
+    return look
+
+
 class Station:
     """One device, and what is known of it. Only a GPU of this machine that has a UUID can be looked at."""
 
-    def __init__(self, number: int, device: Device, site: Site = Site()) -> None:
-        self.number, self.device, self.site = number, device, site
+    def __init__(
+        self, number: int, device: Device, site: Site = Site(), look: Look | None = None
+    ) -> None:
+        self.number = number
+        self.device = device
+        self.site = site
+        self._look = look or look_in_thread
         self.dropped = False
         self.freed_s: float | None = (
             None  # when the last worker that computed on it ended; None before the first
@@ -173,11 +197,7 @@ class Station:
     def ask(self) -> None:
         """Begin a look, unless one is in progress."""
         if self.seen and self.asked is None:
-            look = self.asked = Future[Reading]()
-            # The end of the process does not wait for this thread.
-            threading.Thread(
-                target=lambda: look.set_result(read_gpu(self.device.uuid)), daemon=True
-            ).start()
+            self.asked = self._look(self.device.uuid)
 
     def judge(
         self, look: "Future[Reading]", ours: frozenset[int], emit: Emit, *, first: bool = False
@@ -236,9 +256,16 @@ class Station:
 class Stations:
     """All devices of a run; those of a cluster come and go."""
 
-    def __init__(self, seen: Callable[[Station, Opinion | None, bool], None], emit: Emit) -> None:
+    def __init__(
+        self,
+        seen: Callable[[Station, Opinion | None, bool], None],
+        emit: Emit,
+        look: Look = look_in_thread,
+    ) -> None:
         """`seen(station, opinion, gone)` hears that a device may be worked on, was looked at, or is gone."""
-        self._seen, self._emit = seen, emit
+        self._seen = seen
+        self._emit = emit
+        self._look = look
         self._all: list[Station] = []
         self.last_halt: Halt | None = (
             None  # why the last machine of a cluster that was left out was so
@@ -254,7 +281,10 @@ class Stations:
 
     def add(self, devices: Sequence[Device], site: Site = Site()) -> None:
         """Take the devices of one machine, with a look at each."""
-        added = [Station(number, each, site) for number, each in enumerate(devices, len(self._all))]
+        first = len(self._all)
+        added = [
+            Station(number, each, site, self._look) for number, each in enumerate(devices, first)
+        ]
         self._all += added
         if site.node:
             self._emit(NodeJoined(site.name, ", ".join(map(str, devices)), added[0].number))

@@ -16,7 +16,6 @@ from chunkvisor.devices.gpu import CPU, Device
 from chunkvisor_worker.contract.exits import PARENT_PID, RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles
 
-_LOG_LIMIT_BYTES = 16 << 20
 # The longest wait for killed processes: in uninterruptible sleep they survive the kill.
 _DEATH_S = 10.0
 
@@ -144,13 +143,6 @@ def readable(fd: int, wait_s: float = 0.0) -> bool:
 
 
 # --- log and memory
-
-
-def trim_log(path: Path) -> None:
-    """Empty a log that has grown too large: a chatty library must not fill the disk overnight."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_size > _LOG_LIMIT_BYTES:
-            os.truncate(path, 0)
 
 
 def oom_kills() -> int:

@@ -1,16 +1,26 @@
 """One output while a run works on it: what is done of it, and its texts."""
 
+import errno
+import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.forms import Form
+from chunkvisor.devices.stations import Station
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.heart import policy
+from chunkvisor.heart.instructions import Work
 from chunkvisor.sources.table import StagedTable, rows_of
+from chunkvisor.store.attempt import AttemptFolder, last_log, write_attempt
+from chunkvisor.store.identity import BadText
+from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import which_rows
+from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Limits, Spec
 
 _LOOKED_AT = 4096  # texts among which one is looked for that is taken over
@@ -145,6 +155,72 @@ class OutputRun:
         ):  # the next worker's texts are read from the same table, and its halt says so
             return ""
         return which_rows(sorted(int(first[text - start]) for text in texts))
+
+    # --- attempts
+
+    def new_attempt(
+        self, work: Work, station: Station, limits: Limits, canary: int | None
+    ) -> AttemptFolder:
+        """Make the folder of an attempt at these texts, with `canary` as in `StartWorker`.
+
+        Raises OSError; Halt if the texts are damaged.
+        """
+        first = work.texts[0]
+        stop = work.texts[-1] + 1
+        wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
+        number, files = self.ledger.new_attempt(work.chunk)
+        good = None
+        if canary is not None and canary > policy.OWN:
+            good = next(self.texts_of([canary]))
+        own = None
+        if canary is not None and good is None:
+            own = self._shortest(canary, work)
+        # Another machine may have the model elsewhere, and other cores.
+        site = station.site
+        model = self.job.model
+        if site.model_path is not None:
+            model = replace(model, path=site.model_path)
+        draft = replace(
+            self.job,
+            chunk=work.chunk,
+            attempt=number,
+            start=first,
+            device=station.device.kind,
+            model=model,
+            threads=site.threads or self.job.threads,
+            skip=tuple(text - first for text in range(first, stop) if text not in wanted),
+            limits=limits,
+            canary=good,
+            canary_row=own,
+        )
+        spec = write_attempt(files, draft, self.texts_of(work.texts))
+        return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
+
+    def _shortest(self, canary: int, work: Work) -> int:
+        """Find the position of the shortest text, or one of the next.
+
+        Blank ones count as long: they may have no vector.
+        """
+        texts = enumerate(self.texts_of(work.texts))
+        sizes = ((not text.strip(), len(text), at) for at, text in texts)
+        return heapq.nsmallest(policy.OWN - canary + 1, sizes)[-1][2]
+
+    def last_log(self, chunk: int) -> Path | None:
+        """Find the newest log of all attempts at the chunk."""
+        return last_log(AttemptFiles(self.ledger.layout.attempts_of(chunk)))
+
+    @property
+    def workdir(self) -> Path:
+        """That of the run."""
+        return self.ledger.layout.workdir
+
+    def gone(self, error: OSError) -> Halt | None:
+        """Give the end of a run whose workdir is gone, if that is the reason of the error."""
+        return workdir_gone(Layout(self.workdir)) if error.errno == errno.ENOENT else None
+
+    def last_bad(self) -> BadText | None:
+        """Give the last text of those in quarantine."""
+        return next(reversed(self.ledger.bad_texts()), None)
 
     def blank_test(self, spec: Spec) -> Callable[[int], bool]:
         """Give a function that says of the i-th text of an attempt whether it has nothing but white space."""

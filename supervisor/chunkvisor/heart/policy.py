@@ -63,7 +63,7 @@ class Wait:
 class How(Enum):
     """Into which pieces, in words."""
 
-    BAD = "keeping the others, and trying each bad text alone"
+    BAD = "keeping the others, and trying the bad ones once more in one worker, each alone in its batch"
     SUSPECTS = "trying the texts of that batch one by one"
     HALVES = "trying it in two halves"
 
@@ -77,7 +77,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """The text gets no vector."""
+    """The text gets no vector; of several, those whose vectors are bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +216,9 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         )  # rather every text's fault than one's: three of them tell
     if history.texts == 1:
         return _blame_one(verdict, history, recovery, proven=proven, seen=certain or tries >= looks)
-    if 0 < len(verdict.bad_rows) < history.texts:
-        return Split(How.BAD)
+    if verdict.bad_rows:
+        # They kill no worker: one more process looks at all of them, each alone in its batch, after a canary.
+        return Quarantine() if history.one_by_one and proven else Split(How.BAD)
     if certain or history.part or tries >= looks:
         # More than once, one by one helps only if there are fewer each time.
         known = 0 < history.under_way < history.texts or (

@@ -131,6 +131,7 @@ class Run:
     emit: Emit
     tick: Callable[[], None]  # to be called several times a second, however long something takes
     texts_per_s_before: float | None = None  # of the last run in this workdir, or of a trial
+    clock: Callable[[], float] = time.monotonic
 
 
 class WaitTeller:

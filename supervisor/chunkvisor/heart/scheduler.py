@@ -1,6 +1,6 @@
-"""Says what a run does next. Pure: it learns what happens, and looks only at the clock, the outputs and the engine.
+"""Says what a run does next. Pure: it learns what happens, and looks only at the clock and the outputs.
 
-What it wants done are calls of its hands, which are the loop (or a player of the simulator), given by `take`.
+Whatever it hears, it answers with instructions, in order.
 """
 
 import math
@@ -8,21 +8,38 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING
 
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config
 from chunkvisor.devices.stations import Health, Opinion
 from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
+from chunkvisor.heart.instructions import (
+    AskToLeave,
+    AttemptEnded,
+    DropDevice,
+    Ending,
+    EndRun,
+    EndWorker,
+    Instruction,
+    KeepVectors,
+    LookAtDevice,
+    LowerLimits,
+    OpenGate,
+    QuarantineTexts,
+    StartWorker,
+    TellFailure,
+    TellSplit,
+    TellWait,
+    Work,
+)
 from chunkvisor.heart.policy import OWN, How, Memory, cause_of, start_of
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
 
 if TYPE_CHECKING:
-    from chunkvisor.heart.loop import Loop
     from chunkvisor.heart.output import OutputRun
 
 LOOK_PAUSE_S = 2.0  # between two looks at a device that is not fit
@@ -30,30 +47,6 @@ RESERVE, RESERVE_S = (
     0.2,
     10.0,
 )  # of the time until a run has to end, kept for what follows the last worker; at most
-
-_P = ParamSpec("_P")
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Texts of one chunk, to be encoded by one worker; what failed so far travels with them."""
-
-    output: int
-    chunk: int
-    texts: Sequence[int]  # in order; a range for a whole chunk, else a tuple
-    due_s: float = 0.0  # when they may be started
-    tries: tuple[Outcome, ...] = ()  # how they failed so far, as far as that counts against them
-    avoid: int | None = None  # the device on which they failed last: others are asked first
-    doubt: bool = False  # they may be what made an attempt fail: the next one begins with a canary
-    part: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
-    one_by_one: bool = (
-        False  # each text is a batch by itself, so that the next end tells which one it is
-    )
-    fresh: bool = False  # it does not start from a template: something has failed before
-
-    def of(self, texts: Collection[int], **changes: Any) -> "Work":
-        """Take some of the texts, of which nothing is known yet."""
-        return replace(self, texts=tuple(texts), **{"tries": (), **changes})
 
 
 class Backlog:
@@ -118,37 +111,6 @@ class Backlog:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnded:
-    """The worker is gone, or could not be started, and what it left is judged."""
-
-    worker: int
-    verdict: Verdict | None  # None = its template would not begin it: that was no attempt
-    company: Company = Company.UNTOLD
-    began_s: float | None = (
-        None  # when it was started; None = a failure before the first batch proves nothing
-    )
-    done: frozenset[int] = (
-        frozenset()
-    )  # texts whose vectors it has left, verified, though it failed
-    under_way: frozenset[int] = (
-        frozenset()
-    )  # texts of the batches that had begun and were not finished
-    proven: bool = False  # any text, a canary too, got its vector in it
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why the run ends, or continues without a device; `words` makes sentences of it."""
-
-    code: ExitCode
-    why: str  # as in policy.Stop; or "bad rows" or "all bad"
-    worker: int = 0
-    work: Work | None = None
-    verdict: Verdict | None = None
-    device: int | None = None  # whose end it is
-
-
 class GateState(Enum):
     """Where a worker stands before its device."""
 
@@ -167,7 +129,7 @@ class WorkerState:
     canary: int | None = None
     gate: GateState = GateState.SHUT
     ready: bool = False
-    ending: bool = False
+    ending: bool = False  # or ended already, and not judged yet
     leaving: bool = False
     go_s: float = -math.inf
 
@@ -203,11 +165,10 @@ class Scheduler:
         outputs: "Sequence[OutputRun]",
         config: Config,
         recall: Callable[[str], tuple[int, int | None] | None],
-        hands: "Loop",
         clock: Callable[[], float],
     ) -> None:
         """`recall` has what earlier runs learnt of each kind of device."""
-        self._outputs, self._hands, self._clock = outputs, hands, clock
+        self._outputs, self._clock = outputs, clock
         self._workers, self._recovery = config.workers, config.recovery
         self._memory = Memory(recall)
         self._backlog = Backlog(outputs)
@@ -215,7 +176,7 @@ class Scheduler:
         self.workers: dict[int, WorkerState] = {}
         self.paused_until_s = 0.0
         self._started = 0
-        self._said: list[partial[None]] = []
+        self._said: list[Instruction] = []
         self._draining = False
         self.last_s = math.inf  # when the workers have to be gone
 
@@ -229,22 +190,21 @@ class Scheduler:
         """The devices that are left to the run."""
         return [device for device in self.devices.values() if not device.gone]
 
-    def take(self) -> list[partial[None]]:
-        """Give what is to be done, in order: once."""
+    def _answer(self) -> list[Instruction]:
         said, self._said = self._said, []
         return said
 
-    def _say(self, act: Callable[_P, None], *args: _P.args, **named: _P.kwargs) -> None:
-        self._said.append(partial(act, *args, **named))
+    def _say(self, instruction: Instruction) -> None:
+        self._said.append(instruction)
 
     # --- turns: who gets which texts, and who its device
 
-    def tick(self) -> None:
-        """Take a turn."""
+    def tick(self, held: Collection[int] = ()) -> list[Instruction]:
+        """Take a turn; on devices that are `held`, nothing is to be started yet."""
         now_s, alive = self._clock(), self.alive
         if self._draining:
             self._drain(now_s)
-            return
+            return self._answer()
         working = [each for each in alive if now_s >= max(each.paused_until_s, self.paused_until_s)]
         for device in working:
             self._open_gates(device, now_s)
@@ -252,14 +212,13 @@ class Scheduler:
         places = self._workers.per_device + max(0, self._workers.standby - self._memory.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
-                if device.at(GateState.SHUT, GateState.OPEN) > place or self._hands.holding(
-                    device.number
-                ):
+                if device.at(GateState.SHUT, GateState.OPEN) > place or device.number in held:
                     continue
                 if (
                     work := self._backlog.take(now_s, device.number, alone=len(working) == 1)
                 ) is not None:
                     self._start(work, device)
+        return self._answer()
 
     def _start(self, work: Work, device: DeviceState) -> None:
         canary = None
@@ -277,20 +236,19 @@ class Scheduler:
         worker = WorkerState(self._started, work, device, canary)
         self.workers[worker.number] = worker
         device.workers.append(worker)
-        self._say(
-            self._hands.start, worker.number, device.number, work, self._limits(worker), canary
-        )
+        self._say(StartWorker(worker.number, device.number, work, self._limits(worker), canary))
 
     def _limits(self, worker: WorkerState) -> Limits:
         limits = self._memory.limits(self._outputs[worker.work.output].limits, worker.device.kind)
         return replace(limits, rows=1, alone=True) if worker.work.one_by_one else limits
 
-    def called(self, number: int, *, freed: bool) -> None:
+    def called(self, number: int, *, freed: bool) -> list[Instruction]:
         """Hear that the worker waits at the gate, or (`freed`) has given its device back."""
         if (worker := self.workers.get(number)) is not None:
             worker.ready = True
             worker.gate = GateState.PASSED if freed else worker.gate
             self._open_gates(worker.device, self._clock())
+        return self._answer()
 
     def _open_gates(self, device: DeviceState, now_s: float) -> None:
         if self._draining or device.gone or now_s < max(device.paused_until_s, self.paused_until_s):
@@ -305,16 +263,20 @@ class Scheduler:
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
-                    self._say(self._hands.look, device.number)
+                    self._say(LookAtDevice(device.number))
                 return
             worker.gate, worker.go_s = GateState.OPEN, now_s
-            self._say(self._hands.go, worker.number, self._limits(worker))
+            self._say(OpenGate(worker.number, self._limits(worker)))
+
+    def gone(self, number: int) -> None:
+        """Hear that the worker has ended; how, comes later: until then no gate is opened for it."""
+        self.workers[number].ending = True
 
     # --- devices
 
     def seen(
         self, number: int, node: str, kind: str, opinion: Opinion | None, *, gone: bool
-    ) -> None:
+    ) -> list[Instruction]:
         """Hear that a device may be worked on, was looked at, or is gone.
 
         Devices of one `kind` share what is learnt. No opinion: there is nothing to look with.
@@ -329,6 +291,7 @@ class Scheduler:
             if opinion is not None and opinion.health is Health.BROKEN:
                 # Others may be about to join: it is looked at again before a worker gets it.
                 device.suspected_s = self._clock()
+        return self._answer()
 
     def _looked(self, device: DeviceState, opinion: Opinion, since_s: float) -> None:
         now_s = self._clock()
@@ -364,16 +327,16 @@ class Scheduler:
         # On our own machine the set-up and the disk are those of every device.
         of_machine = ending.why == "halted" and ending.code in (ExitCode.CONFIG, ExitCode.DISK)
         if not local or (of_machine and not device.node):
-            self._say(self._hands.halt, ending)
+            self._say(EndRun(ending))
         elif not device.gone:
             ending, last = replace(ending, device=device.number), len(self.alive) == 1
             # On a cluster others may join.
-            self._say(self._hands.halt if last and not device.node else self._hands.drop, ending)
+            self._say(EndRun(ending) if last and not device.node else DropDevice(ending))
             self._leave(device)
 
     # --- ends
 
-    def ended(self, end: AttemptEnded) -> None:
+    def ended(self, end: AttemptEnded) -> list[Instruction]:
         """Hear what became of a worker."""
         worker, verdict, now_s = self.workers.pop(end.worker), end.verdict, self._clock()
         device, work = worker.device, worker.work
@@ -403,20 +366,21 @@ class Scheduler:
                 rest = work.of(left, tries=work.tries) if end.done else work
                 self._fail(rest, end, verdict, worker)
             else:
-                self._say(self._hands.failed, end.worker, work, verdict, None, ())
+                self._say(TellFailure(end.worker, work, verdict, None, ()))
         # The verdict comes before the next `go` of the device: it may have something to teach.
         self._open_gates(device, now_s)
+        return self._answer()
 
     def _keep(self, worker: int, work: Work) -> None:
         self._memory.forget("too large", (work.output, work.chunk))
-        self._say(self._hands.keep, worker, work)
+        self._say(KeepVectors(worker, work))
 
     def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
         """Carry out what follows of an attempt that failed."""
         memory, device = self._memory, worker.device
         step = policy.decide(verdict, self._history(work, end, verdict, worker), self._recovery)
         suspects = tuple(text for text in work.texts if text in end.under_way)
-        self._say(self._hands.failed, end.worker, work, verdict, step, suspects)
+        self._say(TellFailure(end.worker, work, verdict, step, suspects))
         # Remembered for the whole run: whoever prepares workers ahead takes the memory that was short.
         memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(work.texts)):
@@ -445,17 +409,15 @@ class Scheduler:
             case policy.Split():
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
-                count = 1 + sum(each.bad_count for each in self._outputs)
+                bad = self._keep_good(again, end, verdict) or work
+                count = len(bad.texts) + sum(each.bad_count for each in self._outputs)
                 if (
                     self._recovery.on_bad_row is OnBadRow.FAIL
                     or count > self._recovery.max_bad_rows
                 ):
-                    self._say(
-                        self._hands.halt,
-                        Ending(ExitCode.CONFIG, "bad rows", end.worker, work, verdict),
-                    )
+                    self._say(EndRun(Ending(ExitCode.CONFIG, "bad rows", end.worker, bad, verdict)))
                 else:
-                    self._say(self._hands.quarantine, work, verdict)
+                    self._say(QuarantineTexts(bad, verdict))
             case policy.GiveUp():
                 memory.note("given up")
                 self._backlog.leave(work.output, work.chunk)
@@ -474,7 +436,7 @@ class Scheduler:
         self._memory.note(verdict.outcome, where, now_s=now_s)
         waits = device if device is not None else self
         waits.paused_until_s = max(waits.paused_until_s, now_s + delay_s)
-        self._say(self._hands.waits, where, delay_s, waited_s, verdict)
+        self._say(TellWait(where, delay_s, waited_s, verdict))
         self._backlog.put_back(work)
 
     def _history(
@@ -538,7 +500,7 @@ class Scheduler:
         ):
             # Later runs should not know what is so only while others hold memory.
             lasting = end.company in (Company.UNTOLD, Company.ALONE)
-            self._say(self._hands.learnt, device.kind, lesson, lasting=lasting)
+            self._say(LowerLimits(device.kind, lesson, lasting))
         if step.note == "too large":
             self._memory.note("too large", (work.output, work.chunk))
         elif step.note == "canary":
@@ -558,9 +520,9 @@ class Scheduler:
     def _split(self, how: How, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
         texts = list(work.texts)
         if how is How.BAD:
-            bad = {texts[0] + row for row in verdict.bad_rows}
-            self._keep(end.worker, work.of([text for text in texts if text not in bad], part=True))
-            pieces = [work.of([text], part=True) for text in sorted(bad)]
+            bad = self._keep_good(work, end, verdict)
+            assert bad is not None, verdict
+            pieces = [replace(bad, one_by_one=True)]
         elif how is How.SUSPECTS:
             suspects = [text for text in texts if text in end.under_way]
             others = [text for text in texts if text not in end.under_way]
@@ -577,9 +539,16 @@ class Scheduler:
             ]
         for piece in pieces:
             self._backlog.put_back(piece)
-        self._say(self._hands.taken_apart, work, pieces, how)
+        self._say(TellSplit(work, tuple(pieces), how))
 
-    def stored(self, work: Work, problem: Verdict | None) -> None:
+    def _keep_good(self, work: Work, end: AttemptEnded, verdict: Verdict) -> Work | None:
+        """Have the good vectors stored, and give the texts whose vectors are bad; None if it is not vectors."""
+        bad = {work.texts[0] + row for row in verdict.bad_rows}
+        if good := [text for text in work.texts if bad and text not in bad]:
+            self._keep(end.worker, work.of(good, part=True))
+        return work.of(sorted(bad), part=True) if bad else None
+
+    def stored(self, work: Work, problem: Verdict | None) -> list[Instruction]:
         """Hear that vectors, or that a text gets none, are on the disk, or (`problem`) that it would not take them."""
         now_s, output = self._clock(), self._outputs[work.output]
         if problem is not None:  # they are computed again
@@ -588,13 +557,12 @@ class Scheduler:
             if isinstance(step, policy.Wait):
                 self._wait(step.delay_s, work, problem, None)
             else:
-                self._say(
-                    self._hands.halt, Ending(ExitCode.DISK, "halted", work=work, verdict=problem)
-                )
-            return
+                self._say(EndRun(Ending(ExitCode.DISK, "halted", work=work, verdict=problem)))
+            return self._answer()
         self._memory.stored(work.output, now_s)
         if output.bad_count >= output.texts:
-            self._say(self._hands.halt, Ending(ExitCode.CONFIG, "all bad", work=work))
+            self._say(EndRun(Ending(ExitCode.CONFIG, "all bad", work=work)))
+        return self._answer()
 
     def lost(self, output: int, chunk: int) -> None:
         """Hear that something that was stored of the chunk is damaged, and was discarded."""
@@ -602,13 +570,14 @@ class Scheduler:
 
     # --- the end of a run
 
-    def stop(self, until_s: float | None) -> None:
+    def stop(self, until_s: float | None) -> list[Instruction]:
         """Start nothing new; be done by then (None = as long as it takes, -inf = at once)."""
         self._draining = True
         if until_s is not None:
             left_s = max(0.0, until_s - self._clock())
             self.last_s = until_s - min(RESERVE * left_s, RESERVE_S)
         self._drain(self._clock())
+        return self._answer()
 
     def _drain(self, now_s: float) -> None:
         """Have those leave who compute, if the time is limited, and end who is still there when it is over."""
@@ -621,12 +590,12 @@ class Scheduler:
                 and not (worker.leaving or worker.ending)
             ):
                 worker.leaving = True
-                self._say(self._hands.leave, worker.number)
+                self._say(AskToLeave(worker.number))
 
     def _end(self, worker: WorkerState) -> None:
         if not worker.ending:
             worker.ending = True
-            self._say(self._hands.end, worker.number)
+            self._say(EndWorker(worker.number))
 
 
 def _shows_its_shortest(work: Work) -> bool:

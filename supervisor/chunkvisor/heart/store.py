@@ -17,11 +17,11 @@ from typing import Any
 from chunkvisor.assemble.forms import Numbers
 from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.events import event
+from chunkvisor.heart.instructions import Work
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run
-from chunkvisor.heart.scheduler import Work
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.store.attempt import gather, look, take_cut
+from chunkvisor.store.attempt import AttemptFolder, take_cut
 from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
 from chunkvisor.words import damaged_again
@@ -34,7 +34,7 @@ MAX_DAMAGED = 3  # more damaged chunks of one output are not an accident
 PAUSE_S = 5.0  # before a join that met a full disk is tried again
 
 
-class Keeper:
+class ResultStore:
     """What is done of all outputs, on its way to the disk and to the final files."""
 
     def __init__(self, outputs: Sequence[OutputRun], run: Run, wait_timeout_s: float) -> None:
@@ -54,15 +54,15 @@ class Keeper:
 
     # --- what workers leave
 
-    def keep(
-        self, work: Work, spec: Spec, files: AttemptFiles, *, salvaged: bool
-    ) -> Verdict | None:
+    def keep(self, work: Work, attempt: AttemptFolder, *, salvaged: bool) -> Verdict | None:
         """Take over verified vectors of these texts, as a chunk or as a part of one; returns what the disk refused.
 
         `salvaged`: the attempt left no result, but finished batches. Raises OSError for what has nothing to do with
         the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has changed.
         """
         output = self._outputs[work.output]
+        spec = attempt.spec
+        files = attempt.files
         # What workers have loaded since the folder changed is not known: none of it may become part of the output.
         output.model.check()
         ledger, (start, stop) = output.ledger, output.bounds(work.chunk)
@@ -127,20 +127,23 @@ class Keeper:
                 self._emit(event.Warned(text))
 
     def quarantine(self, work: Work, verdict: Verdict) -> Verdict | None:
-        """Note a text that fails alone; returns and raises as `keep`."""
-        output, text, reason = self._outputs[work.output], work.texts[0], verdict.reason
-        if output.is_blank(text):
-            reason = f"{reason}; the text is blank"
-            if output.without_blanks:
-                where = f"outputs.{output.name}.where={output.without_blanks}"
-                reason = f"{reason}: `--set {shlex.quote(where)}` leaves such rows out"
+        """Note texts that fail alone, all at once; returns and raises as `keep`."""
+        output = self._outputs[work.output]
+        bad = [
+            BadText(text, verdict.outcome, _reason_of(output, text, verdict)) for text in work.texts
+        ]
         try:
-            output.ledger.parts(work.chunk).add_bad(BadText(text, verdict.outcome, reason))
+            output.ledger.parts(work.chunk).add_bad(*bad)
         except OSError as error:
             return self._not_stored(work, error)
-        row, place = output.place_of(text)
-        what = verdict.outcome, reason, work.chunk, output.rows_of(text)
-        self._emit(event.Quarantined(output.name, row, place, *what))
+        for each in bad:
+            row, place = output.place_of(each.text)
+            rows = output.rows_of(each.text)
+            self._emit(
+                event.Quarantined(
+                    output.name, row, place, each.outcome, each.reason, work.chunk, rows
+                )
+            )
         return None
 
     def _not_stored(self, work: Work, error: OSError) -> Verdict:
@@ -245,15 +248,13 @@ class Keeper:
         # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
         if not output.model.settled_since(files.spec.stat().st_mtime_ns):
             return False
-        is_blank = output.blank_test(spec)
-        verdict = judge(
-            gather(files, spec, ledger.facts, is_blank, Evidence(None, limits=spec.limits))
-        )
+        attempt = AttemptFolder(files, spec, lambda: ledger.facts, output.blank_test(spec))
+        verdict = judge(attempt.gather(Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED
         if not complete:
-            texts = [spec.start + row for row in look(files, spec, ledger.facts, is_blank).done]
+            texts = [spec.start + row for row in attempt.salvage().done]
         if texts:
-            self.keep(work.of(texts), spec, files, salvaged=not complete)
+            self.keep(work.of(texts), attempt, salvaged=not complete)
             self.compose(work.output, work.chunk)
         return complete
 
@@ -349,6 +350,17 @@ class Keeper:
     def _still_wanted(self) -> None:
         if self._stopped or self._signals.stopping:
             raise InterruptedError("stopped while joining chunks")
+
+
+def _reason_of(output: OutputRun, text: int, verdict: Verdict) -> str:
+    """Say why the text has no vector; of a blank one also how its rows are left out."""
+    if not output.is_blank(text):
+        return verdict.reason
+    reason = f"{verdict.reason}; the text is blank"
+    if output.without_blanks:
+        where = f"outputs.{output.name}.where={output.without_blanks}"
+        reason = f"{reason}: `--set {shlex.quote(where)}` leaves such rows out"
+    return reason
 
 
 def _check_space(output: OutputRun) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.store.disk import free_bytes
-from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, sync_folder
+from chunkvisor_worker.contract.files import AttemptFiles, read_bounded, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Beat, Facts, Fault, Phase, Result, Spec
 from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message, write_message
 
 LOG_TAIL_BYTES = 64 << 10
+_LOG_LIMIT_BYTES = 16 << 20
 _SEARCHED = 100  # failed attempts that are searched for one, at most
 _MAX_LISTED = 1000  # with more bad rows than this, it is not single texts
 _PAIR_BYTES = 8  # of `AttemptFiles.cut`: a position and a number of tokens
@@ -203,11 +204,67 @@ def take_cut(path: Path, texts: int, attempt: Path, start: int, stop: int) -> No
         sync_folder(path.parent)
 
 
-def drop_bulk(files: AttemptFiles) -> None:
-    """Remove the vectors of a failed attempt; its texts stay, so that it can be tried by hand."""
-    with contextlib.suppress(OSError):
-        for path in (files.vectors, files.partial):
-            path.unlink(missing_ok=True)
+@dataclass(frozen=True, slots=True)
+class AttemptFolder:
+    """The folder of an attempt that runs, or has ended, as the loop has it."""
+
+    files: AttemptFiles
+    spec: Spec
+    _known: Callable[[], Facts | None]
+    """Facts of the chunks committed before."""
+    _is_blank: Callable[[int], bool]
+    """Whether the i-th text of the attempt has nothing but white space."""
+
+    def beat(self) -> Beat | None:
+        """Read the worker's sign of life; keep its log from growing without end."""
+        trim_log(self.files.log)
+        return read_beat(self.files.beat)
+
+    def say(self, line: str) -> None:
+        """Add a line to the worker's log."""
+        with contextlib.suppress(OSError), open(self.files.log, "a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+
+    def gather(self, end: Evidence) -> Evidence:
+        """Add what the folder tells to what is known of the end; see `gather`."""
+        return gather(self.files, self.spec, self._known(), self._is_blank, end)
+
+    def salvage(self) -> Salvage:
+        """Say what is left of an attempt without a result; see `look`."""
+        return look(self.files, self.spec, self._known(), self._is_blank)
+
+    def canary_passed(self) -> bool:
+        """Say whether its canary got a vector, and one like those before.
+
+        A canary of another dimension shows a model that is not the one that made them.
+        """
+        canary = read_batch_log(self.files.batches).canary
+        known = self._known()
+        return canary is not None and (known is None or known.dimension == canary.dimension)
+
+    def note(self, verdict: Verdict) -> None:
+        """Leave the verdict for people to read; an attempt that the run itself ended leaves nothing."""
+        if verdict.asked_for:
+            self.remove()
+            return
+        with contextlib.suppress(OSError):  # on a full disk the journal may still have it
+            write_message(self.files.verdict, verdict, durable=False)
+
+    def drop_bulk(self) -> None:
+        """Remove the vectors of a failed attempt: record and log are left to read, and texts to try by hand."""
+        if not self.files.verdict.exists():
+            return
+        with contextlib.suppress(OSError):
+            for path in (self.files.vectors, self.files.partial):
+                path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove it whole."""
+        remove_folder(self.files.folder)
+
+    def last_log(self) -> Path | None:
+        """Find its log, or the newest of the chunk."""
+        return last_log(self.files)
 
 
 def verdict_of_child(returncode: int, fault: Path, log: Path) -> Verdict:
@@ -255,6 +312,13 @@ def _written(path: Path) -> int:
 def last_line(text: str) -> str:
     """Return the last line of a log that is not blank; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def trim_log(path: Path) -> None:
+    """Empty a log that has grown too large: a chatty library must not fill the disk overnight."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > _LOG_LIMIT_BYTES:
+            os.truncate(path, 0)
 
 
 def read_tail(path: Path, size_bytes: int = LOG_TAIL_BYTES) -> str:

@@ -118,10 +118,10 @@ class Parts:
         part = _Part(tuple(texts.tolist()), xxhash.xxh3_128_hexdigest(found.data))
         self._save(replace(self._index, parts=(*self._index.parts, part)))
 
-    def add_bad(self, text: BadText) -> None:
-        """Note a text that fails alone. Raises OSError, and then it is still missing."""
+    def add_bad(self, *texts: BadText) -> None:
+        """Note texts that fail alone, all or none. Raises OSError, and then they are still missing."""
         self._make_folder()
-        self._save(replace(self._index, bad=(*self.bad, text)))
+        self._save(replace(self._index, bad=(*self.bad, *texts)))
 
     def forgive(self) -> None:
         """Forget the bad texts: they are missing again. Raises OSError."""

@@ -43,6 +43,7 @@ from chunkvisor.events.journal import read_with_trials
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.heart.run import Run, stopped
+from chunkvisor.heart.store import ResultStore
 from chunkvisor.reuse import Donor, of_chunks, of_final, of_other_workdirs, plan_reuse
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
@@ -104,7 +105,8 @@ def work(request: Request, run: Run, means: Means, source: ModelSource) -> None:
         run.layout.lessons, f"{source.revision or model.name}|{model.dtype}|{model.encoder}"
     )
     with closing(means.take_engine(source)) as engine:
-        given_up = Loop(outputs, config, lessons, engine, run).run()
+        store = ResultStore(outputs, run, config.recovery.wait_timeout)
+        given_up = Loop(outputs, config, lessons, engine, store, run).run()
     if run.signals.first is not None or (
         run.signals.draining and not all(each.joined for each in outputs)
     ):

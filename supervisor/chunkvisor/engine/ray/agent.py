@@ -22,10 +22,11 @@ from chunkvisor.devices.stations import Site, Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
 from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
-from chunkvisor.engine.process import end_orphans, thread_count, trim_log
+from chunkvisor.engine.process import end_orphans, thread_count
 from chunkvisor.engine.ray.wire import VERSION, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.event import TemplateEvent
+from chunkvisor.store.attempt import trim_log
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Cause, Fault, ModelSpec, Phase, Spec

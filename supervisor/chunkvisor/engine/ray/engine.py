@@ -18,11 +18,12 @@ from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device
 from chunkvisor.devices.stations import Station, Stations
 from chunkvisor.engine.engine import Worker
-from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn, trim_log
+from chunkvisor.engine.process import SERVICE_MANAGERS, end, readable, spawn
 from chunkvisor.engine.ray.wire import VERSION, Cluster, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import KEPT, ExitCode, Halt
 from chunkvisor.events.event import Emit, Waiting, event_of
 from chunkvisor.judge import NODE_LOST
+from chunkvisor.store.attempt import trim_log
 from chunkvisor.store.layout import Layout
 from chunkvisor_worker.contract.exits import RUN_ID
 from chunkvisor_worker.contract.files import AttemptFiles, make_folder

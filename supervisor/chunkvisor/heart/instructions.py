@@ -1,0 +1,195 @@
+"""What the scheduler and the loop say to each other: texts to encode, what became of an attempt, and instructions.
+
+All are values: they are compared, printed and matched. The scheduler returns instructions, in order; the loop executes
+them, and what follows from one (vectors that are stored, a worker that cannot be started) it reports back.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chunkvisor.errors import ExitCode
+from chunkvisor.heart import policy
+from chunkvisor.judge import Company, Verdict
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Texts of one chunk, to be encoded by one worker; what failed so far travels with them."""
+
+    output: int
+    chunk: int
+    texts: Sequence[int]  # in order; a range for a whole chunk, else a tuple
+    due_s: float = 0.0  # when they may be started
+    tries: tuple[Outcome, ...] = ()  # how they failed so far, as far as that counts against them
+    avoid: int | None = None  # the device on which they failed last: others are asked first
+    doubt: bool = False  # they may be what made an attempt fail: the next one begins with a canary
+    part: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
+    one_by_one: bool = (
+        False  # each text is a batch by itself, so that the next end tells which one it is
+    )
+    fresh: bool = False  # it does not start from a template: something has failed before
+
+    def of(self, texts: Collection[int], **changes: Any) -> "Work":
+        """Take some of the texts, of which nothing is known yet."""
+        return replace(self, texts=tuple(texts), **{"tries": (), **changes})
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """The worker is gone, or could not be started, and what it left is judged."""
+
+    worker: int
+    verdict: Verdict | None  # None = its template would not begin it: that was no attempt
+    company: Company = Company.UNTOLD
+    began_s: float | None = (
+        None  # when it was started; None = a failure before the first batch proves nothing
+    )
+    done: frozenset[int] = (
+        frozenset()
+    )  # texts whose vectors it has left, verified, though it failed
+    under_way: frozenset[int] = (
+        frozenset()
+    )  # texts of the batches that had begun and were not finished
+    proven: bool = False  # any text, a canary too, got its vector in it
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why the run ends, or continues without a device; `words` makes sentences of it."""
+
+    code: ExitCode
+    why: str  # as in policy.Stop; or "bad rows" or "all bad"
+    worker: int = 0
+    work: Work | None = None
+    verdict: Verdict | None = None
+    device: int | None = None  # whose end it is
+
+
+# --- workers
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """`canary` is the text that makes its first batch, or OWN and less; None = as they come."""
+
+    worker: int
+    device: int
+    work: Work
+    limits: Limits
+    canary: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGate:
+    """Let the worker have its device."""
+
+    worker: int
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class AskToLeave:
+    """It ends after the current batch."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndWorker:
+    """Now."""
+
+    worker: int
+
+
+# --- what it left
+
+
+@dataclass(frozen=True, slots=True)
+class KeepVectors:
+    """Store the vectors of these texts, which the worker has left."""
+
+    worker: int
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineTexts:
+    """Note that these texts get no vector."""
+
+    work: Work
+    verdict: Verdict
+
+
+# --- devices, and the run
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtDevice:
+    """The scheduler hears what that shows."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropDevice:
+    """Do without it."""
+
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Nothing is executed after it."""
+
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class LowerLimits:
+    """Batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
+
+    kind: str
+    lesson: policy.Lesson
+    lasting: bool
+
+
+# --- what is only told to people
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailure:
+    """An attempt has failed, and this follows; no step: nothing has to, as all its texts are done."""
+
+    worker: int
+    work: Work
+    verdict: Verdict
+    step: policy.Step | None
+    under_way: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellSplit:
+    """The texts are tried in these pieces."""
+
+    work: Work
+    pieces: tuple[Work, ...]
+    how: policy.How
+
+
+@dataclass(frozen=True, slots=True)
+class TellWait:
+    """The run waits, for one device or (None) for all."""
+
+    device: int | None
+    delay_s: float
+    waited_s: float
+    verdict: Verdict
+
+
+Instruction = (
+    StartWorker | OpenGate | AskToLeave | EndWorker | KeepVectors | QuarantineTexts | LookAtDevice
+    | DropDevice | EndRun | LowerLimits | TellFailure | TellSplit | TellWait
+)  # fmt: skip

@@ -1,0 +1,217 @@
+"""What the real loop runs on here: signals, an engine, workers with the folders of their attempts, on a virtual clock.
+
+Nothing is started, and nothing sleeps. A history and a life fill in what happens.
+"""
+
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.devices.gpu import SMI_LOST, Device
+from chunkvisor.devices.stations import Health, MemoryHolder, Reading, Site, Station, Stations
+from chunkvisor.engine.engine import Worker as EngineWorker
+from chunkvisor.heart.instructions import Work
+from chunkvisor.judge import EndedBy, Evidence
+from chunkvisor.store.attempt import Salvage
+from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Limits, ModelSpec, Phase, Spec
+
+GPU_BYTES = 16 << 30
+_SPEC = Spec("", "", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
+
+
+class Signals:
+    """In the place of run.Signals."""
+
+    def __init__(self, sleep: Callable[[], None]) -> None:
+        self.draining = self.stopping = False
+        self.why = "SIGTERM"
+        self.until_s: float | None = None
+        self._sleep = sleep
+
+    def sleep(self, _seconds: float, _watched: list[int]) -> None:
+        self._sleep()
+
+
+def gpu(number: int, kind: str, *, watched: bool) -> Device:
+    """One of the kind; of one that is watched nvidia-smi can tell."""
+    return Device("cuda", f"GPU-{number}" if watched else f"{number}", kind, GPU_BYTES)
+
+
+def reading(health: Health, ours: list[int], others_bytes: int = 0) -> Reading:
+    """What nvidia-smi shows of a GPU in that state, with a GiB for each of our workers on it."""
+    if health is Health.BROKEN:
+        return Reading(SMI_LOST)
+    if health is Health.BLIND:
+        return Reading(None)
+    others_bytes = GPU_BYTES - (len(ours) << 30) if health is Health.BUSY else others_bytes
+    holders = [MemoryHolder(pid, "worker", 1 << 30) for pid in ours]
+    holders += [MemoryHolder(10**6, "somebody", others_bytes)] if others_bytes else []
+    return Reading(0, others_bytes + (len(ours) << 30), "None", tuple(holders))
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker, and the folder of its attempt."""
+
+    number: int  # its name with the scheduler
+    work: Work
+    station: Station
+    limits: Limits
+    canary: int | None = None
+    warm: bool = False
+    phase: Phase = Phase.START
+    called: bool = False
+    freed: bool = False
+    gone: bool = False  # it had its `go`
+    left: Evidence | None = None  # what it has left; None while it runs
+    saved: frozenset[int] = frozenset()
+    under_way: frozenset[int] = frozenset()
+    canary_is_good: bool = False
+    spec: Spec = _SPEC
+    beats: int = 0
+    log: Path | None = None
+    signals: list[signal.Signals] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        work = self.work
+        self.spec = replace(_SPEC, chunk=work.chunk, start=work.texts[0], stop=work.texts[-1] + 1)
+
+    # --- see engine.Worker
+
+    @property
+    def pid(self) -> int:
+        return self.number
+
+    def watched(self) -> list[int]:
+        return []
+
+    def has_called(self) -> bool:
+        called, self.called = self.called, False
+        return called
+
+    def go(self, limits: Limits) -> None:
+        self.gone, self.limits = True, limits
+
+    def leave(self) -> None:
+        pass
+
+    def poll(self) -> int | None:
+        return None if self.left is None else self.left.returncode
+
+    def oom_kills(self) -> int:
+        return 0
+
+    def signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+    # --- see AttemptFolder
+
+    @property
+    def files(self) -> "Worker":
+        return self
+
+    def beat(self) -> Beat | None:
+        self.beats += 1
+        return Beat(self.beats, self.number, self.phase, freed=self.freed)
+
+    def say(self, _line: str) -> None:
+        pass
+
+    def gather(self, end: Evidence) -> Evidence:
+        left = self.left
+        assert left is not None
+        ended = (
+            (end.ended_by, end.ended_why)
+            if left.ended_by is EndedBy.ITSELF
+            else (left.ended_by, left.ended_why)
+        )
+        return replace(left, ended_by=ended[0], ended_why=ended[1], limits=end.limits)
+
+    def salvage(self) -> Salvage:
+        start = self.spec.start
+        return Salvage(
+            tuple(sorted(text - start for text in self.saved)),
+            tuple(sorted(text - start for text in self.under_way)),
+        )
+
+    def canary_passed(self) -> bool:
+        return self.canary_is_good
+
+    def note(self, _verdict: Any) -> None:
+        pass
+
+    def drop_bulk(self) -> None:
+        pass
+
+    def remove(self) -> None:
+        pass
+
+    def last_log(self) -> None:
+        return None
+
+
+class Engine:
+    """In the place of an engine; devices are added by whoever plays."""
+
+    def __init__(
+        self,
+        opened: Callable[[], None],
+        attend: Callable[[], None],
+        started: Callable[[Any, bool], None],
+    ) -> None:
+        self._opened, self._attend, self._started = opened, attend, started
+        self.stations: Stations
+        self.looks: dict[str, Future[Reading]] = {}  # that are under way, by the device's uuid
+        self._first: Reading | None = None
+
+    def open(self, stations: Stations, _pending: Callable[[], int], _places: int) -> None:
+        self.stations = stations
+        self._opened()
+
+    def attend(self) -> None:
+        self._attend()
+
+    def watched(self) -> list[int]:
+        return []
+
+    def holding(self, _station: Station) -> bool:
+        return False
+
+    def start(
+        self, _station: Station, files: Any, _spec: Spec, *, fresh: bool, blocking_launches: bool
+    ) -> EngineWorker:
+        self._started(files, fresh)
+        return files  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        pass
+
+    # --- devices
+
+    def add(self, device: Device, node: str, first: Reading) -> Station:
+        """Take a device, of which the first look shows that."""
+        self._first = first
+        self.stations.add([device], Site(node, node))
+        self._first = None
+        return self.stations.alive[-1]
+
+    def look(self, uuid: str) -> Future[Reading]:
+        """In the place of `look_in_thread`."""
+        look = Future[Reading]()
+        if self._first is not None:
+            look.set_result(self._first)
+        else:
+            self.looks[uuid] = look
+            self.asked(uuid)
+        return look
+
+    def asked(self, uuid: str) -> None:
+        """A look has begun."""
+
+    def looked(self, uuid: str, shown: Reading) -> None:
+        """It has an answer."""
+        if (look := self.looks.pop(uuid, None)) is not None:
+            look.set_result(shown)
