@@ -28,12 +28,12 @@ from chunkvisor.store.artifact import (
     pick_rows,
     read_shape,
 )
+from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
 from chunkvisor.store.ledger import (
     Place,
     ReuseFiles,
-    chunk_files,
     ledger_of,
     read_reuse,
     write_plan,

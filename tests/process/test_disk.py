@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from chunkvisor.store.ledger import Ledger, Parts
+from chunkvisor.store.chunkfiles import ChunkFiles
+from chunkvisor.store.ledger import Ledger
 from harness import expected
 from scripted_workplace import ScriptedWorkplace
 
@@ -75,7 +76,7 @@ def test_commit_never_finds_room(place: ScriptedWorkplace, monkeypatch: pytest.M
     assert place.calls()[calls:] == []  # its vectors were still in the folder of the attempt
 
 
-@pytest.mark.parametrize("method", ["add", "add_bad", "compose"])
+@pytest.mark.parametrize("method", ["add_vectors", "write_index", "compose"])
 def test_state_of_parts_waits_for_the_disk(
     place: ScriptedWorkplace, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -83,7 +84,7 @@ def test_state_of_parts_waits_for_the_disk(
     place.lay("t1", "nan!")
     place.lay("t6", "value_error!")
     place.lay("t7", "nan_beside!")
-    failing(1, Parts, method, monkeypatch)
+    failing(1, ChunkFiles, method, monkeypatch)
     ended = place.run_here("--set", "recovery.attempts=1")
     assert ended.returncode == 3, ended.stderr
     right = expected(TEXTS)

@@ -265,7 +265,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
                 found.parts(chunk).missing()
                 with contextlib.suppress(OSError):
                     if found.facts is not None and not found.parts(chunk).missing():
-                        found.parts(chunk).compose(found.facts.dimension)
+                        found.compose(chunk)
             assert 0 <= found.texts_done <= found.plan.distinct
 
     def finished(name: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import chunkvisor
 from chunkvisor.assemble import manifest
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.ledger import Parts, ledger_of
 from chunkvisor.supervise import finish
 from damaged import flip
 from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
@@ -344,22 +344,22 @@ def test_damaged(
 @local_engine_only  # it damages the part from inside the run
 def test_part_damaged_while_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that turns out damaged when its chunk is put together is computed again by the same run."""
-    from chunkvisor.store.ledger import Parts
-
     place = few(tmp_path / "place", FEW[:4])
     place.lay("t3", "value_error!")
-    compose, damaged = Parts.compose, list[int]()
+    forget_damaged = Parts.forget_damaged
+    damaged = list[int]()
 
-    def damage_first(parts: Parts, dimension: int) -> tuple[Path, str]:
+    def damage_first(parts: Parts, dimension: int) -> bool:
         if not damaged:
             damaged.extend(next(part.texts for part in parts._index.parts if 1 in part.texts))
-            flip(parts._path)
-        return compose(parts, dimension)
+            (path,) = parts_folder(place).glob("*/vectors.npy")
+            flip(path)
+        return forget_damaged(parts, dimension)
 
-    monkeypatch.setattr(Parts, "compose", damage_first)
+    monkeypatch.setattr(Parts, "forget_damaged", damage_first)
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
-    assert "chunk 0 is damaged and will be computed again" in ended.stderr
+    assert "chunk 0: stored vectors are damaged, and will be computed again" in ended.stderr
     assert_quarantined(place, FEW[:4], [3])
     again = {text for call in place.calls()[-2:] for text in call}  # the first of them alone
     assert again == {f"t{text}" for text in damaged}

@@ -26,9 +26,10 @@ from chunkvisor.config.choices import FinalFormat
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect, npy_header
+from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import Ledger, chunk_files
+from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts

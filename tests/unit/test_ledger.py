@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chunkvisor.store.artifact import inspect
+from chunkvisor.store.chunkfiles import ChunkFiles
 from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger, Parts
@@ -118,7 +119,7 @@ def parts_in(folder: Path, fingerprint: str = "f") -> Parts:
     """As a new process reads them."""
     layout = Layout(folder).output("out")
     layout.state.mkdir(parents=True, exist_ok=True)
-    return Parts(layout, 2, 10, 14, fingerprint)
+    return Parts(ChunkFiles(layout, Plan(14, 5), fingerprint), 2)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,8 @@ def test_what_is_left_and_what_is_joined(
     assert parts.good_texts() == sorted(set(range(10, 14)) - {*missing, *bad})
     assert parts_in(tmp_path, "other settings").missing() == [10, 11, 12, 13]
     if composed is not None:
-        assert np.nan_to_num(np.load(parts.compose(DIMENSION)[0]))[:, 0].tolist() == composed
+        path, _ = parts._files.compose(2, DIMENSION, parts.good_texts())
+        assert np.nan_to_num(np.load(path))[:, 0].tolist() == composed
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove"])
@@ -163,6 +165,16 @@ def test_damaged_parts(tmp_path: Path, damage: str) -> None:
         path.unlink()
     else:
         path.write_bytes(data[:128] + b"\1" + data[129:])
-        with pytest.raises(OSError, match="is damaged"):
-            parts_in(tmp_path).compose(DIMENSION)
+        assert parts_in(tmp_path).forget_damaged(DIMENSION)
     assert parts_in(tmp_path).missing() == [10, 11]
+
+
+def test_a_forgotten_vector_is_not_joined(tmp_path: Path) -> None:
+    """A text whose vector was damaged, and that then failed alone, has NaN and not what was left in its row."""
+    parts = parts_in(tmp_path)
+    parts.add(10, vectors(tmp_path, 4), [10, 11])
+    parts.forget_vectors()
+    parts.add(10, vectors(tmp_path, 4), [11, 12, 13])
+    parts.add_bad(BadText(10, Outcome.CRASHED, "why"))
+    path, _ = parts._files.compose(2, DIMENSION, parts.good_texts())
+    assert np.isnan(np.load(path)).all(axis=1).tolist() == [True, False, False, False]

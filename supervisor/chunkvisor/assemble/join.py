@@ -38,9 +38,10 @@ from chunkvisor.store.artifact import (
     pick_rows,
     read_shape,
 )
+from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import Ledger, Reuse, chunk_files
+from chunkvisor.store.ledger import Ledger, Reuse
 from chunkvisor.store.records import digest_file
 
 BLOCK_BYTES = 4 << 20  # vectors are joined in blocks of about this size

@@ -23,8 +23,9 @@ from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
+from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
-from chunkvisor.store.ledger import chunk_files, ledger_of, read_reuse
+from chunkvisor.store.ledger import ledger_of, read_reuse
 from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import remove_folder, write_atomic

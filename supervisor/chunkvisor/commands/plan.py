@@ -28,10 +28,11 @@ from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.attempt import verdict_of_child
+from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
 from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import committed_chunks, ledger_of
+from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.records import DamagedError
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.work import pace_before, propose, staged_before

@@ -166,18 +166,12 @@ class ResultStore:
         ledger = output.ledger
         if ledger.facts is None or ledger.committed(chunk) or output.missing(chunk):
             return True
-        parts = ledger.parts(chunk)
         try:
-            composed, digest = parts.compose(ledger.facts.dimension)
-            ledger.commit(chunk, composed, digest, ledger.facts)
-        except OSError as error:
-            if parts.missing():
-                self._emit(
-                    event.Warned(
-                        f"{output.name} chunk {chunk} is damaged and will be computed again: {error}"
-                    )
-                )
+            if not ledger.compose(chunk):
+                what = f"{output.name} chunk {chunk}: stored vectors are damaged"
+                self._emit(event.Warned(f"{what}, and will be computed again"))
                 return False
+        except OSError as error:
             if error.errno not in DISK_ERRNOS:
                 raise
             return True

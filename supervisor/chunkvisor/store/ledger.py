@@ -4,33 +4,27 @@ A reuse plan, fixed before the first chunk, says which of its texts have a vecto
 out of the others; without a plan, that is all of them.
 """
 
-import errno
-import functools
 import os
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from chunkvisor.store.artifact import (
     BadVectorsError,
     chunk_key,
     inspect,
-    npy_header,
     pick_rows,
-    read_shape,
 )
-from chunkvisor.store.identity import BadText, FactsRecord, Fixed, Plan, read_fixed, write_facts
-from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout
+from chunkvisor.store.chunkfiles import ChunkFiles, Index, Part
+from chunkvisor.store.identity import BadText, Fixed, Plan, read_fixed
+from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import (
     DamagedError,
     Stamp,
     digest_of,
-    read_if_whole,
     read_record,
     stamp_file,
     write_record,
@@ -39,49 +33,22 @@ from chunkvisor_worker.contract.files import (
     AttemptFiles,
     FileIn,
     make_folder,
-    remove_folder,
-    sync_folder,
-    write_blocks,
 )
 from chunkvisor_worker.contract.messages import Facts
 
-_CHUNK_NAME = re.compile(rf"(\d{{6,}})-[0-9a-f]{{{DIGEST_LENGTH}}}\.npy")
 _SHAPING = ("torch", "cuda", "transformers", "sentence-transformers")
 """Libraries whose versions may change the numbers in a vector."""
 
 # --- chunks that are taken apart
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    texts: tuple[int, ...]
-    digest: str
-    """Of their vectors, one after the other: xxh3-128."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Index:
-    fingerprint: str
-    parts: tuple[_Part, ...] = ()
-    bad: tuple[BadText, ...] = ()
-
-
 class Parts:
-    """Vectors and bad texts of a chunk that is being taken apart; a damaged index, or a missing file, counts as none.
+    """Vectors and bad texts of a chunk that is being taken apart. Methods that change it raise OSError."""
 
-    The vectors are in a file of the whole chunk, each in its row, NaN in the others; the index says which are there.
-    """
-
-    def __init__(
-        self, layout: OutputLayout, chunk: int, start: int, stop: int, fingerprint: str
-    ) -> None:
-        self._folder = layout.parts / f"{chunk:06d}"
-        self._path, self._index_path = self._folder / "vectors.npy", self._folder / "index.json"
-        self._start, self._stop = start, stop
-        index = read_if_whole(_Index, self._index_path)
-        if index is None or index.fingerprint != fingerprint:
-            index = _Index(fingerprint)
-        self._index = index if self._path.exists() else replace(index, parts=())
+    def __init__(self, files: ChunkFiles, chunk: int) -> None:
+        self._files = files
+        self._chunk = chunk
+        self._index = files.read_index(chunk)
 
     @property
     def bad(self) -> tuple[BadText, ...]:
@@ -98,87 +65,40 @@ class Parts:
         return sorted(text for part in self._index.parts for text in part.texts)
 
     def missing(self) -> list[int]:
-        """Return the texts that have neither a vector nor a verdict."""
+        """Return the texts that have neither a vector nor a verdict, in order."""
         known = {*self.good_texts(), *(each.text for each in self.bad)}
-        return [text for text in range(self._start, self._stop) if text not in known]
+        bounds = self._files.plan.bounds(self._chunk)
+        return [text for text in range(*bounds) if text not in known]
 
     def add(self, first: int, vectors: Path, texts: Collection[int]) -> None:
-        """Take over the vectors of these texts from a verified file, whose first row is that of text `first`.
-
-        Raises OSError.
-        """
-        texts = np.array(sorted(set(texts).intersection(self.missing())), dtype=np.int64)
-        with open(vectors, "rb") as file:
-            shape = read_shape(file)
-        found = pick_rows(vectors, "<f4", shape.offset_bytes, shape.dimension, texts - first)
-        rows = self._rows(shape.dimension)
-        rows[texts - self._start] = found
-        self._make_folder()
-        write_blocks(self._path, [npy_header(*rows.shape), rows.tobytes()])
-        part = _Part(tuple(texts.tolist()), xxhash.xxh3_128_hexdigest(found.data))
-        self._save(replace(self._index, parts=(*self._index.parts, part)))
+        """Take over the vectors of these texts from a verified file, whose first row is that of text `first`."""
+        added = sorted(set(texts).intersection(self.missing()))
+        digest = self._files.add_vectors(self._chunk, first, vectors, added)
+        self._save(replace(self._index, parts=(*self._index.parts, Part(tuple(added), digest))))
 
     def add_bad(self, *texts: BadText) -> None:
-        """Note texts that fail alone, all or none. Raises OSError, and then they are still missing."""
-        self._make_folder()
+        """Note texts that fail alone, all or none."""
         self._save(replace(self._index, bad=(*self.bad, *texts)))
 
     def forgive(self) -> None:
-        """Forget the bad texts: they are missing again. Raises OSError."""
+        """Forget the bad texts: they are missing again."""
         if self.bad:
             self._save(replace(self._index, bad=()))
 
     def forget_vectors(self) -> None:
-        """Forget the vectors: their texts are missing again. Raises OSError."""
+        """Forget the vectors: their texts are missing again."""
         self._save(replace(self._index, parts=()))
 
-    def compose(self, dimension: int) -> tuple[Path, str]:
-        """Return the file of the chunk's vectors, NaN for the bad texts, and its checksum, for `Ledger.commit`.
+    def forget_damaged(self, dimension: int) -> bool:
+        """Forget vectors that are not what was taken over; say whether there were any."""
+        damaged = self._files.damaged(self._chunk, self._index.parts, dimension)
+        if damaged:
+            whole = tuple(part for part in self._index.parts if part not in damaged)
+            self._save(replace(self._index, parts=whole))
+        return bool(damaged)
 
-        Raises OSError; EIO if vectors are not what was taken over, and then forgets these.
-        """
-        rows = self._rows(dimension)
-        for part in self._index.parts:
-            if (
-                xxhash.xxh3_128_hexdigest(rows[np.array(part.texts) - self._start].data)
-                != part.digest
-            ):
-                self._save(
-                    replace(
-                        self._index,
-                        parts=tuple(each for each in self._index.parts if each is not part),
-                    )
-                )
-                raise OSError(errno.EIO, f"{self._path} is damaged")
-        if not self._index.parts:  # every text is bad
-            write_blocks(self._path, [npy_header(*rows.shape), rows.tobytes()])
-        return self._path, inspect(self._path).digest
-
-    def remove(self) -> None:
-        """Remove the vectors of a chunk that is committed; without its bad texts, rows of NaN would count as damage."""
-        if self.bad:
-            self._path.unlink(missing_ok=True)
-        else:
-            remove_folder(self._folder)
-
-    def _rows(self, dimension: int) -> npt.NDArray[np.float32]:
-        count = self._stop - self._start
-        try:
-            return pick_rows(
-                self._path, "<f4", len(npy_header(count, dimension)), dimension, np.arange(count)
-            )
-        except (
-            FileNotFoundError,
-            ValueError,
-        ):  # there are none, or the file is shorter than it was
-            return np.full((count, dimension), np.nan, dtype="<f4")
-
-    def _make_folder(self) -> None:
-        for folder in (self._folder.parent, self._folder):
-            make_folder(folder)
-
-    def _save(self, index: _Index) -> None:
-        write_record(self._index_path, index)
+    def _save(self, index: Index) -> None:
+        self._files.write_index(self._chunk, index)
         self._index = index
 
 
@@ -289,32 +209,17 @@ def work_with(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
 # --- what is committed
 
 
-def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
-    """Give (number, file) of all committed chunks, in order, listing one folder of a thousand at a time.
-
-    Raises OSError.
-    """
-    names = os.listdir(layout.chunks) if layout.chunks.is_dir() else ()  # noqa: PTH208 - no Path for each
-    for number in sorted(int(name) for name in names if name.isdecimal()):
-        folder = layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
-        for name in sorted(os.listdir(folder)):  # noqa: PTH208 - likewise
-            if match := _CHUNK_NAME.fullmatch(name):
-                yield int(match[1]), folder / name
-
-
-def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
-    """Return one byte a chunk: 1 if it has a file, by the names alone; whoever reads a file checks its digest."""
-    found = bytearray(plan.count)
-    for number, _ in chunk_files(layout):
-        if number < plan.count:
-            found[number] = 1
-    return found
-
-
 class Ledger:
     """Committed chunks, bad texts and model facts of one output."""
 
-    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str) -> None:
+    def __init__(
+        self,
+        layout: OutputLayout,
+        plan: Plan,
+        fingerprint: str,
+        files: ChunkFiles | None = None,
+    ) -> None:
+        """`files` are those of the layout; the simulator has others."""
         self.layout = layout
         self.plan = plan
         self.fingerprint = fingerprint
@@ -322,33 +227,35 @@ class Ledger:
         """What the first worker found out about the model."""
         self.other_versions: list[dict[str, str]] = []
         """Of the libraries, that computed some of the texts after those of the facts."""
-        self._make_folder = functools.cache(make_folder)  # once for each, with its sync
-        self._committed = bytearray(plan.count)
-        self._parts: dict[int, Parts] = {}
         self.bad: dict[int, BadText] = {}
         """Texts of committed chunks that have no vector, by number."""
+        self._files = files or ChunkFiles(layout, plan, fingerprint)
+        self._committed = bytearray(plan.count)
+        self._parts: dict[int, Parts] = {}
 
     def load(self) -> None:
         """Read the folder; what does not belong is removed, and so computed again. Raises OSError."""
-        make_folder(self.layout.attempts, durable=False)
-        make_folder(self.layout.chunks)
-        if (record := read_if_whole(FactsRecord, self.layout.facts)) is not None:
-            self.facts, self.other_versions = record.facts, list(record.other_versions)
-        self._committed = committed_chunks(self.layout, self.plan)
+        self._files.make_folders()
+        record = self._files.read_facts()
+        if record is not None:
+            self.facts = record.facts
+            self.other_versions = list(record.other_versions)
+        self._committed = self._files.committed()
         self.bad = {}
-        # Names will do, which spares a Path for each.
-        names = os.listdir(self.layout.parts) if self.layout.parts.is_dir() else ()  # noqa: PTH208
-        numbers = sorted(int(name) for name in names if name.isdecimal())
-        for chunk in numbers:
-            if chunk >= self.plan.count:
-                continue
-            parts = self.parts(chunk)
+        for chunk in self._files.taken_apart():
             if self._committed[chunk]:
-                self.bad.update({text.text: text for text in parts.bad})
-                parts.remove()
-                del self._parts[chunk]
+                self._settle(chunk)
+            else:
+                self.parts(chunk)
         if self.facts is None:
             self._bring_back_facts()
+
+    def _settle(self, chunk: int) -> None:
+        """Keep of a committed chunk its bad texts: without them, rows of NaN would count as damage."""
+        bad = self.parts(chunk).bad
+        self.bad.update({text.text: text for text in bad})
+        self._files.remove_parts(chunk, keep_index=bool(bad))
+        del self._parts[chunk]
 
     def _bring_back_facts(self) -> None:
         """Have one chunk that has vectors computed again: its worker says again what was lost."""
@@ -397,9 +304,7 @@ class Ledger:
     def parts(self, chunk: int) -> Parts:
         """Return what is known of a chunk that is being taken apart."""
         if chunk not in self._parts:
-            self._parts[chunk] = Parts(
-                self.layout, chunk, *self.plan.bounds(chunk), self.fingerprint
-            )
+            self._parts[chunk] = Parts(self._files, chunk)
         return self._parts[chunk]
 
     @property
@@ -460,7 +365,7 @@ class Ledger:
     def fix_facts(self, facts: Facts) -> None:
         """Have the first vectors fix the facts of the output. Raises OSError."""
         if self.facts is None:
-            write_facts(self.layout, facts)
+            self._files.write_facts(facts)
             self.facts = facts
 
     def note_versions(self, facts: Facts) -> list[str]:
@@ -475,7 +380,7 @@ class Ledger:
             if before.get(name) != now.get(name)
         ]
         if self.facts is not None and changed and now not in self.other_versions:
-            write_facts(self.layout, self.facts, [*self.other_versions, now])
+            self._files.write_facts(self.facts, [*self.other_versions, now])
             self.other_versions.append(now)
         return changed
 
@@ -485,29 +390,27 @@ class Ledger:
         The first commit fixes the facts of the output, and is preceded by them: no chunk lies there without.
         """
         self.fix_facts(facts)
-        target = self.layout.chunk(
-            chunk, chunk_key(self.fingerprint, *self.plan.bounds(chunk), file_digest)
-        )
-        self._make_folder(target.parent)
-        with open(vectors, "rb") as file:
-            os.fsync(file.fileno())
-        parts = self.parts(chunk)
-        vectors.replace(target)
-        sync_folder(target.parent)
-        self.bad.update({text.text: text for text in parts.bad})
-        parts.remove()
-        del self._parts[chunk]
+        self._files.publish(chunk, vectors, file_digest)
+        self._settle(chunk)
         self._committed[chunk] = 1
+
+    def compose(self, chunk: int) -> bool:
+        """Commit a chunk from its parts; False if some were damaged, whose texts are missing again.
+
+        Each of its texts has a vector or a verdict, and the facts are known. Raises OSError.
+        """
+        assert self.facts is not None
+        dimension = self.facts.dimension
+        parts = self.parts(chunk)
+        if parts.forget_damaged(dimension):
+            return False
+        vectors, digest = self._files.compose(chunk, dimension, parts.good_texts())
+        self.commit(chunk, vectors, digest, self.facts)
+        return True
 
     def discard(self, chunk: int) -> None:
         """Remove what is committed of the chunk: it is pending again, but for its bad texts. Raises OSError."""
-        folder = self.layout.chunk(chunk, "").parent
-        for path in folder.glob(f"{chunk:06d}-*"):
-            path.unlink()
-        if folder.exists():
-            sync_folder(
-                folder
-            )  # or a power cut would bring back a chunk whose bad texts `retry` forgives
+        self._files.discard(chunk)
         start, stop = self.plan.bounds(chunk)
         self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
         self._committed[chunk] = 0

@@ -1,0 +1,208 @@
+"""The files of an output's chunks: facts, committed chunks, and parts of chunks that are taken apart.
+
+All that the ledger reads and writes goes through `ChunkFiles`; what it concludes is in `ledger`.
+"""
+
+import functools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from chunkvisor.store.artifact import chunk_key, inspect, npy_header, pick_rows, read_shape
+from chunkvisor.store.identity import BadText, FactsRecord, Plan, write_facts
+from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout
+from chunkvisor.store.records import read_if_whole, write_record
+from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder, write_blocks
+from chunkvisor_worker.contract.messages import Facts
+
+_CHUNK_NAME = re.compile(rf"(\d{{6,}})-[0-9a-f]{{{DIGEST_LENGTH}}}\.npy")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Texts of a chunk whose vectors were stored together."""
+
+    texts: tuple[int, ...]
+    digest: str
+    """Of their vectors, one after the other: xxh3-128."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What is known of a chunk that is taken apart."""
+
+    fingerprint: str
+    parts: tuple[Part, ...] = ()
+    bad: tuple[BadText, ...] = ()
+
+
+def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
+    """Give (number, file) of all committed chunks, in order, listing one folder of a thousand at a time.
+
+    Raises OSError.
+    """
+    for number in _numbers_in(layout.chunks):
+        folder = layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
+        for name in sorted(os.listdir(folder)):  # noqa: PTH208 - no Path for each
+            match = _CHUNK_NAME.fullmatch(name)
+            if match is not None:
+                yield int(match[1]), folder / name
+
+
+def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
+    """Return one byte a chunk: 1 if it has a file, by the names alone; whoever reads a file checks its digest."""
+    found = bytearray(plan.count)
+    for number, _ in chunk_files(layout):
+        if number < plan.count:
+            found[number] = 1
+    return found
+
+
+def _numbers_in(folder: Path) -> list[int]:
+    """List the names in the folder that are numbers, in order."""
+    names = os.listdir(folder) if folder.is_dir() else ()  # noqa: PTH208 - names will do
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+class ChunkFiles:
+    """Of one output. Methods that write raise OSError."""
+
+    def __init__(self, layout: OutputLayout, plan: Plan, fingerprint: str) -> None:
+        self.layout = layout
+        self.plan = plan
+        self.fingerprint = fingerprint
+        self._make_folder = functools.cache(make_folder)  # once for each, with its sync
+
+    def make_folders(self) -> None:
+        """Make those that every run needs."""
+        make_folder(self.layout.attempts, durable=False)
+        make_folder(self.layout.chunks)
+
+    def read_facts(self) -> FactsRecord | None:
+        """Return what is known of the model; None if nothing is, or the record is damaged."""
+        return read_if_whole(FactsRecord, self.layout.facts)
+
+    def write_facts(self, facts: Facts, other_versions: Sequence[dict[str, str]] = ()) -> None:
+        """Replace it."""
+        write_facts(self.layout, facts, other_versions)
+
+    # --- committed chunks
+
+    def committed(self) -> bytearray:
+        """Return one byte a chunk: 1 if it has a file."""
+        return committed_chunks(self.layout, self.plan)
+
+    def publish(self, chunk: int, vectors: Path, digest: str) -> None:
+        """Make the file the chunk's by one rename; its name has the digest of its content."""
+        key = chunk_key(self.fingerprint, *self.plan.bounds(chunk), digest)
+        target = self.layout.chunk(chunk, key)
+        self._make_folder(target.parent)
+        with open(vectors, "rb") as file:
+            os.fsync(file.fileno())
+        vectors.replace(target)
+        sync_folder(target.parent)
+
+    def discard(self, chunk: int) -> None:
+        """Remove the chunk's file."""
+        folder = self.layout.chunk(chunk, "").parent
+        for path in folder.glob(f"{chunk:06d}-*"):
+            path.unlink()
+        if folder.exists():
+            # Or a power cut would bring back a chunk whose bad texts `retry` forgives.
+            sync_folder(folder)
+
+    # --- chunks that are taken apart: one file of the whole chunk, NaN in the rows that are not there, and an index
+
+    def taken_apart(self) -> list[int]:
+        """List the chunks that have an index, in order."""
+        return [chunk for chunk in _numbers_in(self.layout.parts) if chunk < self.plan.count]
+
+    def read_index(self, chunk: int) -> Index:
+        """Return the index; an empty one if there is none, if it is damaged, or of another fingerprint."""
+        index = read_if_whole(Index, self._index(chunk))
+        if index is None or index.fingerprint != self.fingerprint:
+            return Index(self.fingerprint)
+        if not self._vectors(chunk).exists():
+            return replace(index, parts=())
+        return index
+
+    def write_index(self, chunk: int, index: Index) -> None:
+        """Replace the index."""
+        self._make_parts_folder(chunk)
+        write_record(self._index(chunk), index)
+
+    def add_vectors(self, chunk: int, first: int, vectors: Path, texts: Sequence[int]) -> str:
+        """Copy the vectors of these texts from a verified file; return their digest.
+
+        The first row of the file is that of text `first`.
+        """
+        start, _ = self.plan.bounds(chunk)
+        numbers = np.array(texts, dtype=np.int64)
+        with open(vectors, "rb") as file:
+            shape = read_shape(file)
+        found = pick_rows(vectors, "<f4", shape.offset_bytes, shape.dimension, numbers - first)
+        rows = self._rows(chunk, shape.dimension)
+        rows[numbers - start] = found
+        self._make_parts_folder(chunk)
+        write_blocks(self._vectors(chunk), [npy_header(*rows.shape), rows.tobytes()])
+        return xxhash.xxh3_128_hexdigest(found.data)
+
+    def damaged(self, chunk: int, parts: Sequence[Part], dimension: int) -> list[Part]:
+        """List the parts whose vectors are not what was taken over."""
+        start, _ = self.plan.bounds(chunk)
+        rows = self._rows(chunk, dimension)
+        return [
+            part
+            for part in parts
+            if xxhash.xxh3_128_hexdigest(rows[np.array(part.texts) - start].data) != part.digest
+        ]
+
+    def compose(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
+        """Return the file of the chunk's vectors and its checksum, for `publish`.
+
+        Only the texts that are `good` have a vector, the others NaN.
+        """
+        start, _ = self.plan.bounds(chunk)
+        path = self._vectors(chunk)
+        rows = self._rows(chunk, dimension)
+        without = np.ones(len(rows), dtype=bool)
+        without[np.array(good, dtype=np.int64) - start] = False
+        # A vector that was forgotten may still be in its row.
+        if not path.exists() or not np.isnan(rows[without]).all():
+            rows[without] = np.nan
+            self._make_parts_folder(chunk)
+            write_blocks(path, [npy_header(*rows.shape), rows.tobytes()])
+        return path, inspect(path).digest
+
+    def remove_parts(self, chunk: int, *, keep_index: bool) -> None:
+        """Remove the vectors, and the index unless it is to stay."""
+        if keep_index:
+            self._vectors(chunk).unlink(missing_ok=True)
+        else:
+            remove_folder(self._index(chunk).parent)
+
+    def _index(self, chunk: int) -> Path:
+        return self.layout.parts / f"{chunk:06d}" / "index.json"
+
+    def _vectors(self, chunk: int) -> Path:
+        return self.layout.parts / f"{chunk:06d}" / "vectors.npy"
+
+    def _make_parts_folder(self, chunk: int) -> None:
+        folder = self._index(chunk).parent
+        make_folder(folder.parent)
+        make_folder(folder)
+
+    def _rows(self, chunk: int, dimension: int) -> npt.NDArray[np.float32]:
+        start, stop = self.plan.bounds(chunk)
+        count = stop - start
+        offset_bytes = len(npy_header(count, dimension))
+        try:
+            return pick_rows(self._vectors(chunk), "<f4", offset_bytes, dimension, np.arange(count))
+        except (FileNotFoundError, ValueError):  # there is none, or it is shorter than it was
+            return np.full((count, dimension), np.nan, dtype="<f4")
