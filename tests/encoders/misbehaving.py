@@ -28,6 +28,8 @@ import xxhash
 
 ATTEMPT = Path(sys.argv[1])
 SPEC = json.loads((ATTEMPT / "spec.json").read_text())
+TEXTS = (ATTEMPT / "texts.jsonl").read_text().splitlines()
+CANARY = json.loads(TEXTS[-1]) if SPEC["canary"] else None
 NOTES = Path(SPEC["import_path"][0])
 KWARGS = SPEC["model"]["kwargs"]
 PLACE = f"{SPEC['output']}/{SPEC['chunk']}"
@@ -325,7 +327,7 @@ class Encoder:
             for text in texts
         ]
         vectors = np.stack(rows).astype(np.float32) + 1
-        if texts == [SPEC.get("canary")]:  # of another chunk
+        if texts == [CANARY]:  # of another chunk
             return vectors
         self.calls += 1
         moment = {1: "encode", 2: "second"}.get(self.calls, "later")

@@ -6,9 +6,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pytest
 
 from chunkvisor.store.attempt import Salvage, look, write_attempt
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -24,7 +24,8 @@ def attempt(
     *,
     texts: list[str] = TEXTS,
     faults: dict[str, str] | None = None,
-    **canary: object,
+    canary: str | None = None,
+    canary_row: int | None = None,
 ) -> tuple[AttemptFiles, Spec]:
     """Run a worker by hand over the texts, with the plug-in that plays these faults."""
     shutil.copy(ENCODERS / "scripted.py", folder)
@@ -33,10 +34,14 @@ def attempt(
         (folder / "faults" / hashlib.sha256(text.encode()).hexdigest()[:16]).write_text(name)
     files = AttemptFiles(folder / "1")
     files.folder.mkdir()
-    more: dict[str, Any] = {"import_path": (str(folder),), "limits": Limits(rows=8), **canary}
     model = ModelSpec("m", encoder="scripted:make")
-    draft = Spec("run", "print", "out", 0, 1, 0, 0, "", "cpu", model, EncodeSpec(), **more)
-    spec = write_attempt(files, draft, texts)
+    draft = Spec(
+        *("run", "print", "out", 0, 1, 0, 0, "", "cpu", model, EncodeSpec()),
+        import_path=(str(folder),),
+        limits=Limits(rows=8),
+        canary_row=canary_row,
+    )
+    spec = write_attempt(files, draft, texts, canary)
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ENCODERS), os.environ.get("PYTHONPATH", "")]),
@@ -55,9 +60,10 @@ def left(files: AttemptFiles, spec: Spec) -> Salvage:
     return look(files, spec, None, lambda _: False)
 
 
-def test_the_vector_of_a_known_text_is_thrown_away(tmp_path: Path) -> None:
-    """The attempt's own vectors are those without a canary."""
-    files, _ = attempt(tmp_path, canary="known good")
+@pytest.mark.parametrize("canary", ["known good", "é" * (2 << 20)], ids=len)
+def test_the_vector_of_a_known_text_is_thrown_away(tmp_path: Path, canary: str) -> None:
+    """The attempt's own vectors are those without a canary, however long that is."""
+    files, _ = attempt(tmp_path, canary=canary)
     np.testing.assert_array_equal(np.load(files.vectors), expected(TEXTS))
     assert read_batch_log(files.batches).canary is not None
 

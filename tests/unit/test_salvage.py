@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from chunkvisor.config.model import ChunkConfig
 from chunkvisor.store.artifact import inspect
 from chunkvisor.store.attempt import Salvage, look
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, AttemptFiles
 from chunkvisor_worker.contract.messages import EncodeSpec, Facts, ModelSpec, Spec
 from chunkvisor_worker.job import VectorFile
 from chunkvisor_worker.plugin import BadOutputError
@@ -144,6 +146,23 @@ def test_what_is_damaged_is_not_taken_over(
     damage(files)
 
     assert look(files, spec(), None, never_blank) == expected
+
+
+def test_the_longest_log_is_read(tmp_path: Path) -> None:
+    """A chunk of as many texts as a config may ask for can be in as many batches; no config asks for more."""
+    texts = 100_000
+    ChunkConfig(size=texts)
+    with pytest.raises(ValidationError):
+        ChunkConfig(size=texts + 1)
+    files = AttemptFiles(tmp_path)
+    file = VectorFile(files, texts, (), lambda: FACTS)
+    sizes = [0]
+    for row in (texts - 2, texts - 1):
+        file.begin(np.array([row]))
+        file.add(np.array([row]), VECTORS[:1])
+        sizes.append(files.batches.stat().st_size)
+    file.close()
+    assert sizes[1] + (sizes[2] - sizes[1]) * texts < READ_LIMIT_BYTES
 
 
 def test_bad_vectors_are_left_to_the_next_attempt(tmp_path: Path, opened: Opened) -> None:

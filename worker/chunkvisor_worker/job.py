@@ -254,7 +254,9 @@ def _work(
     if hashlib.sha256(data).hexdigest() != spec.texts_digest:
         raise TextsDamagedError(f"{files.texts.name} does not have the digest that its spec names")
     texts: list[str] = [json.loads(line) for line in data.splitlines()]
-    canary = spec.canary if spec.canary_row is None else texts[spec.canary_row]
+    canary = None if spec.canary_row is None else texts[spec.canary_row]
+    if spec.canary:
+        canary = texts.pop()
     # In doubt, nothing but the canary is touched before the device has shown that it works: a tokenizer that dies of a
     # text must not be taken for a device that fails.
     encoder.tokenize(texts if canary is None else [canary], progress)

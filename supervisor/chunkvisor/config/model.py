@@ -118,6 +118,8 @@ _NOT_EMPTY = _unless(lambda values: not values, "should not be empty")
 Name = Annotated[StrictStr, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Positive = Annotated[int, Field(ge=1, le=_MOST), _NO_BOOL]
 PositiveOrAuto = Positive | Literal["auto"]
+# The batch log of a chunk, and the list of its bad texts, are within what is read (READ_LIMIT_BYTES).
+ChunkSize = Annotated[int, Field(ge=1, le=100_000), _NO_BOOL] | Literal["auto"]
 Seconds = Annotated[
     float, Field(strict=True, gt=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(seconds)
 ]
@@ -340,8 +342,8 @@ class EncodeConfig(Section):
 class ChunkConfig(Section):
     """`chunk`: the unit of work that one worker process does."""
 
-    size: PositiveOrAuto = 1000
-    """Distinct texts in a chunk; auto = as many as a worker does in about 40 s."""
+    size: ChunkSize = 1000
+    """Distinct texts in a chunk, at most 100,000; auto = as many as a worker does in about 40 s."""
     keep: StrictBool = False
     """Keep the chunk files once the final file is verified."""
 
@@ -405,7 +407,7 @@ class MetricsConfig(Section):
 class OutputChunkConfig(Section):
     """`outputs.*.chunk`: overrides `chunk.size` for one output."""
 
-    size: PositiveOrAuto | None = None
+    size: ChunkSize | None = None
     """Distinct texts in a chunk of this output; null = chunk.size."""
 
 

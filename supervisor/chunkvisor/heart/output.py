@@ -190,10 +190,9 @@ class OutputRun:
             threads=site.threads or self.job.threads,
             skip=tuple(text - first for text in range(first, stop) if text not in wanted),
             limits=limits,
-            canary=good,
             canary_row=own,
         )
-        spec = write_attempt(files, draft, self.texts_of(work.texts))
+        spec = write_attempt(files, draft, self.texts_of(work.texts), good)
         return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
 
     def _shortest(self, canary: int, work: Work) -> int:

@@ -5,6 +5,7 @@ numpy is imported late: whatever opens a run or shows one reads logs by this, be
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -24,22 +25,25 @@ _MAX_LISTED = 1000  # with more bad rows than this, it is not single texts
 _PAIR_BYTES = 8  # of `AttemptFiles.cut`: a position and a number of tokens
 
 
-def write_attempt(files: AttemptFiles, draft: Spec, texts: Iterable[str]) -> Spec:
+def write_attempt(
+    files: AttemptFiles, draft: Spec, texts: Iterable[str], canary: str | None = None
+) -> Spec:
     """Write the texts, as they come, and the spec into a new folder. Returns the spec. Raises OSError.
 
-    The draft lacks `stop` and the digest of the texts. Nothing is synced to the disk: an attempt that a power cut took
-    is done again. No worker reads the texts before the spec is there, so they need no rename.
+    The draft lacks `stop`, the digest of the texts, and whether there is a canary, which stands among
+    the texts since it may be as long as any. Nothing is synced to the disk: an attempt that a power cut
+    took is done again. No worker reads the texts before the spec is there, so they need no rename.
     """
     digest, count = hashlib.sha256(), 0
     with open(files.texts, "wb") as file:
-        for text in texts:
+        for text in itertools.chain(texts, [] if canary is None else [canary]):
             line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
             digest.update(line)
             file.write(line)
             count += 1
-    spec = replace(
-        draft, stop=draft.start + count + len(draft.skip), texts_digest=digest.hexdigest()
-    )
+    own = count if canary is None else count - 1
+    stop = draft.start + own + len(draft.skip)
+    spec = replace(draft, stop=stop, texts_digest=digest.hexdigest(), canary=canary is not None)
     write_message(files.spec, spec, durable=False)
     return spec
 

@@ -13,7 +13,7 @@ TORN = b'{"seq":2,"pid":1,"phase":"forward","end":1}'
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000, bytes(9 << 20), TORN]
+    "content", [b"", b"\n\n", b"{}", b"\xff" * 5000, b"[" * 100_000, bytes(33 << 20), TORN]
 )
 def test_what_is_not_a_beat_is_none(tmp_path: Path, content: bytes) -> None:
     """Whatever a worker leaves there, or is about to write."""

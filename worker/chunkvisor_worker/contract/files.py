@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 _COPY_BYTES = 1 << 20
-READ_LIMIT_BYTES = 8 << 20  # no record on the wire is larger; a larger file is damage or a lie
+# No record on the wire is larger; a larger file is damage or a lie. The largest is the batch log of
+# a chunk of as many texts as the config allows, each in a batch by itself: 10 MB.
+READ_LIMIT_BYTES = 32 << 20
 
 
 class FileIn:

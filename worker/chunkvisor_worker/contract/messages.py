@@ -102,9 +102,9 @@ class Spec:
     limits: Limits = Limits(
         rows=32
     )  # for a run by hand; a supervised worker gets those of the moment at its gate
-    canary: str | None = (
-        None  # had its vector before; encoded first and alone to show that device and model work
-    )
+    # Whether the last text of texts.jsonl is none of the attempt's. It had its vector before, and is
+    # encoded first and alone, to show that device and model work.
+    canary: bool = False
     canary_row: int | None = (
         None  # in texts.jsonl: encoded first and alone if no `canary` is known; its vector stays
     )

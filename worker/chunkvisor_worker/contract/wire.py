@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkvisor_worker.contract.files import read_bounded, write_atomic
+from chunkvisor_worker.contract.files import READ_LIMIT_BYTES, read_bounded, write_atomic
 from chunkvisor_worker.contract.messages import BatchLine, Beat, Facts
 
 Message = TypeVar("Message")
@@ -39,8 +39,11 @@ def from_plain(kind: type[Message], values: object) -> Message | None:
 
 
 def write_message(path: Path, message: object, *, durable: bool = True) -> None:
-    """Write the message by one rename. Raises OSError."""
-    write_atomic(path, to_json(message), durable=durable)
+    """Write the message by one rename. Raises OSError; ValueError if it is longer than what is read."""
+    data = to_json(message)
+    if len(data) > READ_LIMIT_BYTES:
+        raise ValueError(f"{path} would have {len(data):,} bytes, more than are read")
+    write_atomic(path, data, durable=durable)
 
 
 def read_message(kind: type[Message], path: Path) -> Message | None:
