@@ -84,15 +84,20 @@ def with_negative_code(folder: Path) -> Path:
     return kinds.with_code(folder, kinds.NEGATIVE)
 
 
-def with_left_over(folder: Path) -> Path:
-    """A model whose weights file has more than it needs."""
-    from safetensors.torch import load_file, save_file
+def with_left_over(build: Build, *names: str) -> Build:
+    """A builder of a model whose weights file has more than it needs."""
 
-    path = kinds.bert(folder)
-    weights = load_file(path / "model.safetensors")
-    weights["cls.predictions.bias"] = weights["embeddings.LayerNorm.bias"].clone()
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path
+    def builder(folder: Path) -> Path:
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        path = build(folder)
+        weights = load_file(path / "model.safetensors")
+        weights |= {name: torch.ones(kinds.WIDTH) for name in names}
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
+        return path
+
+    return builder
 
 
 MODERN: dict[str, Any] = {
@@ -103,6 +108,19 @@ MODERN: dict[str, Any] = {
 }
 MODERN |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2}
 T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+t5 = kinds.encoder("T5Encoder", **T5)
+gpt2 = kinds.encoder("GPT2", pad_token_id=0, bos_token_id=5, eos_token_id=6)
+mistral = kinds.decoder("Mistral")
+fewer_layers: dict[str, Any] = {"kwargs": {"config_kwargs": {"num_hidden_layers": 1}}}
+
+UNUSED: dict[str, Build] = {
+    "BERT's heads": with_left_over(kinds.bert, "cls.bias", "bert.pooler.other", "classifier.bias"),
+    "BERT's positions": with_left_over(kinds.bert, "bert.embeddings.position_ids"),
+    "T5's decoder": with_left_over(t5, "decoder.block.0.layer.0.SelfAttention.q.weight"),
+    "GPT-2's masks": with_left_over(gpt2, "h.0.attn.bias", "transformer.h.1.attn.masked_bias"),
+    "rotary frequencies": with_left_over(mistral, "layers.0.self_attn.rotary_emb.inv_freq"),
+}
+"""Weights files with more than the backbone needs: heads, and what older versions saved besides."""
 
 EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # kind: (builder, section model, section encode, the same for plain encode)
@@ -117,7 +135,7 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
         {},
         {},
     ),
-    "T5": (kinds.encoder("T5Encoder", **T5), {}, {}, {}),
+    "T5": (t5, {}, {}, {}),
     "static": (kinds.static, {}, {}, {}),
     "Dense": (kinds.dense, {}, {}, {}),
     "default prompt": (of_prompts, {}, {}, {}),
@@ -133,7 +151,8 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "Asym, route": (kinds.asym, {}, {"kwargs": {"task": "doc"}}, {"task": "doc"}),
     "code, trusted": (with_negative_code, {"trust_remote_code": True}, {}, {}),
     "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
-    "weights left over": (with_left_over, {}, {}, {}),
+    **{kind: (build, {}, {}, {}) for kind, build in UNUSED.items()},
+    "fewer layers on purpose": (kinds.bert, fewer_layers, {}, {}),
 }
 
 
@@ -227,7 +246,7 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     "code with an unsaved buffer": (
         lambda folder: kinds.with_code(folder, kinds.UNSAVED_BUFFER),
         {"trust_remote_code": True},
-        r"leaves empty: scale.*written by 4\.41\.2.*transformers<5",
+        r"leaves empty: scale.*written by version 4\.41\.2.*transformers==4\.49\.0 ",
     ),
     "activation from outside": (
         lambda folder: kinds.dense(folder, "own.activations.Wave"),
@@ -238,6 +257,21 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
         with_renamed_weights,
         {},
         r"drawn at random: .*Download the model again.*of other names: module\.",
+    ),
+    "more layers": (
+        with_left_over(mistral, "model.layers.2.mlp.up_proj.weight", "layers.3.mlp.up_proj.weight"),
+        {},
+        r"layers are .* not used: layers\.3\.mlp.*, model\.layers\.2\.mlp.*config\.json",
+    ),
+    "relative positions": (
+        with_left_over(kinds.bert, "bert.encoder.layer.0.attention.self.distance_embedding.weight"),
+        {},
+        r"layers are .* not used: bert\.encoder\.layer\.0\.attention\.self\.distance_embedding",
+    ),
+    "a bias of a layer without": (
+        with_left_over(mistral, "model.layers.0.mlp.up_proj.bias"),
+        {},
+        "not used: .*up_proj.bias",
     ),
     "no first token": (without_token("add_bos_token"), {}, "add_bos_token.*<s> first"),
     "config_kwargs without effect": (
@@ -333,8 +367,8 @@ def test_what_was_loaded_is_told(tmp_path: Path) -> None:
     assert loaded.modules == (f"Router ({query}; {document})",)
     assert loaded.pooling == "mean, cls"
 
-    _, loaded = encoded(with_left_over(tmp_path / "c"), {}, {})
-    assert any("does not use: cls.predictions.bias" in note for note in loaded.notes)
+    _, loaded = encoded(UNUSED["BERT's heads"](tmp_path / "c"), {}, {})
+    assert any("does not use: bert.pooler.other, classifier.bias" in note for note in loaded.notes)
 
 
 def test_the_missions_own_model(tmp_path: Path) -> None:
@@ -343,7 +377,9 @@ def test_the_missions_own_model(tmp_path: Path) -> None:
     with pytest.raises(Halt, match=r"modeling_qwen\.py") as undecided:
         encoded(path, {}, {})
     assert "true to run it, or to false" in undecided.value.remedy
-    with pytest.raises(WrongModelError, match=r"rope_theta(.|\n)*pip install 'transformers<5'"):
+    with pytest.raises(
+        WrongModelError, match=r"rope_theta(.|\n)*pip install transformers==4\.49\.0"
+    ):
         encoded(path, {"trust_remote_code": True}, {})
     with pytest.raises(WrongModelError, match="add_eos_token: true"):
         encoded(path, {"trust_remote_code": False}, {})

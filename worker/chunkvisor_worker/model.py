@@ -45,6 +45,10 @@ _MOST_NOTES, _NOTE_CHARS = 20, 300  # notes come with each result of a worker, s
 _REPORTED = re.compile(
     r"^([\w.{}*, -]+?)\s*\|\s*(?:\x1b\[\d+m)?(MISSING|UNEXPECTED|MISMATCH)", re.MULTILINE
 )
+# What it logged before version 5, and the names in it.
+_LISTED = re.compile(r"(not used when|newly initialized).*?: \[(.*)\]$", re.MULTILINE)
+_NAME = re.compile(r"'([^']+)'")
+_INDICES = re.compile(r"\{(\d+)[^}]*\}")  # of several layers, whose names are one row of that table
 _POOLER = re.compile(
     r"(^|\.)pooler\."
 )  # a layer that sentence-transformers does not use: it pools by itself
@@ -89,6 +93,9 @@ class Heard(logging.Handler):
     def hear(self, text: str) -> None:
         """Take in one message: what it says of weights, else the whole of it, in one line and once."""
         rows = _REPORTED.findall(text)
+        for state, names in _LISTED.findall(text):
+            state = "UNEXPECTED" if state.startswith("not used") else "MISSING"
+            rows += [(name, state) for name in _NAME.findall(names)]
         self.made_up += [name for name, state in rows if state != "UNEXPECTED"]
         self.left_over += [name for name, state in rows if state == "UNEXPECTED"]
         line = " ".join(masked(text[: 10 * _NOTE_CHARS]).split())
@@ -155,20 +162,23 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         if transformer is not None and hasattr(tokenizer, "unk_token"):
             check_tokenizer(tokenizer, table_rows(transformer))
         model.eval()
-    _check_weights(heard)
+    backbones = [
+        module
+        for module in model.modules()  # those of a Router's routes among them
+        if type(module).__name__ == "Transformer"
+        and hasattr(getattr(module, "model", None), "config")
+    ]
+    _check_weights(heard, [module.model for module in backbones], spec)
     if refused := next(
         (note for note in heard.notes if "is not trusted, falling back" in note), None
     ):
         raise WrongModelError(f"{refused} Set model.trust_remote_code to true if you trust it.")
-    for module in model.modules():  # those of a Router's routes among them
-        if type(module).__name__ == "Transformer" and hasattr(
-            getattr(module, "model", None), "config"
-        ):
-            _check_buffers(module.model, spec)
-            _check_config_kwargs(module.model.config, _own(spec, "config_kwargs"))
-            if getattr(module, "tokenizer", None) is not None:
-                _check_pad_token(module.tokenizer, module.model)
-                _check_added_tokens(module.tokenizer, spec)
+    for module in backbones:
+        _check_buffers(module.model, spec)
+        _check_config_kwargs(module.model.config, _own(spec, "config_kwargs"))
+        if getattr(module, "tokenizer", None) is not None:
+            _check_pad_token(module.tokenizer, module.model)
+            _check_added_tokens(module.tokenizer, spec)
     return model
 
 
@@ -313,14 +323,23 @@ def _version() -> str:
 
 
 def _older(spec: ModelSpec) -> str:
-    """Say what to install, by the version that the model's own config.json names."""
-    saved = str(_json(spec, "config.json").get("transformers_version") or "")
-    wanted = int(saved.partition(".")[0]) if saved[:1].isdigit() else 4
-    written = f" (its config.json was written by {saved})" if saved else ""
-    return f"Install a version that it was written for{written}: pip install 'transformers<{wanted + 1}'."
+    """Say what to install, if the model's own config.json was not written by this version of transformers.
+
+    The last sentence-transformers that takes transformers 4 is 5.7.0; code of before 4.50 calls what later ones lack.
+    """
+    saved = str(_json(spec, "config.json").get("transformers_version") or "4")
+    if saved == _version():
+        return ""
+    numbers = [int(each) for each in saved.split(".") if each.isdigit()]
+    if numbers < [5]:
+        versions = "4.49.0" if numbers < [4, 50] else "4.57.6"
+        versions += " sentence-transformers==5.7.0"
+    else:
+        versions = ".".join(map(str, numbers[:3]))
+    return f"Its config.json was written by version {saved}: pip install transformers=={versions}."
 
 
-def _check_weights(heard: Heard) -> None:
+def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> None:
     made_up = [name for name in heard.made_up if not _POOLER.search(name)]
     if made_up:
         others = (
@@ -333,10 +352,47 @@ def _check_weights(heard: Heard) -> None:
             "Download the model again; or choose a checkpoint that was saved from the class that its config.json "
             f"names.{others}"
         )
+    unused = {
+        name
+        for backbone in backbones
+        for name in heard.left_over
+        if _is_unused_layer(name, backbone, _own(spec, "config_kwargs"))
+    }
+    if unused:
+        raise WrongModelError(
+            f"weights of the model's own layers are in its files and are not used: {_some(sorted(unused))}. Its "
+            f"config.json describes other layers, or transformers {_version()} has none of this kind. Take the "
+            f"config.json that was saved with these weights. {_older(spec)}"
+        )
     if heard.left_over:
         heard.hear(
-            f"weights that the files have and the model does not use: {_some(heard.left_over)}"
+            f"weights that the files have and the model does not use: {_some(sorted(heard.left_over))}"
         )
+
+
+def _is_unused_layer(name: str, backbone: Any, asked: Mapping[str, Any]) -> bool:
+    """Say whether a left-over weight is of the layers of the backbone: not of a head, nor a constant.
+
+    A head stands next to the backbone's own parts. Older versions saved positions and masks with the weights: a mask
+    belongs to a module that is made of others, a weight to one of the innermost.
+    """
+    parts, prefix = dict(backbone.named_children()), backbone.base_model_prefix
+    if prefix not in parts:
+        name = name.removeprefix(f"{prefix}.")
+    parent, _, last = _INDICES.sub(r"\1", name).rpartition(".")
+    constants = {
+        each for module in backbone.modules() for each in module._non_persistent_buffers_set
+    }
+    if name.partition(".")[0] not in parts or _POOLER.search(name) or last in constants:
+        return False
+    layers = backbone.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    quantized = getattr(backbone.config, "quantization_config", None) is not None
+    if quantized or {layers, "num_hidden_layers"} & set(asked):
+        return False  # what only kernels for quantized weights read; fewer layers on purpose
+    try:
+        return not any(backbone.get_submodule(parent).children())
+    except AttributeError:
+        return True
 
 
 def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
