@@ -1,130 +1,220 @@
-"""A modelled disk: what the loop has written of each output, and what of it is lost when the parent dies."""
+"""The disk of a life, in memory: the files under the real ledger, and what of them is lost when the parent dies."""
 
+import errno
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from chunkvisor.assemble.forms import Form
+from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import Lesson
-from chunkvisor_worker.contract.messages import Limits
+from chunkvisor.store.chunkfiles import ChunkFiles, Index, Part
+from chunkvisor.store.identity import FactsRecord, Plan
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor_worker.contract.messages import EncodeSpec, Facts, Limits, ModelSpec, Spec
 
 MISSING, VECTOR, BAD = 0, 1, 2  # what a text has: nothing yet, its vector, or its quarantine record
+DIMENSION = 4
+FACTS = Facts(DIMENSION)
+DAMAGED = -1  # in the place of a vector that is not what was written
+_JOB = Spec("", "", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
+
+Vectors = dict[int, int]
+"""A file of vectors: by text, a number that stands for its vector. A right one is the text's own number."""
 
 
-class Output:
-    """One output on the disk; it is the scheduler's `OutputProgress`."""
+class MemoryFiles(ChunkFiles):
+    """In the place of an output's files; see ChunkFiles."""
 
-    def __init__(
-        self, name: str, limits: Limits, bounds: list[tuple[int, int]], lengths: Sequence[int] = ()
-    ) -> None:
-        """`lengths` are the tokens of each text; by default they are alike."""
-        self.name, self.limits, self.chunks = name, limits, len(bounds)
-        self.texts = bounds[-1][1]
-        self.bad_count = 0
-        self.published = False  # whether its final file stands
-        self.state = bytearray(self.texts)
-        self._bounds = bounds
-        self.new_attempt: Callable[..., Any]  # set by whoever plays
-        self._lengths = lengths or [1] * self.texts
-        self._pending = bytearray(b"\x01" * self.chunks)
-        self.parts: dict[int, list[frozenset[int]]] = {}  # texts of the part files of each chunk
+    def __init__(self, name: str, plan: Plan, on_write: Callable[[], None]) -> None:
+        """`on_write` is called before each write: it may raise OSError, or end the parent."""
+        super().__init__(OutputLayout(Path("/nowhere"), name), plan, "print")
+        self._on_write = on_write
+        self.facts: FactsRecord | None = None
+        self.chunks: dict[int, Vectors] = {}
+        self.indexes: dict[int, Index] = {}
+        self.rows: dict[int, Vectors] = {}  # of chunks that are taken apart
+        self.state = bytearray(plan.distinct)
+        """What each text has, by the files alone."""
 
-    # --- what only the loop asks an OutputRun for
+    def _settle(self, chunk: int) -> None:
+        """Work out what the chunk's texts have."""
+        index = self.indexes.get(chunk)
+        start, stop = self.plan.bounds(chunk)
+        self.state[start:stop] = bytes(stop - start)
+        if index is not None:
+            for bad in index.bad:
+                self.state[bad.text] = BAD
+        if chunk in self.chunks:
+            for text in self.chunks[chunk]:
+                self.state[text] = VECTOR
+        elif index is not None:
+            rows = self.rows.get(chunk, {})
+            for part in index.parts:
+                for text in part.texts:
+                    if text in rows:
+                        self.state[text] = VECTOR
+
+    # --- see ChunkFiles
+
+    def make_folders(self) -> None:
+        pass
+
+    def read_facts(self) -> FactsRecord | None:
+        return self.facts
+
+    def write_facts(self, facts: Facts, other_versions: Sequence[dict[str, str]] = ()) -> None:
+        self._on_write()
+        self.facts = FactsRecord(facts, tuple(other_versions))
+
+    def committed(self) -> bytearray:
+        found = bytearray(self.plan.count)
+        for chunk in self.chunks:
+            found[chunk] = 1
+        return found
+
+    def publish(self, chunk: int, vectors: Path, digest: str) -> None:
+        self._on_write()
+        written = cast("Vectors", vectors)
+        start, stop = self.plan.bounds(chunk)
+        self.chunks[chunk] = {text: written[text] for text in range(start, stop) if text in written}
+        self._settle(chunk)
+
+    def discard(self, chunk: int) -> None:
+        self._on_write()
+        self.chunks.pop(chunk, None)
+        self._settle(chunk)
+
+    def taken_apart(self) -> list[int]:
+        return sorted(self.indexes)
+
+    def read_index(self, chunk: int) -> Index:
+        index = self.indexes.get(chunk, Index(self.fingerprint))
+        return index if chunk in self.rows else replace(index, parts=())
+
+    def write_index(self, chunk: int, index: Index) -> None:
+        self._on_write()
+        self.indexes[chunk] = index
+        self._settle(chunk)
+
+    def add_vectors(self, chunk: int, first: int, vectors: Path, texts: Sequence[int]) -> str:
+        self._on_write()
+        written = cast("Vectors", vectors)
+        found = {text: written[text] for text in texts}
+        self.rows.setdefault(chunk, {}).update(found)
+        return str(list(found.values()))
+
+    def damaged(self, chunk: int, parts: Sequence[Part], dimension: int) -> list[Part]:
+        rows = self.rows.get(chunk, {})
+        return [
+            part for part in parts if str([rows.get(text) for text in part.texts]) != part.digest
+        ]
+
+    def compose(self, chunk: int, dimension: int, good: Sequence[int]) -> tuple[Path, str]:
+        self._on_write()
+        rows = self.rows.setdefault(chunk, {})
+        return cast("Path", {text: rows[text] for text in good}), "digest"
+
+    def remove_parts(self, chunk: int, *, keep_index: bool) -> None:
+        self.rows.pop(chunk, None)
+        if not keep_index:
+            self.indexes.pop(chunk, None)
+        self._settle(chunk)
+
+    # --- what befalls them
+
+    def damage_part(self, chunk: int, part: int = 0) -> None:
+        """Change a vector of a part behind the ledger's back."""
+        text = self.indexes[chunk].parts[part].texts[0]
+        self.rows[chunk][text] = DAMAGED
+
+
+class _Table:
+    """In the place of the staged texts: each is as long as its tokens say."""
+
+    reuse = None
+    rows = 1
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+
+    def each_text(self, start: int, stop: int) -> Iterator[str]:
+        return ("x" * self._lengths[text] for text in range(start, stop))
+
+    def texts(self, start: int, stop: int) -> list[str]:
+        return list(self.each_text(start, stop))
+
+    def first_row(self, start: int, stop: int) -> range:
+        return range(start, stop)
+
+    def place_of(self, row: int) -> str:
+        return f"row {row}"
+
+    def taken_over(self, _reuse: Any, _most: int) -> list[str]:
+        return []
+
+
+class _Model:
+    """In the place of the model's source: it never changes."""
+
+    def check(self) -> None:
+        pass
+
+
+class Output(OutputRun):
+    """The real one, over files in memory; whoever plays sets what starts and ends attempts and joins."""
+
+    new_attempt: Callable[..., Any]
+    attempts_left: Callable[[], list[Any]] = staticmethod(list)
+    join: Callable[[Callable[[], None]], dict[str, Any]]
+
+    def __init__(self, files: MemoryFiles, limits: Limits, lengths: Sequence[int]) -> None:
+        """As a run that begins opens it, with what the files have."""
+        ledger = Ledger(files.layout, files.plan, files.fingerprint, files)
+        ledger.load()
+        ledger.forgive_if_none_is_good()
+        table = cast("Any", _Table(lengths))
+        super().__init__(ledger, table, _JOB, limits, self._finish, Form(), cast("Any", _Model()))
+        self.files = files
+
+    def _finish(self, on_block: Callable[[], None]) -> dict[str, Any]:
+        return self.join(on_block)
 
     @property
-    def left(self) -> int:
-        return self._pending.count(1)
-
-    workdir = Path("workdir")
-
-    def gone(self, _error: OSError) -> None:
-        return None
-
-    def last_log(self, _chunk: int) -> None:
-        return None
-
-    def last_bad(self) -> None:
-        return None
-
-    def which_rows(self, _texts: Sequence[int]) -> str:
-        return ""
-
-    def place_of(self, text: int) -> tuple[int, str]:
-        return text, ""
-
-    # --- what is done
+    def state(self) -> bytearray:
+        """What each text has."""
+        return self.files.state
 
     @property
     def complete(self) -> bool:
         """Whether each text has a vector or a verdict."""
-        return not any(self._pending)
+        return MISSING not in self.files.state
 
-    def bounds(self, chunk: int) -> tuple[int, int]:
-        return self._bounds[chunk]
+    def rows_of(self, text: int) -> int:
+        return 1
 
-    def next_pending(self, start: int) -> int | None:
-        found = self._pending.find(1, start)
-        return None if found < 0 else found
+    def left_behind(self) -> Iterator[Any]:
+        return iter(self.attempts_left())
 
-    def missing(self, chunk: int) -> list[int]:
-        if not self._pending[chunk]:
-            return []
-        return [text for text in range(*self._bounds[chunk]) if self.state[text] == MISSING]
+    def last_log(self, chunk: int) -> None:
+        return None
 
-    def known_good(self) -> int | None:
-        text = self.state.find(VECTOR)
-        return None if text < 0 else text
-
-    def committed(self, chunk: int) -> bool:
-        """Whether each text of the chunk is done."""
-        return not self._pending[chunk]
-
-    @property
-    def progress(self) -> int:
-        """A number that grows with whatever is done."""
-        return self.texts - self.state.count(MISSING) + self.published
-
-    def keep(self, chunk: int, texts: Iterable[int]) -> None:
-        """Take over the vectors of these texts."""
-        kept = frozenset(texts)
-        for text in kept:
-            self.state[text] = VECTOR
-        self._settle(chunk)
-        if len(kept) < self._bounds[chunk][1] - self._bounds[chunk][0]:
-            self.parts.setdefault(chunk, []).append(kept)
-
-    def quarantine(self, chunk: int, texts: Iterable[int]) -> None:
-        """Note that these texts get no vector."""
-        for text in texts:
-            self.state[text] = BAD
-            self.bad_count += 1
-        self._settle(chunk)
-
-    def discard(self, chunk: int) -> None:
-        """Forget all of a damaged chunk."""
-        first, last = self._bounds[chunk]
-        self.bad_count -= self.state.count(BAD, first, last)
-        self.state[first:last] = bytes(last - first)
-        self.parts.pop(chunk, None)
-        self._settle(chunk)
-
-    def lose_part(self, chunk: int, part: frozenset[int]) -> None:
-        """Forget a damaged part."""
-        self.parts[chunk].remove(part)
-        for text in part:
-            if self.state[text] == VECTOR:
-                self.state[text] = MISSING
-        self._settle(chunk)
-
-    def _settle(self, chunk: int) -> None:
-        self._pending[chunk] = MISSING in self.state[slice(*self._bounds[chunk])]
+    def gone(self, error: OSError) -> None:
+        return None
 
 
 class Disk:
-    """All outputs, and the lessons."""
+    """What outlives the parent: the files of all outputs, the final files, and the lessons."""
 
-    def __init__(self, outputs: list[Output]) -> None:
-        self.outputs = outputs
+    def __init__(self, plans: Sequence[Plan], on_write: Callable[[], None]) -> None:
+        self.files = [
+            MemoryFiles(f"out{number}", plan, on_write) for number, plan in enumerate(plans)
+        ]
+        self.outputs: list[Output] = []  # as the run of the moment has them
+        self.published = set[int]()
         self.lessons: dict[str, Lesson] = {}
         self._synced: dict[str, Lesson] = {}
 
@@ -145,4 +235,10 @@ class Disk:
     @property
     def progress(self) -> int:
         """A number that grows with whatever is done."""
-        return sum(output.progress for output in self.outputs)
+        done = sum(len(files.state) - files.state.count(MISSING) for files in self.files)
+        return done + len(self.published)
+
+
+def full() -> OSError:
+    """The error of a full disk."""
+    return OSError(errno.ENOSPC, "no space left on device")

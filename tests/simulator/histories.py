@@ -149,7 +149,7 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         join 0 look none              | start 1 on 0: 0..2
         ready 1, raised 1 2x10        | go 1: 32, start 2 on 0: 2..4 own first
         ready 2, ok 2                 | go 2: 32, keep 2, start 3 on 0: 0..1 canary 2
-        ready 3, raised 3 1x10 done 0 | go 3: 32, keep 3, start 4 on 0: 1..2 canary 0
+        ready 3, raised 3 1x10 done 0 | go 3: 32, keep 3, start 4 on 0: 1..2 canary 2
         """,
     ),
     (
@@ -258,8 +258,9 @@ HISTORIES: list[tuple[str, dict[str, Any], str]] = [
         ok 2                   | keep 2, wait for all
         part-damaged 0 0       |
         disk free              |
-        wait 2                 | start 3 on 0: 0..2
-        ready 3, ready 4       | go 3: 32
+        wait 2                 | start 3 on 0: 1..2 canary 0
+        ready 3, ok 3          | go 3: 1, keep 3, start 4 on 0: 0..1
+        ready 4, ok 4          | go 4: 32, keep 4, start 5 on 0: 2..4
         """,
     ),
     (

@@ -10,9 +10,11 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.devices.stations import Health
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.heart.instructions import (
@@ -31,11 +33,13 @@ from chunkvisor.heart.instructions import (
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.run import Run
 from chunkvisor.heart.scheduler import Scheduler
+from chunkvisor.heart.store import ResultStore
 from chunkvisor.judge import Evidence, Verdict
+from chunkvisor.store.identity import Plan
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Limits, Phase
 
-from .disk import MISSING, Disk, Output
+from .disk import DIMENSION, Disk, Output, full
 from .machine import GPU_BYTES, Engine, Signals, Worker, gpu, reading
 from .verdicts import Failure, evidence
 from .watchdog import Broken, Watchdog
@@ -44,8 +48,6 @@ from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 RESTART_S = 60.0  # until a run is begun again
 IDLE_TURNS = 500  # in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s
 MISHAPS = 40  # so many small ones in a life, at most: without an end of mishaps no life has to end
-
-FULL = Verdict(Outcome.DISK_FULL, "it could not be stored")
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +68,7 @@ class Process(Worker):
     batch_ends_s: list[float] = field(
         default_factory=list
     )  # when each of those is done that gets done
-    result: Evidence | None = None  # what it leaves if nobody ends it before
+    fate: Evidence | None = None  # what it leaves if nobody ends it before
 
     def beat(self) -> Beat | None:
         done = bisect_right(self.batch_ends_s, self.run.life.now_s)
@@ -110,7 +112,7 @@ class _Loop(Loop):
     def _do(self, instruction: Instruction) -> Any:
         self.watched.before(instruction)
         follows = super()._do(instruction)
-        self.watched.maybe_die()
+        self.watched.life.maybe_die()
         return follows
 
     def _end_all(self) -> None:
@@ -129,7 +131,10 @@ class Life:
         self.now_s = 0.0
         self.instructions = 0
         self.steps = 0  # events so far
-        self.disk = Disk([_output(world, number) for number in range(len(world.lengths))])
+        plans = [Plan(len(lengths), world.chunk_size) for lengths in world.lengths]
+        self.disk = Disk(plans, self.on_write)
+        self.run: _Run | None = None
+        self.left_behind: list[Process] = []  # attempts that the run before has not judged
         self.watchdog = Watchdog(world, self.disk)
         self.deaths = sorted(world.deaths, reverse=True)
         self.stops = sorted(world.stops, reverse=True)
@@ -174,18 +179,45 @@ class Life:
 
     def run_once(self) -> ExitCode:
         """One run: to its exit code, or to the death of the parent (TERMINATED)."""
-        run = _Run(self)
+        self.run = None
         try:
-            return run.play()
+            self.run = _Run(self)
+            return self.run.play()
         except Halt as end:
             self.note(str(end))
-            run.leave_behind(adopt=True)
+            self.leave(adopt=True)
             return ExitCode(end.code)
         except _Died:
             self.note("--- the parent dies")
             self.disk.die(self.chance)
-            run.leave_behind(adopt="adopted" in self.world.chances)
+            self.leave(adopt="adopted" in self.world.chances)
             return ExitCode.TERMINATED
+
+    def leave(self, *, adopt: bool) -> None:
+        """The workers are gone; what some had finished, the next run finds in their folders."""
+        run = self.run
+        self.left_behind = []
+        if run is None or not adopt:
+            return
+        found = [each for each in run.processes.values() if each.freed and each.fate is not None]
+        found += [each for each, _ in run.ended.values()]
+        for process in found:
+            process.left = process.left or process.fate
+            if process.left is not None and self.chance.random() < 0.5:
+                self.left_behind.append(process)
+
+    def on_write(self) -> None:
+        """Something is about to be written: the disk may be full, and the parent may die."""
+        if self.run is not None and within(self.world.disk_full, self.now_s):
+            raise full()
+        self.maybe_die()
+
+    def maybe_die(self) -> None:
+        """Here the parent may."""
+        self.instructions += 1
+        if self.deaths and self.instructions >= self.deaths[-1]:
+            self.deaths.pop()
+            raise _Died
 
     def note(self, line: str) -> None:
         """Keep the line for whoever reads the history."""
@@ -205,16 +237,14 @@ class Life:
 
 
 class _Run:
-    """One run of the parent: its engine, its signals and its store."""
-
-    first_go_s = None
+    """One run of the parent: its engine, its signals, and the thread of its joins."""
 
     def __init__(self, life: Life) -> None:
         self.life, self.world, self.chance = life, life.world, life.chance
         self.disk, self.watchdog = life.disk, life.watchdog
-        self.outputs = self.disk.outputs
-        for output in self.outputs:
-            output.new_attempt = self.new_attempt
+        self.outputs = self.disk.outputs = [
+            self._open(number) for number in range(len(life.disk.files))
+        ]
         self.devices: dict[int, Device] = {}
         self.turns = self.idle = 0
         self.step_s, self.busy = 0.25, False
@@ -222,12 +252,7 @@ class _Run:
         self.ended: dict[int, tuple[Process, Verdict]] = {}
         self.events: list[tuple[float, int, Callable[..., None], Any, int]] = []
         self.sequence = 0
-        self.joins = set[int]()
-        self.join_due: dict[int, float] = {}
-        self.join_since: dict[int, float] = {}
-        self.damaged = Counter[int]()
-        self.lost: list[tuple[int, int]] = []
-        self.stopped = self.over = False
+        self.over = False
         self.damaged_turn = 0  # the turn in which a part turned out damaged last: its texts are due from the next on
         self.over_s = NEVER  # when all has to be over
         self.paused_until_s = 0.0
@@ -241,8 +266,12 @@ class _Run:
         run = Run(
             cast("Any", None), "", cast("Any", self.signals), self._emit, lambda: None, clock=clock
         )
-        fakes = cast("Any", self.outputs), life.world.config, cast("Any", self.disk), self.engine
-        self.loop = _Loop(*fakes, cast("Any", self), run, self.engine.look)
+        config = life.world.config
+        self.store = ResultStore(self.outputs, run, config.recovery.wait_timeout, cast("Any", self))
+        lessons = cast("Any", self.disk)
+        self.loop = _Loop(
+            self.outputs, config, lessons, self.engine, self.store, run, self.engine.look
+        )
         self.loop.watched = self
         self.scheduler: Scheduler = self.loop._scheduler
         self._really_ended = self.scheduler.ended
@@ -332,7 +361,7 @@ class _Run:
         life.steps += 1
         if life.history is not None:
             life.note(f"    < {instruction}")
-        self.maybe_die()
+        self.life.maybe_die()
         match instruction:
             case StartWorker():
                 self.start = instruction
@@ -350,6 +379,9 @@ class _Run:
                 watchdog.leaves(self, self.processes[worker])
             case KeepVectors(worker, work):
                 watchdog.keeps(self, worker, work)
+                files = self.disk.files[work.output]
+                if files.read_index(work.chunk).parts and life.mishap("damaged part"):
+                    files.damage_part(work.chunk)
             case QuarantineTexts(work):
                 watchdog.quarantines(work)
             case DropDevice(ending) if ending.device is not None:
@@ -362,15 +394,6 @@ class _Run:
                 elif device in self.devices:
                     paused = self.devices[device]
                     paused.paused_until_s = max(paused.paused_until_s, life.now_s + delay_s)
-
-    def maybe_die(self) -> None:
-        """Here the parent may."""
-        life = self.life
-        life.instructions += 1
-        if life.deaths and life.instructions >= life.deaths[-1]:
-            # The other half of the deaths falls between the act and its answer.
-            life.deaths.pop()
-            raise _Died
 
     def judged(self, end: AttemptEnded) -> Any:
         """The loop tells the scheduler what became of a worker."""
@@ -461,7 +484,7 @@ class _Run:
     def new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Process:
         """See OutputRun."""
         if within(self.world.disk_full, self.life.now_s):
-            raise OSError(errno.ENOSPC, "disk full")
+            raise full()
         assert self.start is not None
         return Process(
             self.start.worker,
@@ -485,7 +508,7 @@ class _Run:
         if within(self.world.hub_down, self.life.now_s):
             self._fail(process, took_s, Failure.HUB)
         elif process.warm and self.life.mishap("refused"):
-            process.result = Evidence(WorkerExit.TAINTED_TEMPLATE)
+            process.fate = Evidence(WorkerExit.TAINTED_TEMPLATE)
             self._at(took_s / 4, self._exits, process)
         elif self.life.mishap("early"):
             process.phase = self.chance.choice(
@@ -571,7 +594,7 @@ class _Run:
                 return
             process.batch_ends_s.append(self.life.now_s + took_s)
             at, first = at + (rows if first is None else 0), None
-        process.result = self._result(process)
+        process.fate = self._result(process)
         if self.chance.random() < 0.7:
             self._at(took_s, self._frees, process)
             took_s += self.chance.uniform(0.1, 1.0)
@@ -613,12 +636,12 @@ class _Run:
         gpu, now_s = process.device.gpu, self.life.now_s
         others_gib = 14 if within(gpu.busy, now_s) else 8 if within(gpu.neighbours, now_s) else 0
         left = evidence(failure, process.phase, rows, tokens, (), process.rows_done, others_gib)
-        process.result = left
+        process.fate = left
         self._at(after_s, self._exits, process)
 
     def _exits(self, process: Process) -> None:
-        assert process.result is not None
-        self._leave(process, process.result)
+        assert process.fate is not None
+        self._leave(process, process.fate)
 
     def _leave(self, process: Process, left: Evidence) -> None:
         """It has ended, and left that; of batches that were finished, their vectors as well."""
@@ -647,132 +670,64 @@ class _Run:
         process.plan += 1
         if process.gone and self.life.now_s >= process.device.gpu.hangs_from_s:
             return  # not even SIGKILL ends it
-        if not (process.freed and process.result is not None and self.chance.random() < 0.5):
+        if not (process.freed and process.fate is not None and self.chance.random() < 0.5):
             rows, tokens = process.batch
-            process.result = Evidence(
+            process.fate = Evidence(
                 -15, beat=Beat(3, 1, process.phase, batch_rows=rows, batch_tokens=tokens)
             )
         self._at(0.3, self._exits, process)
 
     def leaves(self, process: Process) -> None:
         """It ends after the batch under way, unless it fails or is done before."""
-        if process.result is None or not process.batch_ends_s or process.left is not None:
+        if process.fate is None or not process.batch_ends_s or process.left is not None:
             return  # it hangs, or fails before its first batch: the end of the time ends it
         now_s = self.life.now_s
         ends = [number for number, at_s in enumerate(process.batch_ends_s) if at_s > now_s]
         if not ends or ends[0] + 1 >= len(process.batches):
             return  # the batch under way is the last one, or the one that fails
         process.plan += 1
-        process.result = Evidence(WorkerExit.ORPHANED)
+        process.fate = Evidence(WorkerExit.ORPHANED)
         self._at(process.batch_ends_s[ends[0]] - now_s, self._exits, process)
 
-    # --- the store: see Store
+    # --- outputs, and the thread that joins them: see Executor
 
-    def adopt(self) -> None:
+    def _open(self, number: int) -> Output:
+        files = self.disk.files[number]
+        output = Output(files, self.world.limits, self.world.lengths[number])
+        output.new_attempt = self.new_attempt
+        output.joined = number in self.disk.published
+        left = [each for each in self.life.left_behind if each.work.output == number]
+        output.attempts_left = lambda: left
+        output.join = lambda on_block: self._join(number, on_block)
+        return output
+
+    def submit(self, join: Callable[..., Any], *given: Any) -> Future[Any]:
+        """Join an output, some time later."""
+        future = Future[Any]()
+        self._at(self.chance.uniform(0.1, 3.0), self._joined, (future, join, given))
+        return future
+
+    def shutdown(self, **_how: bool) -> None:
         pass
 
-    def stop(self) -> None:
-        self.stopped = True
-        self.join_due.clear()
+    def _joined(self, job: tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]) -> None:
+        future, join, given = job
+        try:
+            future.set_result(join(*given))
+        except (OSError, ChunkDamagedError) as error:
+            future.set_exception(error)
 
-    def close(self) -> None:
-        pass
-
-    def keep(self, work: Work, _attempt: Any, *, salvaged: bool) -> Verdict | None:
-        return self._store(lambda: self.outputs[work.output].keep(work.chunk, work.texts))
-
-    def quarantine(self, work: Work, _verdict: Verdict) -> Verdict | None:
-        return self._store(lambda: self.outputs[work.output].quarantine(work.chunk, work.texts))
-
-    def compose(self, _output: int, _chunk: int) -> bool:
-        return True
-
-    def _store(self, write: Callable[[], None]) -> Verdict | None:
-        full = within(self.world.disk_full, self.life.now_s)
-        if not full:
-            write()
-        self.maybe_die()
-        return FULL if full else None
-
-    @property
-    def joining(self) -> bool:
-        return bool(self.joins) or bool(self.join_due and not self.draining)
-
-    def attend(self) -> list[tuple[int, int]]:
-        lost, self.lost = self.lost, []
-        for number, output in enumerate(self.outputs):
-            due = self.life.now_s >= self.join_due.get(number, 0) and not self.stopped and not lost
-            if output.complete and due and not output.published and number not in self.joins:
-                self.watchdog.joins(number)
-                self.joins.add(number)
-                self.join_due.pop(number, None)
-                self._at(self.chance.uniform(0.1, 3.0), self._joined, output)
-        return lost
-
-    def _joined(self, output: Output) -> None:
-        number, now_s = self.outputs.index(output), self.life.now_s
-        self.joins.discard(number)
-        if self.stopped:
-            return
-        if within(self.world.disk_full, now_s):
-            since_s = self.join_since.setdefault(number, now_s)
-            if now_s - since_s >= self.world.config.recovery.wait_timeout:
-                raise Halt(ExitCode.DISK, "no space to join")
-            self.join_due[number] = now_s + 5
-        elif self.life.mishap("damaged chunk") or (
-            output.parts and self.life.mishap("damaged part")
-        ):
-            chunk = self.chance.randrange(output.chunks)
-            self.damaged[number] += 1
-            if output.parts and self.chance.random() < 0.5:
-                chunk = self.chance.choice(sorted(output.parts))
-                if not output.parts[chunk]:
-                    return
-                output.lose_part(chunk, self.chance.choice(output.parts[chunk]))
-            else:
-                output.discard(chunk)
+    def _join(self, number: int, on_block: Callable[[], None]) -> dict[str, Any]:
+        output = self.outputs[number]
+        self.watchdog.joins(number)
+        on_block()
+        if within(self.world.disk_full, self.life.now_s):
+            raise full()
+        if self.life.mishap("damaged chunk"):
             self.damaged_turn = self.turns + 1
-            if self.damaged[number] > 3:
-                raise Halt(ExitCode.DISK, "damaged again and again")
-            self.lost.append((number, chunk))
-        else:
-            output.published = True
-
-    # --- ends
-
-    def leave_behind(self, *, adopt: bool) -> None:
-        """The workers are gone; what some had finished is taken over by the next run, as the loop does."""
-        finished = [
-            each for each in self.processes.values() if each.freed and each.result is not None
-        ]
-        finished += [each for each, _ in self.ended.values()]
-        finished = [each for each in finished if self.chance.random() < 0.5]
-        if not adopt or within(self.world.disk_full, self.life.now_s):
-            return
-        for process in finished:
-            work, output, left = (
-                process.work,
-                self.outputs[process.work.output],
-                process.left or process.result,
-            )
-            fresh = all(output.state[text] == MISSING for text in work.texts)
-            if (
-                left is not None
-                and left.result is not None
-                and left.vectors_problem is None
-                and fresh
-            ):
-                output.keep(work.chunk, work.texts)
-            elif process.saved and fresh:
-                output.keep(work.chunk, process.saved)
-
-
-def _output(world: World, number: int) -> Output:
-    texts = len(world.lengths[number])
-    bounds = [
-        (first, min(first + world.chunk_size, texts)) for first in range(0, texts, world.chunk_size)
-    ]
-    return Output(f"out{number}", world.limits, bounds, world.lengths[number])
+            raise ChunkDamagedError(self.chance.randrange(output.ledger.plan.count), "damaged")
+        self.disk.published.add(number)
+        return {"rows": 1, "dimension": DIMENSION, "path": ""}
 
 
 def simulate(

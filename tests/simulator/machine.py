@@ -16,7 +16,18 @@ from chunkvisor.engine.engine import Worker as EngineWorker
 from chunkvisor.heart.instructions import Work
 from chunkvisor.judge import EndedBy, Evidence
 from chunkvisor.store.attempt import Salvage
-from chunkvisor_worker.contract.messages import Beat, EncodeSpec, Limits, ModelSpec, Phase, Spec
+from chunkvisor_worker.contract.messages import (
+    Beat,
+    EncodeSpec,
+    Facts,
+    Limits,
+    ModelSpec,
+    Phase,
+    Result,
+    Spec,
+)
+
+from .disk import FACTS
 
 GPU_BYTES = 16 << 30
 _SPEC = Spec("", "", "", 0, 1, 0, 0, "", "cuda", ModelSpec(""), EncodeSpec())
@@ -33,6 +44,9 @@ class Signals:
 
     def sleep(self, _seconds: float, _watched: list[int]) -> None:
         self._sleep()
+
+    def wake(self) -> None:
+        pass
 
 
 def gpu(number: int, kind: str, *, watched: bool) -> Device:
@@ -77,7 +91,10 @@ class Worker:
 
     def __post_init__(self) -> None:
         work = self.work
-        self.spec = replace(_SPEC, chunk=work.chunk, start=work.texts[0], stop=work.texts[-1] + 1)
+        start = work.texts[0]
+        stop = work.texts[-1] + 1
+        skip = tuple(text - start for text in range(start, stop) if text not in work.texts)
+        self.spec = replace(_SPEC, chunk=work.chunk, start=start, stop=stop, skip=skip)
 
     # --- see engine.Worker
 
@@ -112,6 +129,26 @@ class Worker:
     @property
     def files(self) -> "Worker":
         return self
+
+    @property
+    def folder(self) -> str:
+        return f"attempt of worker {self.number}"
+
+    @property
+    def vectors(self) -> dict[int, int]:
+        """Each text's vector, as `disk.Vectors`."""
+        return {text: text for text in range(self.spec.start, self.spec.stop)}
+
+    partial = vectors
+
+    def result(self) -> Result | None:
+        return self.left.result if self.left is not None else None
+
+    def facts_of_batches(self) -> Facts:
+        return FACTS
+
+    def take_cut(self, _cut: Path, _texts: int) -> None:
+        pass
 
     def beat(self) -> Beat | None:
         self.beats += 1

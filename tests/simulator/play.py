@@ -5,10 +5,14 @@ vectors are stored, at once. Instructions that only tell people something are le
 """
 
 import errno
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, cast
 
+from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.devices.stations import Health
 from chunkvisor.errors import Halt
+from chunkvisor.events import event
 from chunkvisor.heart import policy
 from chunkvisor.heart.instructions import (
     AskToLeave,
@@ -28,15 +32,15 @@ from chunkvisor.heart.instructions import (
 )
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.run import Run
-from chunkvisor.judge import Evidence, Verdict
-from chunkvisor_worker.contract.exits import Outcome, WorkerExit
+from chunkvisor.heart.store import ResultStore
+from chunkvisor.judge import Evidence
+from chunkvisor.store.identity import Plan
+from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Limits, Phase
 
-from .disk import Disk, Output
+from .disk import FACTS, Disk, MemoryFiles, Output, full
 from .machine import Engine, Signals, Worker, gpu, reading
 from .verdicts import Failure, asked, evidence
-
-FULL = Verdict(Outcome.DISK_FULL, "no space")
 
 FAILURES = {
     "crashed": Failure.SEGFAULT, "fault": Failure.ILLEGAL, "raised": Failure.RAISES, "input": Failure.BAD_INPUT,
@@ -80,46 +84,62 @@ class Play:
     ) -> None:
         """With `templates`, workers are forked from one if their work lets them be, and it is said which are not."""
         self._templates = templates
-        bounds = [(first, first + size) for first in range(0, chunks * size, size)]
-        self.outputs = [Output(f"out{number}", Limits(rows), bounds) for number in range(outputs)]
-        for output in self.outputs:
-            output.new_attempt = self._new_attempt
-        for chunk in range(done):
-            self.outputs[0].keep(chunk, range(*bounds[chunk]))
         self.now_s = 0.0
         self.disk_full = self.host_oom = self.halted = False
         self.workers: dict[int, Worker] = {}
-        self.joined = set[int]()  # outputs that are joined, or are being so
-        self.lost: list[tuple[int, int]] = []
+        self._joins: list[Future[Any]] = []  # under way
         self._longest = LONGEST
         self._said: list[str] = []
         self._start: StartWorker | None = None
+        plans = [Plan(chunks * size, size) for _ in range(outputs)]
+        self.disk = Disk(plans, self._on_write)
+        self.outputs = [self._open(files, Limits(rows)) for files in self.disk.files]
+        self.disk.outputs = self.outputs
+        for chunk in range(done):
+            self.outputs[0].ledger.commit(
+                chunk, cast("Any", {text: text for text in range(chunks * size)}), "", FACTS
+            )
         self.signals = Signals(lambda: None)
         self.engine = Engine(lambda: None, lambda: None, self._started)
+        nothing = cast("Any", None)
         run = Run(
-            cast("Any", None),
+            nothing,
             "",
             cast("Any", self.signals),
-            lambda _: None,
+            self._emit,
             lambda: None,
             clock=lambda: self.now_s,
         )
-        fakes = (
-            cast("Any", self.outputs),
-            asked(**given),
-            cast("Any", Disk(self.outputs)),
-            self.engine,
-        )
-        self.loop = _Loop(*fakes, cast("Any", self), run, self.engine.look)
+        config = asked(**given)
+        store = ResultStore(self.outputs, run, config.recovery.wait_timeout, pool=cast("Any", self))
+        lessons = cast("Any", self.disk)
+        self.loop = _Loop(self.outputs, config, lessons, self.engine, store, run, self.engine.look)
         self.loop.play = self
         self.engine.open(self.loop._stations, lambda: 0, 0)
         self.loop._opened = True
+
+    def _open(self, files: MemoryFiles, limits: Limits) -> Output:
+        output = Output(files, limits, [1] * files.plan.distinct)
+        output.new_attempt = self._new_attempt
+        return output
+
+    def _on_write(self) -> None:
+        if self.disk_full:
+            raise full()
+
+    def _emit(self, told: event.Event) -> None:
+        if isinstance(told, event.Assembling):
+            self._said.append(f"join {told.output.removeprefix('out')}")
 
     def line(self, line: str) -> list[str]:
         """What is done about the line, in words."""
         self._said = []
         for each in line.split(", "):
             verb, *rest = each.split()
+            if verb != "damaged":
+                for future in self._joins:
+                    future.set_result({"rows": 1, "dimension": 1, "path": ""})
+                self._joins.clear()
             self._happens(verb, rest)
             if not self.halted:
                 try:
@@ -151,14 +171,11 @@ class Play:
                 self.engine.looked(f"GPU-{device}", reading(Health(health), ours))
             case "leaves", [node]:
                 self.engine.stations.lose(node, "it is gone")
-            case (("damaged" | "part-damaged"), [output, chunk]):
-                self.joined.discard(int(output))
-                progress = self.outputs[int(output)]
-                if verb == "damaged":
-                    progress.discard(int(chunk))
-                else:
-                    progress.lose_part(int(chunk), progress.parts[int(chunk)][0])
-                self.lost.append((int(output), int(chunk)))
+            case "damaged", [_, chunk]:
+                future = self._joins.pop()
+                future.set_exception(ChunkDamagedError(int(chunk), "damaged"))
+            case "part-damaged", [output, chunk]:
+                self.disk.files[int(output)].damage_part(int(chunk))
             case "drain", seconds:
                 self.signals.draining = True
                 self.signals.until_s = self.now_s + float(seconds[0]) if seconds else None
@@ -223,7 +240,7 @@ class Play:
 
     def _new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Worker:
         if self.disk_full:
-            raise OSError(errno.ENOSPC, "no space")
+            raise full()
         assert self._start is not None
         return Worker(self._start.worker, work, station, limits, canary)
 
@@ -233,40 +250,13 @@ class Play:
         worker.warm = self._templates and not fresh
         self.workers[worker.number] = worker
 
-    # --- the store: see Store
+    # --- the thread of the joins: see Executor
 
-    first_go_s = None
-    joining = False
-
-    def adopt(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def keep(self, work: Work, _attempt: Any, *, salvaged: bool) -> Verdict | None:
-        if not self.disk_full:
-            self.outputs[work.output].keep(work.chunk, work.texts)
-        return FULL if self.disk_full else None
-
-    def quarantine(self, work: Work, _verdict: Verdict) -> Verdict | None:
-        if not self.disk_full:
-            self.outputs[work.output].quarantine(work.chunk, work.texts)
-        return FULL if self.disk_full else None
-
-    def compose(self, _output: int, _chunk: int) -> bool:
-        return True
-
-    def attend(self) -> list[tuple[int, int]]:
-        for number, output in enumerate(self.outputs):
-            joinable = (
-                output.complete and output.bad_count < output.texts and not self.signals.stopping
-            )
-            if joinable and number not in self.joined:
-                self.joined.add(number)
-                self._said.append(f"join {number}")
-        lost, self.lost = self.lost, []
-        return lost
+    def submit(self, join: Callable[..., Any], *_given: Any) -> Future[Any]:
+        """Begin a join, which ends when something else happens, or is found to be `damaged`."""
+        future = Future[Any]()
+        self._joins.append(future)
+        return future
 
     # --- in words
 

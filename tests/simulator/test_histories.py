@@ -175,7 +175,7 @@ def test_a_gpu_that_never_starts_ends_the_run(texts: int) -> None:
         texts=texts, fails_from_s=0.0, fails_as=Failure.DOES_NOT_START, fails_at_start=True
     )
     life = ends(sick, ExitCode.MACHINE, attempts=8)
-    assert not any(output.parts for output in life.disk.outputs)
+    assert not any(files.indexes for files in life.disk.files)
 
 
 def _oom_of_many(devices: int) -> World:
@@ -207,7 +207,7 @@ def test_a_chunk_without_memory_is_set_aside(chunks: int, gpus: int) -> None:
         sick.lengths[0][:] = [10 + 7 * text % 97 for text in range(chunks * 1000)]
         life = ends(sick, ExitCode.MACHINE, attempts=40)
         (output,) = life.disk.outputs
-        assert [output.committed(chunk) for chunk in range(chunks)] == [
+        assert [output.ledger.committed(chunk) for chunk in range(chunks)] == [
             chunk != at for chunk in range(chunks)
         ]
         assert output.bad_count <= 5

@@ -90,7 +90,8 @@ class Watchdog:
                 raise Broken(
                     "no two workers at a text", f"{work} while worker {other.number} is at it"
                 )
-        if start.canary is not None and start.canary >= 0 and state[start.canary] != VECTOR:
+        poison = self._world.poison[work.output]
+        if start.canary is not None and start.canary >= 0 and start.canary in poison:
             raise Broken("a canary is a good text", f"{work} {start.canary}")
         self._untouched[work.output] = max(self._untouched[work.output], work.chunk + 1)
 
@@ -231,14 +232,18 @@ class Watchdog:
 
     def finished(self) -> None:
         """A run has ended by itself, and set nothing aside: all is done."""
-        for output, poison in zip(self._disk.outputs, self._world.poison, strict=True):
-            if not output.complete or not output.published:
+        for number, output in enumerate(self._disk.outputs):
+            if not output.complete or number not in self._disk.published:
                 raise Broken("a finished run has published all", output.name)
+            poison = self._world.poison[number]
             for text, state in enumerate(output.state):
                 if state != (BAD if text in poison else VECTOR):
                     raise Broken(
                         "every row has its vector or its quarantine", f"{output.name} text {text}"
                     )
+            for rows in output.files.chunks.values():
+                if any(text != vector for text, vector in rows.items()):
+                    raise Broken("every vector is that of its text", f"{output.name} {rows}")
 
     def at_the_end(self, code: ExitCode, codes: list[ExitCode], now_s: float) -> None:
         """The exit code fits what is wrong with the world."""

@@ -20,8 +20,9 @@ from chunkvisor.store.layout import Layout, workdir_gone
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError
 from chunkvisor.units import which_rows
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, make_folder, remove_folder
 from chunkvisor_worker.contract.messages import Limits, Spec
+from chunkvisor_worker.contract.wire import read_message
 
 _LOOKED_AT = 4096  # texts among which one is looked for that is taken over
 
@@ -168,7 +169,7 @@ class OutputRun:
         first = work.texts[0]
         stop = work.texts[-1] + 1
         wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
-        number, files = self.ledger.new_attempt(work.chunk)
+        number, files = self._new_folder(work.chunk)
         good = None
         if canary is not None and canary > policy.OWN:
             good = next(self.texts_of([canary]))
@@ -194,6 +195,37 @@ class OutputRun:
         )
         spec = write_attempt(files, draft, self.texts_of(work.texts), good)
         return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
+
+    def _new_folder(self, chunk: int) -> tuple[int, AttemptFiles]:
+        """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
+        layout = self.ledger.layout
+        folder = layout.attempts_of(chunk)
+        make_folder(folder, durable=False)
+        before = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+        number = max(before, default=0) + 1
+        files = layout.attempt(chunk, number)
+        files.folder.mkdir()
+        return number, files
+
+    def left_behind(self) -> Iterator[AttemptFolder]:
+        """Give the attempts that an earlier run has left unjudged; those of another job are removed. Raises OSError."""
+        for folder in sorted(self.ledger.layout.attempts.glob("*/*")):
+            files = AttemptFiles(folder)
+            if not folder.parent.name.isdecimal() or files.verdict.exists():
+                continue
+            spec = read_message(Spec, files.spec)
+            if spec is None or not self._is_ours(spec, int(folder.parent.name), files):
+                remove_folder(folder)
+                continue
+            yield AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
+
+    def _is_ours(self, spec: Spec, chunk: int, files: AttemptFiles) -> bool:
+        wanted = self.ledger.fingerprint, self.name, chunk
+        if (spec.fingerprint, spec.output, spec.chunk) != wanted:
+            return False
+        # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
+        began_ns = files.spec.stat().st_mtime_ns
+        return chunk < self.ledger.plan.count and self.model.settled_since(began_ns)
 
     def _shortest(self, canary: int, work: Work) -> int:
         """Find the position of the shortest text, or one of the next.

@@ -5,13 +5,11 @@ committed as soon as each of its texts has a vector or a verdict. Outputs are jo
 ledger; the scheduler has no part in it, and hears of chunks that turn out damaged.
 """
 
-import contextlib
 import errno
 import shlex
-import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 from chunkvisor.assemble.forms import Numbers
@@ -21,14 +19,12 @@ from chunkvisor.heart.instructions import Work
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run
 from chunkvisor.judge import Evidence, Verdict, judge
-from chunkvisor.store.attempt import AttemptFolder, take_cut
+from chunkvisor.store.attempt import AttemptFolder
 from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText
 from chunkvisor.words import damaged_again
 from chunkvisor_worker.contract.exits import DISK_ERRNOS, Outcome
-from chunkvisor_worker.contract.files import AttemptFiles, remove_folder
-from chunkvisor_worker.contract.messages import Facts, Result, Spec
-from chunkvisor_worker.contract.wire import read_batch_log, read_beat, read_message
+from chunkvisor_worker.contract.messages import Facts, Result
 
 MAX_DAMAGED = 3  # more damaged chunks of one output are not an accident
 PAUSE_S = 5.0  # before a join that met a full disk is tried again
@@ -37,15 +33,22 @@ PAUSE_S = 5.0  # before a join that met a full disk is tried again
 class ResultStore:
     """What is done of all outputs, on its way to the disk and to the final files."""
 
-    def __init__(self, outputs: Sequence[OutputRun], run: Run, wait_timeout_s: float) -> None:
-        self._outputs, self._emit, self._signals = outputs, run.emit, run.signals
+    def __init__(
+        self,
+        outputs: Sequence[OutputRun],
+        run: Run,
+        wait_timeout_s: float,
+        pool: Executor | None = None,
+    ) -> None:
+        self._outputs = outputs
+        self._emit = run.emit
+        self._signals = run.signals
+        self._clock = run.clock
         self._wait_timeout_s = wait_timeout_s
-        self.first_go_s: float | None = (
-            None  # when the first gate was opened: rates count from then
-        )
+        self.first_go_s: float | None = None  # when the first gate opened: rates count from then
         self._said = set[str]()  # warnings: each is reported once
         # One join at a time: two would share the disk, and both would take longer.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="join")
+        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="join")
         self._join: tuple[int, Future[dict[str, Any]]] | None = None
         self._damaged: Counter[int] = Counter()
         self._full_s: float | None = None  # since when joins meet a full disk
@@ -61,50 +64,40 @@ class ResultStore:
         the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has changed.
         """
         output = self._outputs[work.output]
-        spec = attempt.spec
-        files = attempt.files
         # What workers have loaded since the folder changed is not known: none of it may become part of the output.
         output.model.check()
-        ledger, (start, stop) = output.ledger, output.bounds(work.chunk)
+        ledger = output.ledger
+        spec = attempt.spec
+        start, stop = output.bounds(work.chunk)
         whole = not salvaged and len(work.texts) == stop - start
-        result = None if salvaged else read_message(Result, files.result)
+        result = None
         try:
-            facts = (
-                result.facts
-                if result is not None
-                else read_batch_log(files.batches).facts
-                if salvaged
-                else None
-            )
+            if salvaged:
+                facts = attempt.facts_of_batches()
+            else:
+                result = attempt.result()
+                facts = result.facts if result is not None else None
             if facts is None:
-                raise OSError(
-                    errno.EIO,
-                    f"{files.batches if salvaged else files.result} cannot be read any more",
-                )
+                raise OSError(errno.EIO, f"{attempt.files.folder} cannot be read any more")
             self._warn(output, facts)
             # Before the vectors: once these are committed, nothing asks again how many tokens were cut.
-            cut = ledger.layout.cut_texts(ledger.fingerprint)
-            take_cut(cut, ledger.plan.distinct, files.cut, spec.start, spec.stop)
+            attempt.take_cut(ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct)
             if whole and result is not None:
-                ledger.commit(work.chunk, files.vectors, result.digest, facts)
+                ledger.commit(work.chunk, attempt.files.vectors, result.digest, facts)
             else:
                 ledger.fix_facts(facts)
-                vectors = files.vectors if result is not None else files.partial
+                vectors = attempt.files.partial if salvaged else attempt.files.vectors
                 ledger.parts(work.chunk).add(spec.start, vectors, work.texts)
         except OSError as error:
             return self._not_stored(work, error)
         complete = result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip)
         # Everything it left is in the output now. What failed stays, for a person to read.
         if complete:
-            remove_folder(files.folder)
-            with contextlib.suppress(
-                OSError
-            ):  # the folders of failed attempts stay, with their logs
-                files.folder.parent.rmdir()
+            attempt.remove()
         if whole:
             self._committed(output, work.chunk, result)
         elif salvaged:
-            beat = read_beat(files.beat)  # it knows the tokens of these texts, about
+            beat = attempt.beat()  # it knows the tokens of these texts, about
             tokens = beat.tokens_done if beat is not None else 0
             self._emit(event.BatchesKept(output.name, work.chunk, len(work.texts), tokens))
         elif result is not None and complete:
@@ -186,7 +179,7 @@ class ResultStore:
         # Start-up is not counted: it comes once, and would make the estimate too long for hours.
         if self.first_go_s is not None:
             rate = sum(each.texts_here for each in self._outputs) / max(
-                1e-6, time.monotonic() - self.first_go_s
+                1e-6, self._clock() - self.first_go_s
             )
         committed = event.ChunkCommitted(
             output.name,
@@ -216,33 +209,18 @@ class ResultStore:
         """
         for number, output in enumerate(self._outputs):
             _check_space(output)
-            for chunk, files in list(output.ledger.attempt_folders()):
-                # What was judged is for a person to read.
-                if not files.verdict.exists() and not self._adopted(
-                    Work(number, chunk, ()), output, files
-                ):
-                    remove_folder(files.folder)
+            for attempt in output.left_behind():
+                if not self._adopted(Work(number, attempt.spec.chunk, ()), output, attempt):
+                    attempt.remove()
             output.saved_before = output.ledger.saved()
 
-    def _adopted(self, work: Work, output: OutputRun, files: AttemptFiles) -> bool:
+    def _adopted(self, work: Work, output: OutputRun, attempt: AttemptFolder) -> bool:
         """Take over what is good of the attempt; True if that was all of it."""
-        ledger, spec = output.ledger, read_message(Spec, files.spec)
-        wanted = ledger.fingerprint, output.name, work.chunk
-        if (
-            spec is None
-            or (spec.fingerprint, spec.output, spec.chunk) != wanted
-            or work.chunk >= ledger.plan.count
-        ):
+        spec = attempt.spec
+        skipped = frozenset(spec.start + row for row in spec.skip)
+        texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
+        if not frozenset(output.missing(work.chunk)).issuperset(texts):
             return False
-        texts = sorted(
-            set(range(spec.start, spec.stop)).difference(spec.start + row for row in spec.skip)
-        )
-        if not set(output.missing(work.chunk)).issuperset(texts):
-            return False
-        # If the model's folder was touched since the attempt began, what its worker has loaded is not known.
-        if not output.model.settled_since(files.spec.stat().st_mtime_ns):
-            return False
-        attempt = AttemptFolder(files, spec, lambda: ledger.facts, output.blank_test(spec))
         verdict = judge(attempt.gather(Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED
         if not complete:
@@ -270,7 +248,7 @@ class ResultStore:
             (number, future), self._join = self._join, None
             lost += self._joined(number, future)
         for number, output in enumerate(self._outputs):
-            if self._stopped or self._join is not None or time.monotonic() < self._again_s:
+            if self._stopped or self._join is not None or self._clock() < self._again_s:
                 break
             if not self._is_ready(number):
                 continue
@@ -327,7 +305,7 @@ class ResultStore:
         return []
 
     def _wait(self, output: OutputRun, error: OSError) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         self._full_s = now_s if self._full_s is None else self._full_s
         if now_s - self._full_s >= self._wait_timeout_s:
             raise disk_halt(error, output.ledger.layout.workdir)

@@ -246,6 +246,23 @@ class AttemptFolder:
         known = self._known()
         return canary is not None and (known is None or known.dimension == canary.dimension)
 
+    def result(self) -> Result | None:
+        """Read what the worker says of its vectors; None if it left nothing, or nothing that can be read."""
+        return read_message(Result, self.files.result)
+
+    def facts_of_batches(self) -> Facts | None:
+        """Read what the worker found of the model, as its batch log has it."""
+        return read_batch_log(self.files.batches).facts
+
+    def take_cut(self, cut: Path, texts: int) -> None:
+        """Take over into the file `cut` how many tokens were cut of its texts; see `take_cut`. Raises OSError."""
+        take_cut(cut, texts, self.files.cut, self.spec.start, self.spec.stop)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it has ended, and failed: then it is for a person to read."""
+        return self.files.verdict.exists()
+
     def note(self, verdict: Verdict) -> None:
         """Leave the verdict for people to read; an attempt that the run itself ended leaves nothing."""
         if verdict.asked_for:
@@ -256,15 +273,17 @@ class AttemptFolder:
 
     def drop_bulk(self) -> None:
         """Remove the vectors of a failed attempt: record and log are left to read, and texts to try by hand."""
-        if not self.files.verdict.exists():
+        if not self.is_judged:
             return
         with contextlib.suppress(OSError):
             for path in (self.files.vectors, self.files.partial):
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove it whole."""
+        """Remove it whole; the folder of the chunk stays if there are others, with their logs."""
         remove_folder(self.files.folder)
+        with contextlib.suppress(OSError):
+            self.files.folder.parent.rmdir()
 
     def last_log(self) -> Path | None:
         """Find its log, or the newest of the chunk."""

@@ -5,7 +5,7 @@ out of the others; without a plan, that is all of them.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,9 +30,7 @@ from chunkvisor.store.records import (
     write_record,
 )
 from chunkvisor_worker.contract.files import (
-    AttemptFiles,
     FileIn,
-    make_folder,
 )
 from chunkvisor_worker.contract.messages import Facts
 
@@ -332,24 +330,6 @@ class Ledger:
             if good:
                 return good
         return next(filter(None, (parts.good_texts() for parts in self._parts.values())), [])
-
-    def new_attempt(self, chunk: int) -> tuple[int, AttemptFiles]:
-        """Make the folder of the chunk's next attempt; no other folder has its number. Raises OSError."""
-        folder = self.layout.attempts_of(chunk)
-        make_folder(folder, durable=False)
-        number = (
-            max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=0)
-            + 1
-        )
-        files = self.layout.attempt(chunk, number)
-        files.folder.mkdir()
-        return number, files
-
-    def attempt_folders(self) -> Iterator[tuple[int, AttemptFiles]]:
-        """Give (chunk, files) of every attempt that left a folder."""
-        for folder in sorted(self.layout.attempts.glob("*/*")):
-            if folder.parent.name.isdecimal():
-                yield int(folder.parent.name), AttemptFiles(folder)
 
     def taken_apart(self) -> list[int]:
         """Return the chunks that are not committed and of which parts are known."""
