@@ -16,7 +16,7 @@ HAS_GPU := timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 SOAK_S ?= 600
 # The long files first: with one of them at the end, a single core would work on it while the others wait. Four at once
 # also on two cores, since half of the time a test waits for processes of its own.
-MAKE_TEST := tests/simulator tests/process tests/unit
+MAKE_TEST := tests/soak/test_crossings.py tests/simulator tests/process tests/unit
 RAY_TESTS := $(addprefix tests/process/test_,crash_matrix.py resume.py poison_rows.py stop.py gpus.py warm.py kept_batches.py grace.py)
 
 # A run is made of many short processes; without its cache, Python compiles us anew in each of them.
@@ -41,7 +41,7 @@ quickstart: $(READY) ## embed 1,500 docstrings with a real model, crash-proof, a
 
 # A process of xdist that dies ends the tests, which name the one that it ran: a new one in its place would let them hang
 # at their end (pytest-xdist 3.8, issue 1378).
-test: $(READY) ## run the tests of tests/unit, process and simulator; where nvidia-smi lists a GPU, those of test-gpu as well
+test: $(READY) ## run the tests of tests/unit, process and simulator, and some crossings; where nvidia-smi lists a GPU, those of test-gpu as well
 	$(BIN)/pytest $(MAKE_TEST) -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_ARGS)
 	@if [ -n "$$PYTEST_ARGS" ]; then echo "tests/gpu is left out: PYTEST_ARGS chooses the tests (make test-gpu)"; \
 	elif $(HAS_GPU); then set -x; $(BIN)/pytest tests/gpu; \

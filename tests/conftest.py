@@ -102,7 +102,7 @@ def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 files_in_order: list[Path] = []
-"""Of the folders that were asked for, where this process is one of several."""
+"""Of what was asked for, where this process is one of several."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,10 +110,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Of this pytest itself: the environment has it for every pytest that a test starts as well.
     worker = getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
     number, count = int(worker["workerid"].removeprefix("gw")), int(worker["workercount"])
-    folders = [Path(config.invocation_params.dir, each) for each in config.args]
-    if not number or not all(folder.is_dir() for folder in folders):
+    asked = [Path(config.invocation_params.dir, each) for each in config.args]
+    if not number or not all(each.exists() for each in asked):
         return
-    files_in_order[:] = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
+    found = ([each] if each.is_file() else sorted(each.rglob("test_*.py")) for each in asked)
+    files_in_order[:] = [file for files in found for file in files]
     first = number * len(files_in_order) // count
     config.args[:] = map(str, (*files_in_order[first:], *files_in_order[:first]))
 

@@ -2,7 +2,7 @@
 
 They come from a zygote (drivers/zygote.py), which has imported already what they import. What a new interpreter would
 be different in goes the usual way: another command line, another `numpy` on PYTHONPATH, variables of Python or of the
-loader, limits. So does all of the soak, and what a test starts by itself. CHUNKVISOR_TEST_FORKS=no has it so for all.
+loader, limits. So does what a test starts by itself, and all of the soak; CHUNKVISOR_TEST_FORKS says otherwise.
 At its end a forked command joins its threads, runs what is registered with `atexit` and flushes, but leaves out the
 teardown of modules.
 
@@ -73,9 +73,8 @@ _LIMITS = [
 
 def wanted() -> bool:
     """Whether anything is to be forked."""
-    never = (
-        os.environ.get("CHUNKVISOR_SOAK_SEED") or os.environ.get("CHUNKVISOR_TEST_FORKS") == "no"
-    )
+    usual = "no" if os.environ.get("CHUNKVISOR_SOAK_SEED") else "yes"
+    never = os.environ.get("CHUNKVISOR_TEST_FORKS", usual) == "no"
     never = never or os.environ.get("CHUNKVISOR_TEST_ENGINE") == "ray"
     return not never and "coverage" not in sys.modules and zygote.can_fork()
 

@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GRACE_S = 300
 """A test that has begun in time may take so long after it; one that takes longer has failed."""
+CROSSINGS = "tests/soak/test_crossings.py::test_crossing"
+"""Small jobs, of which each soak plays all."""
 
 
 def tests(only: str) -> dict[str, list[str]]:
@@ -43,10 +45,12 @@ def tests(only: str) -> dict[str, list[str]]:
 def chosen(
     found: dict[str, list[str]], chance: random.Random, *, each: bool
 ) -> Iterator[tuple[str, int]]:
-    """Yield (node, seed): every node once, or one at random without end."""
+    """Yield (node, seed): all crossings, and every other node once, or one at random without end."""
+    if found.pop(CROSSINGS, None):
+        yield CROSSINGS, chance.randrange(1 << 32)
     nodes = [node for listed in found.values() for node in listed]
     chance.shuffle(nodes)
-    while True:
+    while found:
         for node in nodes if each else [chance.choice(found[chance.choice(sorted(found))])]:
             yield node, chance.randrange(1 << 32)
         if each:
@@ -57,6 +61,8 @@ def play(node: str, seed: int, timeout_s: float) -> str:
     """Run one test; returns the line that plays it again if it fails, else an empty string."""
     environment = {**os.environ, "CHUNKVISOR_SOAK_SEED": str(seed)}
     options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
+    if node == CROSSINGS:
+        options += ["-n", "2"]
     command = [sys.executable, "-m", "pytest", *options, node]
     try:
         ended = subprocess.run(
