@@ -285,6 +285,7 @@ def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
         "dimension": dimension,
         "fingerprint": "f",
         "quarantined": [],
+        "quarantined_rows": 0,
         "zero_rows": 0,
     }
     publish(layout, known | describe_file(layout, Form(), final.digest))

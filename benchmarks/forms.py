@@ -84,6 +84,7 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
             "dimension": DIMENSION,
             "fingerprint": "f",
             "quarantined": [],
+            "quarantined_rows": 0,
             "zero_rows": 0,
         }
         publish(layout, known | described)

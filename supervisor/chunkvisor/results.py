@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor.assemble.forms import FORMATS, Numbers, form_of
-from chunkvisor.assemble.manifest import file_of
+from chunkvisor.assemble.manifest import all_quarantined, file_of
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
@@ -82,7 +82,7 @@ class Report:
                 )
             rows = tuple(
                 QuarantinedRow(**{key: each[key] for key in keys})
-                for each in manifest["quarantined"]
+                for each in all_quarantined(layout, manifest)
             )
             found[name] = FinalFile(file_of(layout, manifest), manifest, rows)
         return cls(config.workdir, found)
@@ -111,10 +111,11 @@ def loss_in_words(
     first = listed(
         [place(each.row) if place else f"{name} row {each.row}" for name, each in rows], _SHOWN
     )
-    reasons = reasons_in_words(reasons_of(asdict(each) for _, each in rows))
+    first_rows = [each for output in own.values() for each in output.manifest["quarantined"]]
+    reasons = reasons_in_words(reasons_of(first_rows), len(rows))
     layout = Layout(report.workdir)
     files = [
-        str(layout.output(name).manifest) for name, output in own.items() if output.quarantined
+        str(layout.output(name).quarantined) for name, output in own.items() if output.quarantined
     ]
     again = shlex.join(["chunkvisor", "retry", str(report.workdir)])
     where = (

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.forms import form_of
 from chunkvisor.assemble.join import final_rows
-from chunkvisor.assemble.manifest import read_moved, read_recorded
+from chunkvisor.assemble.manifest import read_moved, read_recorded, rows_without_vector
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Warned
 from chunkvisor.sources.table import StagedTable, TableFiles, matches
@@ -78,7 +78,7 @@ def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None
         is_of_this = manifest["fingerprint"] == fixed.identity.fingerprint
         if not is_of_this or not form.is_exact or not final.file(form.format).exists():
             return None
-        bad = [row["row"] for row in manifest["quarantined"]]
+        bad = rows_without_vector(layout, manifest)
     except (DamagedError, OSError):
         return None
     versions = {name: each for name, each in manifest["versions"].items() if name != "chunkvisor"}

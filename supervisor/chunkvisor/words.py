@@ -115,7 +115,7 @@ ENTRIES: dict[str, Meaning] = {
         "Some texts fail every time, even alone. Their rows have no vector: NaN in an array, null in a table.",
         "All other rows are complete, and it ends with 3; with more than recovery.max_bad_rows distinct texts among "
         "them, with 78.",
-        "The manifest (`<output>.json`) lists each row with its place, the outcome and the reason. To try them again: "
+        "`<output>.quarantined.jsonl` lists each row with its place, the outcome and the reason. To try them again: "
         "`chunkvisor retry WORKDIR`, then the same run. If you correct the source: `chunkvisor run CONFIG --update`.",
     ),
 }
@@ -282,11 +282,13 @@ def reasons_of(rows: Iterable[Mapping[str, Any]]) -> tuple[BadReason, ...]:
     return tuple(BadReason(each[0]["outcome"], each[0]["reason"], len(each)) for each in alike)
 
 
-def reasons_in_words(reasons: Sequence[BadReason]) -> list[str]:
-    """Give lines about why rows have no vector."""
+def reasons_in_words(reasons: Sequence[BadReason], count: int) -> list[str]:
+    """Give lines about why so many rows have no vector; the reasons may be of the first of them alone."""
     rows = sum(each.rows for each in reasons)
     if rows == 1:
         return [f"{each.outcome}: {each.reason}" for each in reasons]
+    if rows < count:
+        return [f"of the first {rows:,}:", *reasons_in_words(reasons, rows)]
     if len(reasons) == 1:
         return [f"all {rows:,} for the same reason: {reasons[0].outcome}: {reasons[0].reason}"]
     lines = [
@@ -305,7 +307,7 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
         (name, each) for name, manifest in manifests.items() for each in manifest["quarantined"]
     ]
     rows = [f"{name} row {each['row']} ({each['place']})" for name, each in found[:10]]
-    count = len(found)
+    count = sum(manifest["quarantined_rows"] for manifest in manifests.values())
     more = f" and {count - 10:,} more" if count > 10 else ""
     reasons = reasons_of(row for _, row in found)
     most = reasons[0]
@@ -318,11 +320,11 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     if most.outcome == Outcome.BAD_OUTPUT and is_empty(str(log or "")):
         log = None
     advice, them = advice_on_row(most.outcome, rule), "it" if count == 1 else "them"
-    files = [str(layout.output(name).manifest) for name in manifests]
+    files = [str(layout.output(name).quarantined) for name in manifests]
     return Halt(
         ExitCode.QUARANTINED,
         f"finished, but {counted(count, 'row')} could not be encoded: {', '.join(rows)}{more}",
-        why="\n       ".join(reasons_in_words(reasons)),  # below each other
+        why="\n       ".join(reasons_in_words(reasons, count)),  # below each other
         remedy=f"{', '.join(files[:3])} {'lists' if len(files) == 1 else 'list'} every such row. "
         f"{advice}{' ' * bool(advice)}To try {them} again: chunkvisor retry {layout.workdir}, then run again. "
         "If you correct the source: run again with --update.",

@@ -167,6 +167,9 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     )
     assert np.isnan(desk.result()[1]).all()
     assert [each["row"] for each in desk.manifest()["quarantined"]] == [1]
+    bad = desk.out.with_suffix(".quarantined.jsonl")
+    assert [json.loads(line)["row"] for line in bad.read_text().splitlines()] == [1]
+    assert f"{bad} lists such rows" in ended.stderr
     assert desk.encode(*arguments, encoder="picky:make").returncode == 3
     (desk.folder / "mended").touch()
     assert desk.call("retry", str(desk.state)).returncode == 0
@@ -175,6 +178,7 @@ def test_quarantine_and_retry(desk: Desk) -> None:
     ended = desk.encode(*arguments, encoder="picky:make")
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(desk.result(), expected(["one", "bad", "two"]))
+    assert not bad.exists()
     assert list(desk.state.iterdir()) == [mine], "what else is in that folder stays there"
 
 

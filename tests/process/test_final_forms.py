@@ -36,7 +36,7 @@ def test_from_the_chunks_to_the_bytes(tmp_path: Path) -> None:
     )
     place.lay("t1", "value_error!")
     assert place.run_here().returncode == 3
-    assert own_files(place) == {"out.npy", "out.json"}
+    assert own_files(place) == {"out.npy", "out.json", "out.quarantined.jsonl"}
     assert [row["row"] for row in place.manifest()["quarantined"]] == [1, 6]
     right = expected(TEXTS).astype(np.float16)
     whole = right.copy()
@@ -81,7 +81,7 @@ def test_parquet(tmp_path: Path) -> None:
     ended = place.run_here("--set", "outputs.out.format=parquet")
     assert ended.returncode == 3, ended.stderr
     assert len(place.calls()) == calls
-    assert own_files(place) == {"out.parquet", "out.json"}
+    assert own_files(place) == {"out.parquet", "out.json", "out.quarantined.jsonl"}
     table = pq.read_table(place.workdir / "out.parquet")
     assert table.column_names == ["row", "vector"]
     assert table["row"].to_pylist() == list(range(len(TEXTS)))
@@ -257,6 +257,61 @@ def test_side_by_side_in_float16(tmp_path: Path) -> None:
     assert found.dtype == np.float16
     np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
     assert place.here("verify", str(place.workdir)).returncode == 0
+
+
+def rows_in(path: Path) -> list[int]:
+    """Numbers of the rows that a list next to a final has."""
+    return [json.loads(line)["row"] for line in path.read_text().splitlines()]
+
+
+def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows without a vector are in a list next to each final; whatever counts or names them has all."""
+    monkeypatch.setattr("chunkvisor.assemble.manifest.MOST_LISTED", 2)
+    place = combining(tmp_path / "place")
+    bad = {"out": [0, 1, 2, 6], "again": [1, 5, 6, 7], "both": [0, 1, 2, 5, 6, 7]}
+    for text in ("t0", "t1"):
+        place.lay(text, "value_error!")
+    for _ in range(2):
+        ended = place.run_here()
+        assert ended.returncode == 3, ended.stderr
+        assert "8 rows could not be encoded" in ended.stderr
+        assert "of the first 4:" in ended.stderr
+        for name, rows in bad.items():
+            made = json.loads((place.workdir / f"{name}.json").read_text())
+            assert [each["row"] for each in made["quarantined"]] == rows[:2]
+            assert made["quarantined_rows"] == len(rows)
+            assert rows_in(place.workdir / f"{name}.quarantined.jsonl") == rows
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    assert place.status()["outputs"]["out"]["quarantined"] == 4
+    audited = place.here("audit", str(place.config_path))
+    assert (audited.returncode, audited.stdout.count("4 rows encoded again; 0 differ")) == (0, 2)
+    with pytest.warns(chunkvisor.QuarantineWarning, match="8 rows have no vector"):
+        report = chunkvisor.run(place.config_path)
+    assert [each.row for each in report.outputs["out"].quarantined] == bad["out"]
+    assert report.quarantined == 8
+
+    # The list is checked, and comes back from the state.
+    mine = place.workdir / "out.quarantined.jsonl"
+    for damage in (lambda: mine.write_text("mine"), mine.unlink):
+        damage()
+        assert mine.name in place.here("verify", str(place.workdir)).stderr
+        assert place.run_here().returncode == 3
+        assert rows_in(mine) == bad["out"]
+
+    # Another output takes over what has a vector and nothing else, and `retry` finds all texts.
+    set_form(place, {"where": "text <> 't5'"})
+    assert place.run_here("--update", "--set", "combine={}").returncode == 3
+    assert rows_in(mine) == bad["out"]
+    for text in ("t0", "t1"):
+        place.lift(text)
+    retried = place.here("retry", str(place.workdir))
+    assert "4 texts" in retried.stdout
+    assert place.run_here("--set", "combine={}").returncode == 0
+    assert place.here("verify", str(place.workdir)).returncode == 0
+    np.testing.assert_array_equal(place.vectors(), expected(TEXTS[:-1]))
+    assert {path.name for path in place.workdir.glob("*.quarantined.jsonl")} == {
+        "both.quarantined.jsonl"
+    }
 
 
 def test_other_rows_are_not_side_by_side(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
+from chunkvisor.supervise.finish import quarantined
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
 from soaked import soaked
@@ -96,8 +97,8 @@ def publish_joined(
     form = form or Form()
     final = join.assemble(ledger, table, on_block, form)
     described = describe_file(ledger.layout, form, final.digest)
-    bad = [{"row": row, "outcome": "crashed", "reason": "why"} for row, _ in final.bad_rows]
-    made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f", "quarantined": bad}
+    made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f"}
+    made |= manifest.list_quarantined(ledger.layout, quarantined(ledger, table, None, on_block))
     made |= {"zero_rows": final.zero_rows, **described}
     publish(ledger.layout, made)
     return final, made
@@ -137,9 +138,9 @@ def test_rows_without_a_vector(block_rows: int) -> None:
         table,
         right,
     ):
-        final, _ = publish_joined(ledger, table)
+        final, made = publish_joined(ledger, table)
         np.testing.assert_array_equal(np.load(ledger.layout.final), right)
-    assert [(row, bad.text) for row, bad in final.bad_rows] == [(0, 0), (2, 0), (5, 4), (6, 4)]
+    assert [each["row"] for each in made["quarantined"]] == [0, 2, 5, 6]
     assert final.zero_rows == 2
 
 

@@ -165,4 +165,7 @@ WORDS = [
 @pytest.mark.parametrize(("counts", "lines"), WORDS)
 def test_reasons_in_words(counts: list[tuple[tuple[str, str], int]], lines: list[str]) -> None:
     """Reasons that differ in numbers alone are one, the most frequent comes first."""
-    assert reasons_in_words(reasons_of(rows(*counts))) == lines
+    listed = rows(*counts)
+    assert reasons_in_words(reasons_of(listed), len(listed)) == lines
+    more = reasons_in_words(reasons_of(listed * 2), len(listed) * 3)
+    assert more[0] == f"of the first {len(listed) * 2}:"

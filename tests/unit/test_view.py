@@ -77,7 +77,7 @@ def test_it_always_fits(columns: int, workers: int) -> None:
 def status(state: State, done: int, quarantined: int = 0) -> Status:
     """Of one output with 10 chunks."""
     reasons = (BadReason("crashed", "it died", quarantined),) if quarantined else ()
-    listed_in = "w/a.json" if quarantined else ""
+    listed_in = "w/a.quarantined.jsonl" if quarantined else ""
     output = OutputStatus(
         100, 10 * done, 10, done, quarantined, done == 10, 100, reasons, "", listed_in
     )
@@ -135,7 +135,7 @@ def status(state: State, done: int, quarantined: int = 0) -> Status:
                 "  a: 100 %, 100 of 100 rows, 10 of 10 chunks, 2 rows without a vector",
                 "  attempts: 10 committed",
                 "  a: all 2 for the same reason: crashed: it died",
-                "  which rows: w/a.json",
+                "  which rows: w/a.quarantined.jsonl",
                 "  to try them again: chunkvisor retry w, then run again",
                 "  see: chunkvisor explain quarantine",
             ],

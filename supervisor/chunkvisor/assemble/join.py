@@ -6,7 +6,7 @@ The rows are put together in float32. A final of another form is made from a fil
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,6 @@ class Final:
     dimension: int
     digest: str = ""  # sha256 of its file, hex
     zero_rows: int = 0  # rows that are zero throughout; only blank texts have such vectors
-    bad_rows: list[tuple[int, BadText]] = field(default_factory=list)
-    """(row, its text) of every row that has no vector, in order."""
 
 
 def assemble(
@@ -215,12 +213,7 @@ def _joined(
     the last; a row whose text came before gets its vector from the file, where it is written already.
     """
     per_block, seen = max(1, BLOCK_BYTES // (4 * final.dimension)), 0
-    without = ledger.bad
-    if reuse is not None:
-        without = {
-            int(reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()
-        }
-    numbers = np.fromiter(without, dtype=np.int64)
+    numbers = np.fromiter(bad_texts(ledger, reuse), dtype=np.int64)
     with contextlib.closing(ahead(chunk_blocks(ledger))) as blocks:
         chunks = Portions(blocks)
         for start in range(0, table.rows, per_block):
@@ -243,10 +236,16 @@ def _joined(
             if len(others := np.setxor1d(not_finite, hits)):
                 raise _other_rows(int(ids[others[0]]), ledger, reuse)
             final.zero_rows += len(zero)
-            final.bad_rows += [(start + row, without[int(ids[row])]) for row in hits.tolist()]
             yield block
             on_block()
         next(blocks, None)  # the digest of the last chunk is compared at its end
+
+
+def bad_texts(ledger: Ledger, reuse: Reuse | None) -> dict[int, BadText]:
+    """Return the texts without a vector, by their numbers in the table. Raises DamagedError, OSError."""
+    if reuse is None:
+        return ledger.bad
+    return {int(reuse.texts_of(number, number + 1)[0]): bad for number, bad in ledger.bad.items()}
 
 
 def _other_rows(text: int, ledger: Ledger, reuse: Reuse | None) -> Exception:

@@ -1,19 +1,24 @@
 """Finals that are made: published with manifest and side files, kept, made anew in another form, combined, followed.
 
 A final counts only if its stamp, or its digest, holds. What lies next to it is copied again if it
-is lost: the rows table from the staged texts, and the list of cut rows from the state.
+is lost: the rows table from the staged texts, the lists of rows from the state.
 """
 
+import heapq
+import itertools
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from chunkvisor.assemble.forms import (
     FORM_KEYS,
@@ -59,7 +64,11 @@ from chunkvisor_worker.contract.files import (
     make_folder,
     set_aside,
     sync_folder,
+    write_blocks,
 )
+
+MOST_LISTED = 10_000
+"""Rows without a vector that a manifest lists. A file of lines has all of them."""
 
 _Read = TypeVar("_Read")
 
@@ -99,6 +108,7 @@ def _sides(layout: OutputLayout, manifest: dict[str, Any]) -> dict[Path, str]:
     said = {
         layout.rows_table: manifest.get("carried"),
         layout.truncated: manifest.get("truncated"),
+        layout.quarantined: manifest.get("quarantined_list"),
     }
     there = {
         path: record for path, record in said.items() if record is not None and "file" in record
@@ -120,6 +130,7 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[P
     sources = {
         layout.rows_table: TableFiles(layout.table).rows,
         layout.truncated: layout.truncated_twin,
+        layout.quarantined: layout.quarantined_twin,
     }
     for path, digest in _sides(layout, manifest).items():
         if path not in but and not _has(path, digest) and _has(sources[path], digest):
@@ -129,6 +140,46 @@ def write_sides(layout: OutputLayout, manifest: dict[str, Any], but: Container[P
 
 def _has(path: Path, digest: str) -> bool:
     return path.is_file() and digest_file(path) == digest
+
+
+# --- rows without a vector
+
+
+def list_quarantined(layout: OutputLayout, rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Write the list of all these rows into the state; return what the manifest says of them. Raises OSError."""
+    first = list(itertools.islice(rows, MOST_LISTED))
+    said: dict[str, Any] = {"quarantined": first, "quarantined_rows": 0}
+    if not first:
+        layout.quarantined_twin.unlink(missing_ok=True)
+        return said
+
+    def lines() -> Iterator[bytes]:
+        for row in itertools.chain(first, rows):
+            said["quarantined_rows"] += 1
+            yield json.dumps(row).encode() + b"\n"
+
+    write_blocks(layout.quarantined_twin, lines())
+    digest = f"sha256:{digest_file(layout.quarantined_twin)}"
+    return said | {"quarantined_list": {"file": layout.quarantined.name, "digest": digest}}
+
+
+def all_quarantined(layout: OutputLayout, manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give all rows without a vector, in order: the manifest has the first. Raises DamagedError, OSError."""
+    if len(manifest["quarantined"]) == manifest["quarantined_rows"]:
+        yield from manifest["quarantined"]
+        return
+    for path in (layout.quarantined_twin, layout.quarantined):
+        if _has(path, digest_in(manifest["quarantined_list"])):
+            with open(path, "rb") as file:
+                yield from map(json.loads, file)
+            return
+    raise DamagedError(str(layout.quarantined))
+
+
+def rows_without_vector(layout: OutputLayout, manifest: dict[str, Any]) -> npt.NDArray[np.int64]:
+    """Return the numbers of these rows, which rise; raises as `all_quarantined`."""
+    found = all_quarantined(layout, manifest)
+    return np.fromiter((each["row"] for each in found), dtype=np.int64)
 
 
 # --- publishing
@@ -419,29 +470,20 @@ def combine(
     try:
         written = layout.partial(form.format)
         digest = write_final(layout, written, rows, numbers, form, side_by_side())
-    except BadVectorsError as error:
+        quarantined = list_quarantined(layout, _quarantined_in_any(outputs, members))
+    except (BadVectorsError, DamagedError) as error:
         remedy = "Move it away, and run the same command again: it is made again."
         raise Halt(
             ExitCode.DISK,
             f"a final that {layout.name} is made of is damaged: {error}",
             remedy=remedy,
         ) from None
-    quarantined = dict[int, dict[str, Any]]()
-    for name, manifest in members.items():
-        for each in manifest["quarantined"]:
-            before = quarantined.get(each["row"])
-            reason = (
-                f"{name}: {each['reason']}"
-                if before is None
-                else f"{before['reason']}; {name}: {each['reason']}"
-            )
-            quarantined[each["row"]] = (before or each) | {"reason": reason}
     manifest = {
         "rows": rows,
         "dimension": numbers.dimension,
         **describe_file(layout, form, digest),
         "fingerprint": fingerprint,
-        "quarantined": [quarantined[row] for row in sorted(quarantined)],
+        **quarantined,
         "zero_rows": zero_rows,
         "combined": [
             {"output": name, "dimension": each["dimension"]} for name, each in members.items()
@@ -452,3 +494,18 @@ def combine(
     }
     publish(layout, manifest)
     return manifest, False
+
+
+def _quarantined_in_any(
+    outputs: Mapping[str, OutputLayout], members: Mapping[str, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Give the rows that have no vector in one of the outputs, or in several."""
+
+    def of(name: str) -> Iterator[dict[str, Any]]:
+        for each in all_quarantined(outputs[name], members[name]):
+            yield each | {"reason": f"{name}: {each['reason']}"}
+
+    row = itemgetter("row")
+    for _, same in itertools.groupby(heapq.merge(*map(of, members), key=row), key=row):
+        each = list(same)
+        yield each[0] | {"reason": "; ".join(one["reason"] for one in each)}

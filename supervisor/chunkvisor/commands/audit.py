@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from chunkvisor.assemble.forms import form_of
 from chunkvisor.assemble.join import final_rows
-from chunkvisor.assemble.manifest import read_finished
+from chunkvisor.assemble.manifest import read_finished, rows_without_vector
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
@@ -88,11 +88,11 @@ def _of_output(
         if (fixed := read_fixed(output)) is None:
             raise DamagedError(f"{output.identity} is missing")
         table = StagedTable.open(output.table)
+        bad = set(rows_without_vector(output, manifest).tolist())
     except DamagedError as error:
-        what = f"the texts of output {output.name} are not in the workdir any more"
+        what = f"the texts of output {output.name} are not in the workdir any more, or damaged"
         remedy = "Audit before `chunkvisor clean`, which removes them."
         raise config_error(what, why=str(error), remedy=remedy) from None
-    bad = {each["row"] for each in manifest["quarantined"]}
     # Not the same rows each time: every audit looks at others.
     candidates = random.SystemRandom().sample(
         range(manifest["rows"]), min(manifest["rows"], rows + len(bad))

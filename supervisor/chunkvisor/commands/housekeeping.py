@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from chunkvisor.assemble.forms import FORMATS, Numbers, digest_in, form_of
 from chunkvisor.assemble.manifest import (
     damaged_sides,
@@ -18,6 +16,7 @@ from chunkvisor.assemble.manifest import (
     is_manifest,
     read_finished,
     read_moved,
+    rows_without_vector,
 )
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
@@ -101,7 +100,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
     except (BadVectorsError, OSError) as error:
         problem = _unreadable(error)
     else:
-        if missing != len(manifest["quarantined"]):
+        if missing != manifest["quarantined_rows"]:
             problem = f"has NaN or infinity in {counted(missing, 'row')}"
         # What is rounded may be zero if the vector was not.
         elif form.dtype is FinalDtype.FLOAT32 and zero_rows != manifest["zero_rows"]:
@@ -194,8 +193,8 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
 
 def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
     """Return the numbers of the texts without a vector; none if the staged texts are gone."""
-    rows = np.array([row["row"] for row in manifest["quarantined"]], dtype=np.int64)
     with contextlib.suppress(DamagedError):
+        rows = rows_without_vector(layout, manifest)
         return set(StagedTable.open(layout.table).texts_of_rows(rows).tolist())
     return set()
 
@@ -206,7 +205,7 @@ def _reopen(layout: OutputLayout) -> int:
     if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
         # Its chunks have a part of it only: the next run takes all good rows over from its final file.
         write_atomic(layout.again, b"")
-        return len(_bad_texts(layout, manifest)) or len(manifest["quarantined"])
+        return len(_bad_texts(layout, manifest)) or int(manifest["quarantined_rows"])
     if ledger is None:
         return 0
     known = _bad_texts(layout, manifest) if manifest is not None else set()

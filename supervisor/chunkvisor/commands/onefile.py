@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.assemble.forms import FORM_KEYS
-from chunkvisor.assemble.manifest import is_manifest
+from chunkvisor.assemble.manifest import damaged_sides, is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.show.lines import Observer, how_to_read
@@ -24,7 +24,7 @@ from chunkvisor.store.identity import (
     differences,
     identity_of,
 )
-from chunkvisor.store.layout import Layout, hold
+from chunkvisor.store.layout import Layout, OutputLayout, hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
 from chunkvisor.supervise.session import Request, run
 from chunkvisor.units import counted
@@ -103,7 +103,7 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
             out, config.workdir, made_from
         )  # the state stays: `retry` has only the bad texts computed again
         halt.remedy = (
-            f"{manifest_file} lists such rows, or names the file that does. To try them again: chunkvisor retry "
+            f"{out.with_suffix('.quarantined.jsonl')} lists such rows. To try them again: chunkvisor retry "
             f"{config.workdir}, then the same command. If you correct the source: the same command with --from-scratch"
         )
         raise
@@ -141,7 +141,7 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, replace: bool
         raise config_error("\n  ".join([what, *changes]), remedy=remedy)
     if f"sha256:{digest_file(out)}" != manifest["digest"]:
         raise config_error(f"{out} has changed since it was made", remedy=remedy)
-    return len(manifest["quarantined"])
+    return int(manifest["quarantined_rows"])
 
 
 def publish(out: Path, workdir: Path, made_from: Identity) -> None:
@@ -156,13 +156,26 @@ def publish(out: Path, workdir: Path, made_from: Identity) -> None:
                 ExitCode.TRY_AGAIN, what, remedy="Run the same command again: it checks the file."
             )
         more: dict[str, Any] = {_MADE_FROM: made_from.values}
-        if "file" in (listed := manifest.get("truncated") or {}):
-            copy = out.with_suffix(".truncated.jsonl")
-            copy_atomic(output.truncated, copy)
-            more["truncated"] = {**listed, "file": copy.name}
+        there = OutputLayout(out.parent, out.stem)
+        replaced = None
+        with contextlib.suppress(DamagedError):
+            replaced = read_sealed(there.manifest)
+        sides = damaged_sides(there, replaced or {})
+        stale = {path for path, problem in sides if problem is None}
+        for key, listed, copy in (
+            ("truncated", output.truncated, there.truncated),
+            ("quarantined_list", output.quarantined, there.quarantined),
+        ):
+            said = manifest.get(key) or {}
+            if "file" in said:
+                copy_atomic(listed, copy)
+                more[key] = {**said, "file": copy.name}
+                stale.discard(copy)
         write_sealed(out.with_suffix(".json"), manifest | more)
         write_sealed(output.moved, {"final": os.path.relpath(out, output.workdir)})
         output.final.replace(out)
+        for path in stale:
+            path.unlink()
         sync_folder(out.parent)
         sync_folder(output.workdir)
 
@@ -174,7 +187,7 @@ def remove_state(workdir: Path) -> None:
     if not layout.hidden.is_dir():
         return
     with hold(layout.lock, ""):
-        for path in (output.manifest, output.final, output.truncated):
+        for path in (output.manifest, output.final, output.truncated, output.quarantined):
             path.unlink(missing_ok=True)
         if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
             remove_folder(output.state)

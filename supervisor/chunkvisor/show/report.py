@@ -281,9 +281,9 @@ def render(workdir: Path, now_s: float) -> str:
     if rows := list(islice(_bad_rows(status, story, layout), _MOST_ROWS + 1)):
         heads = ("output", "row", "file and line", "outcome", "reason", "text")
         body += [tag("h2", "Rows without a vector"), table(heads, rows[:_MOST_ROWS])]
-        body += [tag("p", f"These are the first {_MOST_ROWS}; the manifests list all.")] * (
-            len(rows) > _MOST_ROWS
-        )
+        body += [
+            tag("p", f"These are the first {_MOST_ROWS}; <output>.quarantined.jsonl lists all.")
+        ] * (len(rows) > _MOST_ROWS)
     charts = list(charts_of(story)) or [tag("p", "Nothing has been encoded yet.")]
     told = (
         tag("li", tag("small", human_moment(at_s)), f" {words}")

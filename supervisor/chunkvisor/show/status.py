@@ -166,7 +166,7 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
             read_done_manifest(layout) if moved_to is None else read_sealed(moved_to.manifest)
         )
         if manifest is not None:
-            count = len(manifest["quarantined"])
+            count = manifest["quarantined_rows"]
             return OutputStatus(
                 manifest["rows"],
                 manifest["rows"],
@@ -179,7 +179,7 @@ def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
                 manifest["distinct_texts"],
                 reasons_of(manifest["quarantined"]),
                 file="" if moved_to is None else str(moved_to.final),
-                listed_in=str((moved_to or layout).manifest) if count else "",
+                listed_in=str((moved_to or layout).quarantined) if count else "",
                 truncated=(manifest.get("truncated") or {}).get("rows"),
             )
     # If it was complete, `retry` has made the rows without a vector pending again.
@@ -345,7 +345,7 @@ def _complete(status: Status, workdir: Path, bad: int) -> Iterator[str]:
         return
     lacking = {name: output for name, output in status.outputs.items() if output.quarantined}
     for name, output in lacking.items():
-        for words in reasons_in_words(output.reasons):
+        for words in reasons_in_words(output.reasons, output.quarantined):
             yield f"{name}: {words}"
     yield f"which rows: {listed([output.listed_in for output in lacking.values()], 3)}"
     yield f"to try {'it' if bad == 1 else 'them'} again: chunkvisor retry {workdir}, then run again"

@@ -79,6 +79,7 @@ class OutputLayout:
     final = PathIn("workdir", "NAME.npy")
     manifest = PathIn("workdir", "NAME.json")
     truncated = PathIn("workdir", "NAME.truncated.jsonl")
+    quarantined = PathIn("workdir", "NAME.quarantined.jsonl")
     rows_table = PathIn("workdir", "NAME.rows.parquet")
 
     hidden = PathIn("workdir", HIDDEN)
@@ -111,6 +112,7 @@ class OutputLayout:
     again = PathIn("state", "again")  # `retry` has asked for the rows without a vector
     done = PathIn("state", "done.json")  # the final file's stamp, and the manifest once more
     truncated_twin = PathIn("state", "truncated.jsonl")
+    quarantined_twin = PathIn("state", "quarantined.jsonl")
 
     @property
     def state(self) -> Path:
@@ -268,7 +270,7 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
         raise config_error(what, remedy="Choose another workdir, or set LC_ALL=C.UTF-8.") from None
     make_folders(layout.workdir, mode=0o755)  # results in it are for others; state is private
     if not is_workdir(layout):
-        names = ("final", "manifest", "truncated", "rows_table")
+        names = ("final", "manifest", "truncated", "quarantined", "rows_table")
         ours = [
             (each.file("parquet"), *(getattr(each, name) for name in names))
             for each in map(layout.output, outputs)

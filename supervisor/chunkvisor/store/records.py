@@ -14,9 +14,7 @@ from chunkvisor.store.disk import FORBIDDEN_ERRNOS, LIMIT_ERRNOS
 from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.wire import from_json
 
-_LIMIT_BYTES = (
-    256 << 20
-)  # no record is larger: the largest is a manifest with a line for each quarantined row
+_LIMIT_BYTES = 256 << 20  # no record is larger: lists that grow with the rows are files of lines
 _Record = TypeVar("_Record")
 
 
@@ -31,11 +29,15 @@ def digest_of(value: Any) -> str:
 
 
 def write_sealed(path: Path, content: dict[str, Any], *, made_in: Path | None = None) -> None:
-    """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`. Raises OSError."""
+    """Write `content` and its digest, under the key `seal`, atomically, as `write_atomic`.
+
+    Raises OSError; ValueError if it is longer than what `read_sealed` reads.
+    """
     sealed = {**content, "seal": digest_of(content)}
-    write_atomic(
-        path, json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n", made_in=made_in
-    )
+    data = json.dumps(sealed, indent=1, ensure_ascii=True).encode() + b"\n"
+    if len(data) > _LIMIT_BYTES:
+        raise ValueError(f"{path} would have {len(data):,} bytes, more than are read")
+    write_atomic(path, data, made_in=made_in)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:

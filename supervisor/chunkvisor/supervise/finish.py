@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from chunkvisor.assemble.forms import Form
-from chunkvisor.assemble.join import assemble
-from chunkvisor.assemble.manifest import describe_file, finish_publishing, publish
+from chunkvisor.assemble.join import assemble, bad_texts
+from chunkvisor.assemble.manifest import describe_file, finish_publishing, list_quarantined, publish
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows, read_shape
@@ -53,12 +53,6 @@ def finish(
     final = assemble(ledger, table, on_block, form, reuse)
     facts = ledger.facts
     assert facts is not None
-    quarantined = list[dict[str, Any]]()
-    for number, (row, bad) in enumerate(final.bad_rows):
-        place = table.place_of(row, with_line=number < _MAX_LINES)
-        quarantined.append(
-            {"row": row, "outcome": str(bad.outcome), "reason": bad.reason, "place": place}
-        )
     cut = _record_cut(ledger, table, reuse, on_block)
     prompt = (
         facts.loaded.prompt
@@ -71,7 +65,7 @@ def finish(
         "dimension": final.dimension,
         **describe_file(layout, form, final.digest),
         "fingerprint": fixed.identity.fingerprint,
-        "quarantined": quarantined,
+        **list_quarantined(layout, quarantined(ledger, table, reuse, on_block)),
         "distinct_texts": table.distinct,
         "truncated": cut,
         "zero_rows": final.zero_rows,
@@ -118,6 +112,25 @@ def finish(
 def _section(fixed: Fixed, prefix: str) -> dict[str, Any]:
     values = fixed.identity.values.items()
     return {key.removeprefix(prefix): value for key, value in values if key.startswith(prefix)}
+
+
+def quarantined(
+    ledger: Ledger, table: StagedTable, reuse: Reuse | None, on_block: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
+    """Give all rows without a vector, in order. Calls `on_block` now and then; it may raise to stop."""
+    bad = bad_texts(ledger, reuse)
+    if not bad:
+        return
+    numbers = np.fromiter(bad, dtype=np.int64)
+    count = 0
+    for start in range(0, table.rows, _ROWS_AT_ONCE):
+        texts = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
+        for at in np.flatnonzero(np.isin(texts, numbers)).tolist():
+            row, why = start + at, bad[int(texts[at])]
+            place = table.place_of(row, with_line=count < _MAX_LINES)
+            count += 1
+            yield {"row": row, "outcome": str(why.outcome), "reason": why.reason, "place": place}
+        on_block()
 
 
 def _record_cut(
