@@ -115,6 +115,20 @@ def test_auto_goes_on_without_a_template_that_dies_or_stops(
     assert starts(workplace)[-1][2] == "fresh"
 
 
+def test_a_template_that_is_killed_ends_a_run_that_insists_on_it(workplace: Workplace) -> None:
+    """It ends with 75, since nothing is wrong with the config; the same command continues."""
+    texts = [*PLAIN[:4], "kill_template", *PLAIN]
+    prepare(workplace, texts, **{"workers.standby": 1})
+
+    code, stderr = run_here(workplace)
+
+    assert code == 75, stderr
+    assert "ended with signal 9 (SIGKILL)" in stderr
+    code, stderr = run_here(workplace)
+    assert code == 0, stderr
+    assert np.array_equal(workplace.vectors(), expected(texts))
+
+
 WITHOUT_A_TEMPLATE = {
     "open_gpu": "/dev/nvidiactl open",
     "start_thread": "has started threads",

@@ -43,6 +43,8 @@ from chunkvisor_worker.contract.wire import from_json, read_message, to_json, wr
 
 # A template that has not answered by then is stuck; it takes milliseconds.
 ANSWER_S = 5.0
+# A template that one of these has ended says nothing of the config.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # For the template process, over the workers' environment.
 _OF_TEMPLATE = {
@@ -226,6 +228,7 @@ class LocalEngine:
         self.failure = (
             ""  # why the template is dead, or was given up and killed; empty = it is neither
         )
+        self._killed = False  # by others
         self._began_s = 0.0
         self.began_ns = 0  # by the clock of the files: the template has read no file before it
         self._base: dict[str, str] = {}  # the template's environment
@@ -285,6 +288,7 @@ class LocalEngine:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._template.wait(ANSWER_S)
                 code = self._template.returncode
+                self._killed = code is not None and -code in _FROM_OUTSIDE
                 self.fail(
                     f"it ended with {describe_exit(code)}"
                     if code is not None
@@ -351,10 +355,9 @@ class LocalEngine:
         if self.failure and self._settings.start is Start.WARM:
             fault = read_message(Fault, self._files.fault)
             rule = diagnose(fault).rule if fault is not None else None
+            usual = ExitCode.TRY_AGAIN if self._killed else ExitCode.CONFIG
             raise Halt(
-                ExitCode(rule.exit_code or ExitCode.CONFIG)
-                if rule is not None
-                else ExitCode.CONFIG,
+                ExitCode((rule and rule.exit_code) or usual),
                 "no worker can be started warm",
                 why=f"of the template process: {self.failure}",
                 remedy=f"{f'{rule.remedy} Or write' if rule is not None else 'Write'} `workers.start: auto`, or fresh; "
