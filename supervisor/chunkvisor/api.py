@@ -208,15 +208,19 @@ def encode(
     say what happened, why, what to do, and which log to open; KeyboardInterrupt after Ctrl-C or a notebook's stop
     button, with a `workdir` once the chunks in progress are done. News goes to the logger "chunkvisor".
     """
-    name, kwargs = os.fspath(model) if isinstance(model, os.PathLike) else model, dict(kwargs or {})
+    name = os.fspath(model) if isinstance(model, os.PathLike) else model
+    kwargs = dict(kwargs or {})
     expect = os.fspath(expect) if isinstance(expect, os.PathLike) else expect
     values: dict[str, Any] = in_sections(locals()) | {
         "chunk": {"size": chunk_size},
         "device": device,
     }  # named as keys
-    overrides, stop_after_s, folder = _overrides(set), _in_seconds(stop_after), Path.cwd()
+    overrides = _overrides(set)
+    stop_after_s = _in_seconds(stop_after)
+    folder = Path.cwd()
     with _workdir(workdir) as work:
-        keeps, earlier = workdir is not None, list(work.glob(_WRITTEN))
+        keeps = workdir is not None
+        earlier = list(work.glob(_WRITTEN))
         output = {"source": str(work / "texts.jsonl"), "column": "text"}
         values |= {"workdir": str(work), "outputs": {OUTPUT: output}}
         try:
@@ -271,7 +275,8 @@ def write_texts(given: Any, folder: Path) -> Path | None:
         raise config_error(
             f"texts is {type(given).__name__}, and not a list of texts", remedy=remedy
         )
-    digest, partial = hashlib.sha256(), Path()
+    digest = hashlib.sha256()
+    partial = Path()
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=".texts-", suffix=".tmp")
         partial = Path(name)
@@ -338,7 +343,8 @@ def _run(
     progress: bool | None,
     place: Callable[[int], str] | None = None,
 ) -> Report:
-    listens, in_words = on_event is not None, _placed if place else str
+    listens = on_event is not None
+    in_words = _placed if place else str
     if not isinstance(on_event, Observer):
         progress = progress if progress is not None else on_event is None and is_watched()
         on_event = Observer() if on_event is None else _Listener(on_event)

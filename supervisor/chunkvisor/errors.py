@@ -51,14 +51,12 @@ class ChunkvisorError(Exception):
         see: str = "",
     ) -> None:
         super().__init__(what)
-        self.code, self.what, self.why, self.remedy, self.log, self.see = (
-            code,
-            what,
-            why,
-            remedy,
-            log,
-            see,
-        )
+        self.code = code
+        self.what = what
+        self.why = why
+        self.remedy = remedy
+        self.log = log
+        self.see = see
 
     @property
     def outcome(self) -> str:

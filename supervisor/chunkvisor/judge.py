@@ -79,7 +79,8 @@ class Pulse:
 
     def overdue(self, now_s: float, recovery: RecoveryConfig) -> str:
         """Why the worker, which does not wait at the gate, is to be ended; empty while there is no reason."""
-        silent_s, age_s = now_s - self.changed_s, now_s - self.started_s
+        silent_s = now_s - self.changed_s
+        age_s = now_s - self.started_s
         if self.phase in _WORKING:
             too_long = silent_s > recovery.stall_timeout
             return (
@@ -216,7 +217,8 @@ _OTHER_DIMENSION = (
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict; total: every evidence has one."""
-    beat, fault = evidence.beat, evidence.fault
+    beat = evidence.beat
+    fault = evidence.fault
     base = Verdict(
         Outcome.COMMITTED,
         "done",

@@ -42,7 +42,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 def unwritten(error: OSError) -> Halt:
     """Return the end of a command whose output cannot be written; it is not tried again."""
     _silence(sys.stdout)
-    what, remedy = "standard output cannot be written", "free some space on the target disk"
+    what = "standard output cannot be written"
+    remedy = "free some space on the target disk"
     return Halt(ExitCode.DISK, what, why=str(error), remedy=remedy)
 
 
@@ -83,6 +84,7 @@ def _silence(stream: TextIO | None) -> None:
     if stream is None:
         return
     with contextlib.suppress(OSError, ValueError):
-        number, nothing = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+        number = stream.fileno()
+        nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, number)
         os.close(nothing)

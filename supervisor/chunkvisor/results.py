@@ -70,7 +70,8 @@ class Report:
     @classmethod
     def of(cls, config: Config) -> "Report":
         """Read what the finished run of the config has made. Raises OSError."""
-        found, keys = dict[str, FinalFile](), ("row", "outcome", "reason", "place")
+        found = dict[str, FinalFile]()
+        keys = ("row", "outcome", "reason", "place")
         for name in (*config.outputs, *config.combine):
             layout = Layout(config.workdir).output(name)
             manifest = read_sealed(layout.manifest)

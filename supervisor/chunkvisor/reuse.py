@@ -71,10 +71,12 @@ class Donor:
 def of_final(layout: OutputLayout, wanted: Identity, words: str) -> Donor | None:
     """Offer the final file of a finished state; None if it is none, or `wanted` can have nothing of it."""
     try:
-        fixed, manifest = read_fixed(layout), read_recorded(layout)
+        fixed = read_fixed(layout)
+        manifest = read_recorded(layout)
         if fixed is None or manifest is None or not _fits(layout, fixed, wanted):
             return None
-        form, final = form_of(manifest), read_moved(layout) or layout
+        form = form_of(manifest)
+        final = read_moved(layout) or layout
         is_of_this = manifest["fingerprint"] == fixed.identity.fingerprint
         if not is_of_this or not form.is_exact or not final.file(form.format).exists():
             return None
@@ -106,7 +108,9 @@ def of_other_workdirs(folders: Sequence[Path], wanted: Identity) -> Iterator[Don
 def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
     """Offer what a state has committed, or copied, that will have no final file; None if that is nothing."""
     try:
-        fixed, reuse, table = read_fixed(layout), read_reuse(layout), TableFiles(layout.table)
+        fixed = read_fixed(layout)
+        reuse = read_reuse(layout)
+        table = TableFiles(layout.table)
         if (
             fixed is None
             or not _fits(layout, fixed, wanted)
@@ -118,7 +122,9 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
         return None
     if (facts := ledger.facts) is None:
         return None
-    plan, copies, cut = ledger.plan, ReuseFiles(layout.reuse), layout.cut_texts(ledger.fingerprint)
+    plan = ledger.plan
+    copies = ReuseFiles(layout.reuse)
+    cut = layout.cut_texts(ledger.fingerprint)
     whole = {chunk: path for chunk, path in chunk_files(layout) if ledger.is_whole(chunk, path)}
 
     # Texts that are encoded keep their numbers; the rows of the copies follow.
@@ -129,13 +135,12 @@ def of_chunks(layout: OutputLayout, wanted: Identity) -> Donor | None:
         return None
 
     def numbers(rows: Rows) -> Rows:
-        texts, copied = (
-            pick_rows(table.row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64),
-            np.zeros(len(rows), bool),
-        )
+        texts = pick_rows(table.row_text, "<i8", 0, 1, rows)[:, 0].astype(np.int64)
+        copied = np.zeros(len(rows), bool)
         if reuse is not None:
             where = reuse.where_of(texts)
-            texts, copied = np.maximum(where, ~where), where >= 0
+            texts = np.maximum(where, ~where)
+            copied = where >= 0
         done = np.isin(texts // plan.chunk_size, [*whole]) & ~np.isin(texts, [*ledger.bad])
         return np.where(copied, plan.distinct + texts, np.where(done, texts, -1))
 
@@ -190,7 +195,10 @@ def plan_reuse(
     partial_folder = unfinished(folder)
     remove_folder(partial_folder)
     make_folder(partial_folder, durable=False)  # its name comes with the last rename
-    files, places, facts, done = ReuseFiles(partial_folder), list[Place](), None, 0
+    files = ReuseFiles(partial_folder)
+    places = list[Place]()
+    facts = None
+    done = 0
     where = np.empty(0, "<i8")
     with open(files.copied, "wb") as copied, open(files.tokens, "wb") as tokens:
         copied.write(npy_header(0, 1))  # as long as the right one
@@ -204,7 +212,8 @@ def plan_reuse(
             )
             new = (numbers >= 0) & (where[texts] < 0)
             order = np.argsort(numbers[new])
-            texts, numbers = texts[new][order], numbers[new][order]
+            texts = texts[new][order]
+            numbers = numbers[new][order]
             if not len(texts):
                 continue
             at = copied.tell()
@@ -216,7 +225,8 @@ def plan_reuse(
                 continue
             tokens.write(donor.tokens(numbers).astype("<i4").tobytes())
             where[texts] = np.arange(done, done + len(texts))
-            facts, done = facts or donor.facts, done + len(texts)
+            facts = facts or donor.facts
+            done += len(texts)
             places.append(replace(donor.place, texts=len(texts)))
         copied.truncate()
         copied.seek(0)

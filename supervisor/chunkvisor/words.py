@@ -163,14 +163,13 @@ def end_in_words(
     `why` is as in `policy.Stop`; `work` is (output, chunk, texts of the output).
     """
     output, chunk, texts = work
-    because, see, remedy = (
-        verdict.reason,
-        verdict.see,
-        f"{last_remedy(verdict)} Then run the same command again{KEPT}.",
-    )
+    because = verdict.reason
+    see = verdict.see
+    remedy = f"{last_remedy(verdict)} Then run the same command again{KEPT}."
     match why:
         case "broken":
-            what, see = f"{device} cannot be used any more", ""
+            what = f"{device} cannot be used any more"
+            see = ""
             remedy = f"Repair the device, then run the same command again{KEPT}."
         case "busy":
             what = f"{device} stayed busy for longer than recovery.wait_timeout"
@@ -183,7 +182,9 @@ def end_in_words(
             # Not even a text that was encoded before, or (first) not one text, short ones tried alone.
             was = "can no longer encode a text that it encoded before"
             was = was if why == "canary" else "has encoded no text, not even short ones"
-            code, what, because = ExitCode.MACHINE, f"{device} {was}", f"it {was}: {because}"
+            code = ExitCode.MACHINE
+            what = f"{device} {was}"
+            because = f"it {was}: {because}"
             remedy = "Check that device with nvidia-smi and `chunkvisor doctor`. Then run the same command again."
         case "canary":
             what = f"halted at {output}: a text that was encoded before can no longer be encoded"
@@ -319,7 +320,8 @@ def with_bad_rows(layout: Layout, manifests: Mapping[str, dict[str, Any]]) -> Ha
     rule, log = failed_as(layout.output(name).attempts, most.outcome, most.reason)
     if most.outcome == Outcome.BAD_OUTPUT and is_empty(str(log or "")):
         log = None
-    advice, them = advice_on_row(most.outcome, rule), "it" if count == 1 else "them"
+    advice = advice_on_row(most.outcome, rule)
+    them = "it" if count == 1 else "them"
     files = [str(layout.output(name).quarantined) for name in manifests]
     return Halt(
         ExitCode.QUARANTINED,
@@ -385,7 +387,8 @@ class Troubles:
             and not halt.why
         )
         if stopped and self._failures:
-            last, count = self._failures[-1], counted(len(self._failures), "attempt")
+            last = self._failures[-1]
+            count = counted(len(self._failures), "attempt")
             parts.append(
                 f"{count} failed since vectors were last saved; the last one: {last.outcome}: {last.reason}"
             )

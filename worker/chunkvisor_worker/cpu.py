@@ -16,7 +16,8 @@ from chunkvisor_worker.batching import Indices, Vectors
 
 LINEAR = "CHUNKVISOR_LINEAR"  # the kernel of a model's linear layers, `torch` or `onednn`; not set: the faster one
 BATCHES_AT_ONCE = "CHUNKVISOR_BATCHES_AT_ONCE"  # at most; not set: as many as there are threads
-TORCH, ONEDNN = "torch", "onednn"
+TORCH = "torch"
+ONEDNN = "onednn"
 
 # The packed weights' share of torch's own time from which on they are used: if both are alike, all workers of a run
 # are to choose the same, whatever else the machine does.

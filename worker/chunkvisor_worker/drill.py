@@ -145,7 +145,10 @@ class Tripwire(BeatWriter):
     def __init__(self, files: AttemptFiles, spec: Spec, fault: ProvokedFault, folder: Path) -> None:
         super().__init__(files.beat)
         self._moment = _MOMENTS.get(fault.name, Phase.FORWARD)
-        self._files, self._spec, self._fault, self._folder = files, spec, fault, folder
+        self._files = files
+        self._spec = spec
+        self._fault = fault
+        self._folder = folder
         self._wanted = np.delete(np.arange(spec.start, spec.stop), list(spec.skip))
 
     def phase(self, phase: Phase) -> None:

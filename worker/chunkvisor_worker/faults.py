@@ -14,7 +14,9 @@ from chunkvisor_worker.contract.exits import DISK_ERRNOS, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Cause, Fault, Phase
 from chunkvisor_worker.contract.wire import masked, write_message
 
-CHAIN_LIMIT, MESSAGE_CHARS, TRACEBACK_CHARS = 8, 8 << 10, 32 << 10
+CHAIN_LIMIT = 8
+MESSAGE_CHARS = 8 << 10
+TRACEBACK_CHARS = 32 << 10
 _MASKED_CHARS = 256 << 10  # of a longer text only the two ends are searched for tokens, and kept
 
 

@@ -105,7 +105,8 @@ class VectorFile:
                 f"vectors of {block.shape[1]} dimensions follow vectors of {self._dimension}"
             )
         block = np.ascontiguousarray(block, dtype="<f4")
-        rows, first = self._places[indices], 0
+        rows = self._places[indices]
+        first = 0
         for stop in [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]:
             _write(
                 file,
@@ -333,7 +334,8 @@ def _encode_canary(
 def _write(file: FileIO, offset: int, data: memoryview) -> None:
     while data.nbytes:
         written = os.pwrite(file.fileno(), data, offset)
-        offset, data = offset + written, data[written:]
+        offset += written
+        data = data[written:]
 
 
 def _create(path: Path, flags: int) -> FileIO:

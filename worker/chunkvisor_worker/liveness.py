@@ -92,7 +92,8 @@ class BeatWriter:
     """Where a job and its encoder say what they are doing; each call is a sign of life. Each raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._fd = path, -1
+        self._path = path
+        self._fd = -1
         self.begun: Callable[[Indices], None] | None = (
             None  # called with the texts of each batch that begins
         )
@@ -118,7 +119,8 @@ class BeatWriter:
 
     def phase(self, phase: Phase) -> None:
         """A new phase begins; a phase may come again, its times add up. One that goes on is a sign of life."""
-        now, before = time.monotonic(), self.beat.phase
+        now = time.monotonic()
+        before = self.beat.phase
         if phase is before:
             self.tick()
             return

@@ -144,7 +144,8 @@ def find_taint() -> str:
     if use := find_gpu_use():
         return f"loading the model, or importing the plug-in, has begun to use the GPU ({use})"
     # A fork leaves other threads behind, with whatever locks they hold.
-    threads, own = list[str](), Path("/proc/thread-self").readlink().name
+    threads = list[str]()
+    own = Path("/proc/thread-self").readlink().name
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has just ended
             name = (task / "comm").read_text().strip() or "?"

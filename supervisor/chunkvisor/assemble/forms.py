@@ -98,7 +98,8 @@ class HashedFile(io.FileIO):
         super().close()
 
 
-ROW, VECTOR = "row", "vector"
+ROW = "row"
+VECTOR = "vector"
 
 _GROUP_BYTES = 32 << 20
 """Of vectors in a row group. Readers take a group at a time; some of what is written of one is in memory twice."""
@@ -166,7 +167,8 @@ def _read_npy(path: Path, rows: int, numbers: Numbers, digest: str | None) -> It
     with open(path, "rb") as file:
         shape = read_shape(file, numbers.numpy)
         if (shape.rows, shape.dimension) != (rows, numbers.dimension):
-            there, said = f"{shape.rows} x {shape.dimension}", f"{rows} x {numbers.dimension}"
+            there = f"{shape.rows} x {shape.dimension}"
+            said = f"{rows} x {numbers.dimension}"
             raise BadVectorsError(f"has {there}, its manifest says {said}")
         file.seek(0)
         found = hashlib.sha256(file.read(shape.offset_bytes))

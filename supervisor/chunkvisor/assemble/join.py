@@ -134,11 +134,10 @@ def take_texts(
     """
     if reuse is None:
         return chunks.take(stop - start)
-    found, where = (
-        np.empty((stop - start, dimension), dtype="<f4"),
-        reuse.where_of(np.arange(start, stop)),
-    )
-    copied, path = where >= 0, reuse.files.copied
+    found = np.empty((stop - start, dimension), dtype="<f4")
+    where = reuse.where_of(np.arange(start, stop))
+    copied = where >= 0
+    path = reuse.files.copied
     if count := int(np.count_nonzero(~copied)):
         found[~copied] = chunks.take(count)
     try:
@@ -181,7 +180,8 @@ def assemble(
     (78) if the numbers do not go into the form.
     """
     assert ledger.facts is not None
-    layout, rows = ledger.layout, table.rows
+    layout = ledger.layout
+    rows = table.rows
     clear_partial(layout)
     final = Final(ledger.facts.dimension)
     numbers = Numbers(FinalDtype.FLOAT32, final.dimension)
@@ -212,7 +212,8 @@ def _joined(
     Texts are numbered in the order of their first row, so the chunks are read once, from the first to
     the last; a row whose text came before gets its vector from the file, where it is written already.
     """
-    per_block, seen = max(1, BLOCK_BYTES // (4 * final.dimension)), 0
+    per_block = max(1, BLOCK_BYTES // (4 * final.dimension))
+    seen = 0
     numbers = np.fromiter(bad_texts(ledger, reuse), dtype=np.int64)
     with contextlib.closing(ahead(chunk_blocks(ledger))) as blocks:
         chunks = Portions(blocks)

@@ -203,7 +203,8 @@ def finish_publishing(layout: OutputLayout) -> None:
     """Go on where a run was killed that published a final, if that is whole. Raises OSError."""
     announced = _unless_damaged(lambda: read_record(_Announced, layout.publishing))
     if announced is not None:
-        suffix, digest = form_of(announced.manifest).format, digest_in(announced.manifest)
+        suffix = form_of(announced.manifest).format
+        digest = digest_in(announced.manifest)
         written = layout.partial(suffix)
         if not _has(written, digest):
             written.unlink(missing_ok=True)
@@ -215,7 +216,8 @@ def finish_publishing(layout: OutputLayout) -> None:
 def _put_in_place(layout: OutputLayout, announced: _Announced) -> None:
     manifest = announced.manifest
     suffix = form_of(manifest).format
-    place, written = layout.file(suffix), layout.partial(suffix)
+    place = layout.file(suffix)
+    written = layout.partial(suffix)
     now, before = (
         _sides(layout, manifest),
         _sides(layout, _manifest(layout) or {}),
@@ -262,11 +264,9 @@ def replaces_another(layout: OutputLayout) -> bool:
     """Say whether manifest and final files that are there are those of an earlier generation. Raises OSError."""
     if layout.done.exists() or not layout.earlier.done.exists():
         return False
-    manifest, fixed, before = (
-        _manifest(layout),
-        _unless_damaged(lambda: read_fixed(layout)),
-        _done(layout.earlier),
-    )
+    manifest = _manifest(layout)
+    fixed = _unless_damaged(lambda: read_fixed(layout))
+    before = _done(layout.earlier)
     if manifest is None or fixed is None:
         return False
     # After `retry`, both generations are of the same texts.
@@ -280,7 +280,8 @@ def read_finished(layout: OutputLayout) -> dict[str, Any] | None:
     A lost or damaged record is written anew from its twin. The final file is read only if it was
     touched since it was recorded. Raises OSError.
     """
-    done, manifest = _done(layout), _manifest(layout)
+    done = _done(layout)
+    manifest = _manifest(layout)
     record = done.manifest if done is not None else manifest
     if record is None or replaces_another(layout):
         return None
@@ -319,7 +320,8 @@ def read_moved(layout: OutputLayout, *, retried: bool = False) -> OutputLayout |
     if note is None or layout.final.exists():
         return None
     final = Path(os.path.normpath(layout.workdir / str(note["final"])))
-    there, done = OutputLayout(final.parent, final.stem), _done(layout)
+    there = OutputLayout(final.parent, final.stem)
+    done = _done(layout)
     manifest = _manifest(there)
     if manifest is None or (done is None and not retried):
         return None
@@ -368,7 +370,8 @@ def keep_finished(
                 made = layout.file(form.format).name
                 emit(Note(f"{layout.name}: making {made} from its final file"))
                 clear_partial(layout)  # of a run that was killed while it did the same
-                rows, read = int(manifest["rows"]), partial(final_rows, layout, manifest)
+                rows = int(manifest["rows"])
+                read = partial(final_rows, layout, manifest)
                 digest = write_form(layout, form, rows, int(manifest["dimension"]), read, on_block)
                 of_file = ("format", "dtype", "digest", "carried")
                 manifest = {name: value for name, value in manifest.items() if name not in of_file}
@@ -446,9 +449,11 @@ def combine(
     ):
         raise not_ours(layout.final, "give the combination another name")
     first, *_ = manifests = list(members.values())
-    form, rows = Form(dtype=form_of(first).dtype), int(first["rows"])
+    form = Form(dtype=form_of(first).dtype)
+    rows = int(first["rows"])
     numbers = Numbers(form.dtype, sum(each["dimension"] for each in manifests))
-    outputs, zero_rows = {name: OutputLayout(layout.workdir, name) for name in members}, 0
+    outputs = {name: OutputLayout(layout.workdir, name) for name in members}
+    zero_rows = 0
     make_state(layout)
     clear_partial(layout)
 

@@ -90,16 +90,12 @@ def drill(config: Path, names: tuple[str, ...], overrides: tuple[str, ...], as_j
         raise click.UsageError(
             f"there is no fault {unknown[0]} to drill; {did_you_mean(unknown[0], known)}"
         )
-    faults, loaded = (
-        [fault for fault in FAULTS if not names or fault.name in names],
-        load(config, overrides),
-    )
+    faults = [fault for fault in FAULTS if not names or fault.name in names]
+    loaded = load(config, overrides)
     parent = loaded.config.workdir.parent  # so that a drill meets the same disk; None = TMPDIR
     place = parent if os.access(parent, os.W_OK) else None
-    folder, failed = (
-        Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place)),
-        list[dict[str, Any]](),
-    )
+    folder = Path(tempfile.mkdtemp(prefix=".chunkvisor-drill-", dir=place))
+    failed = list[dict[str, Any]]()
     try:
         say(
             f"one run without a fault, then {counted(len(faults), 'run')} with a fault, in {folder}",

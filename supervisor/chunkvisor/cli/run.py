@@ -147,11 +147,13 @@ def encode(
         "device": given["device"].split(",") if "," in given["device"] else given["device"],
         "outputs": {onefile.OUTPUT: {"source": source, **text}},
     }
-    out, keep = out.absolute(), given["keep"]
+    out = out.absolute()
+    keep = given["keep"]
     place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
     with shown(given["quiet"], given["log_format"]) as observer:
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
-        again, afterwards = given["from_scratch"], Observer()
+        again = given["from_scratch"]
+        afterwards = Observer()
         request = Request(
             loaded, from_scratch=again, stop_after_s=options["stop_after_s"], typed=typed()
         )
@@ -199,7 +201,8 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
     from chunkvisor.supervise.session import Request
     from chunkvisor.supervise.session import run as run_session
 
-    update, from_scratch = given["update"], given["from_scratch"]
+    update = given["update"]
+    from_scratch = given["from_scratch"]
     if update and from_scratch:
         raise click.UsageError(
             "--update cannot be combined with --from-scratch, which discards what --update keeps."
@@ -223,7 +226,8 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             typed=typed(),
         )
         afterwards = Observer()
-        began_s, code = time.time(), ExitCode.BUG
+        began_s = time.time()
+        code = ExitCode.BUG
         try:
             code = run_session(request, Observers(observer, afterwards))
         except Halt as halt:
@@ -231,7 +235,8 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
             raise
         finally:
             if given["log_format"] == "text":
-                complete, trial = code is ExitCode.COMPLETE, max_rows is not None
+                complete = code is ExitCode.COMPLETE
+                trial = max_rows is not None
                 told = bool(afterwards.state.attempts) or code in (
                     ExitCode.COMPLETE,
                     ExitCode.QUARANTINED,

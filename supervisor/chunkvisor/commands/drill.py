@@ -30,7 +30,9 @@ from chunkvisor.testing import FAULTS, PARENT_KILLED, DrillFault
 from chunkvisor_worker.contract.exits import Outcome
 
 # Rows of the source, and chunks of them: one before the fault, one that meets it, one after.
-ROWS, CHUNKS, STRUCK = 48, 3, 1
+ROWS = 48
+CHUNKS = 3
+STRUCK = 1
 # Largest difference to the undisturbed vectors, as a share of their largest value, by the dtype of the weights: about
 # ten units in the last place, since another batch is rounded differently.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2}
@@ -49,7 +51,8 @@ def drill(
 
     Raises Halt if the undisturbed run does not complete: there is nothing to drill then.
     """
-    config, name = loaded.config, next(iter(loaded.config.outputs))
+    config = loaded.config
+    name = next(iter(loaded.config.outputs))
     distinct = table_of(config, name, ROWS, folder, lambda _: None).distinct
     if distinct < CHUNKS:
         what = f"output {name} has {distinct} different texts in its first {ROWS} rows"
@@ -91,10 +94,8 @@ def drill(
         overrides = [f"{key}={json.dumps(each, ensure_ascii=False)}" for key, each in ours.items()]
         for override in (*loaded.overrides, *overrides):
             command += ["--set", override]
-        log, log_of_worker = (
-            folder / f"{workdir}.log",
-            layout_of(workdir).output(name).attempt(STRUCK, 1).log,
-        )
+        log = folder / f"{workdir}.log"
+        log_of_worker = layout_of(workdir).output(name).attempt(STRUCK, 1).log
         with open(log, "ab") as file:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
@@ -135,12 +136,12 @@ def drill(
     findings = list[dict[str, Any]]()
     say(_ROW.format("fault", "provoked", "seen as", ""))
     for fault in faults:
-        layout, killed, changed = (
-            layout_of(fault.name),
-            fault.name == PARENT_KILLED,
-            dict[str, Any](),
-        )
-        ran, seen, wrong = list[_Ended](), "", ""
+        layout = layout_of(fault.name)
+        killed = fault.name == PARENT_KILLED
+        changed = dict[str, Any]()
+        ran = list[_Ended]()
+        seen = ""
+        wrong = ""
         # A failed setup is retried only after a chunk has worked: no worker may get to the second before.
         if killed or fault.seen_as is Outcome.SETUP:
             changed["workers.standby"] = 0
@@ -164,7 +165,8 @@ def drill(
         if killed or fault.exit_code not in _ENDED:
             ran.append(run(fault.name, {}))
         struck = layout.output(name)
-        manifest, log = read_finished(struck), read_tail(struck.attempt(STRUCK, 1).log)
+        manifest = read_finished(struck)
+        log = read_tail(struck.attempt(STRUCK, 1).log)
         found = np.load(struck.final, allow_pickle=False) if manifest is not None else None
         bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []
         wrong = wrong or problem(fault, seen, ran) or differs(good, found, bad, allowed)
@@ -187,7 +189,8 @@ def drill(
 
 def problem(fault: DrillFault, seen: str, ran: Sequence[_Ended]) -> str:
     """Say how the runs did not go as the table of faults says; empty if they did."""
-    (first, words), (last, last_words) = ran[0], ran[-1]
+    first, words = ran[0]
+    last, last_words = ran[-1]
     if seen != fault.seen_as:
         return f"seen as {seen or 'nothing at all'}, not as {fault.seen_as}: {words}".rstrip(": ")
     if first != fault.exit_code:

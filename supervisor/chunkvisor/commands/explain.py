@@ -29,7 +29,8 @@ def index() -> list[str]:
     causes = {rule.name: rule.cause for rule in RULES} | {
         name: found.what for name, found in ENTRIES.items()
     }
-    width, lines = max(map(len, causes)), list[str]()
+    width = max(map(len, causes))
+    lines = list[str]()
     for name in names():
         sentence = re.split(r"(?<=[a-z0-9)`])\. ", causes[name], maxsplit=1)[0].rstrip(".")
         lines.append(
@@ -91,7 +92,8 @@ def explain(words: str) -> str:
 
 def _recognized(text: str) -> str:
     """Return the rule that knows an error message, or a log that has it in its last lines. Raises Halt (2)."""
-    lines, causes = text.strip().splitlines()[-500:], list[Cause]()
+    lines = text.strip().splitlines()[-500:]
+    causes = list[Cause]()
     for line in reversed(lines):
         if raised := re.search(r"(?:^|\s)([\w.]*(?:Error|Exception)): (.*)", line):
             name = raised[1] if "." in raised[1] else f"builtins.{raised[1]}"

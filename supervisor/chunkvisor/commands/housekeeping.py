@@ -89,14 +89,17 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
     form = form_of(manifest)
     final = layout.file(form.format)
     numbers = Numbers(form.dtype, manifest["dimension"])
-    missing, zero_rows, problem = 0, 0, None
+    missing = 0
+    zero_rows = 0
+    problem = None
     try:
         if final.exists() and not final.is_file():  # to read a pipe would wait
             raise BadVectorsError("is not a file")
         read = FORMATS[form.format].read
         for rows in read(final, manifest["rows"], numbers, digest_in(manifest)):
             not_finite, empty = bad_rows(rows)
-            missing, zero_rows = missing + len(not_finite), zero_rows + len(empty)
+            missing += len(not_finite)
+            zero_rows += len(empty)
     except (BadVectorsError, OSError) as error:
         problem = _unreadable(error)
     else:
@@ -201,7 +204,8 @@ def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
 
 def _reopen(layout: OutputLayout) -> int:
     """Make the bad texts of one output pending; return how many. Raises DamagedError."""
-    ledger, manifest = ledger_of(layout), read_finished(layout)
+    ledger = ledger_of(layout)
+    manifest = read_finished(layout)
     if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
         # Its chunks have a part of it only: the next run takes all good rows over from its final file.
         write_atomic(layout.again, b"")

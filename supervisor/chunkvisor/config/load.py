@@ -205,7 +205,8 @@ def from_values(
     places: Mapping[Key, str] | None = None,
 ) -> Config:
     """Make a Config of plain values and overrides. Raises Halt as `load` does, with the places of keys as given."""
-    changed, found = copy.deepcopy(dict(values)), dict(places or {})
+    changed = copy.deepcopy(dict(values))
+    found = dict(places or {})
     for text in overrides:
         _override(changed, found, text)
     try:
@@ -284,7 +285,9 @@ def _problems(error: ValidationError, values: object, places: Mapping[Key, str])
     """Put the errors of pydantic into words, each led by its place and key."""
     found: dict[Key, list[str]] = {}
     for item in error.errors(include_url=False):
-        kind, value, key = item["type"], item["input"], item["loc"]
+        kind = item["type"]
+        value = item["input"]
+        key = item["loc"]
         is_name = key[-1:] == ("[key]",)  # pydantic's mark if the name of a key is wrong
         if kind not in ("extra_forbidden", "missing"):
             key = key[: _depth(values, key)]

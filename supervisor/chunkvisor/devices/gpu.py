@@ -22,7 +22,8 @@ from chunkvisor_worker.contract.wire import read_message
 
 # nvidia-smi's exit codes for a GPU that has fallen off the bus, and for a field that it does not know (its manual,
 # RETURN VALUE).
-SMI_LOST, SMI_BAD_ARGUMENT = 15, 2
+SMI_LOST = 15
+SMI_BAD_ARGUMENT = 2
 _SMI_TIMEOUT_S = 20.0
 SMI_FORMAT = "--format=csv,noheader,nounits"
 # The import of torch from a slow network disk takes a minute; CUDA, with many GPUs, some seconds for each.
@@ -121,7 +122,8 @@ class ProbeReading:
 def ask_torch(environment: Mapping[str, str]) -> ProbeReading:
     """Report what torch can compute on in that environment, after the seconds that its import takes. Raises OSError."""
     with tempfile.TemporaryDirectory(prefix="chunkvisor-probe-") as name:
-        out, log = Path(name) / "probe.json", Path(name) / "probe.log"
+        out = Path(name) / "probe.json"
+        log = Path(name) / "probe.log"
         command = [sys.executable, "-P", "-m", "chunkvisor_worker.probe", str(out)]
         returncode: int | None = None
         with contextlib.suppress(TimeoutError):  # the report shows how far it came
@@ -146,7 +148,8 @@ def find_devices(
         return (CPU,)
     answer = ask_smi(("--query-gpu=index,uuid,name,memory.total,compute_cap", SMI_FORMAT))
     shown = environment.get(_VISIBLE)
-    listed, smi = parse_devices(answer.text) if answer.returncode == 0 else [], ""
+    listed = parse_devices(answer.text) if answer.returncode == 0 else []
+    smi = ""
     if listed:
         visible = select_visible(listed, shown)
     elif shown is not None:

@@ -47,7 +47,8 @@ def difference_and_cosine(
     found: npt.NDArray[np.float32], right: npt.NDArray[np.float32]
 ) -> tuple[float, float]:
     """(length of the difference, relative to that of the right vector; cosine); two zero vectors are equal."""
-    one, other = found.astype(np.float64), right.astype(np.float64)
+    one = found.astype(np.float64)
+    other = right.astype(np.float64)
     lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
     if not any(lengths):
         return 0.0, 1.0
@@ -70,7 +71,8 @@ class Expected:
         """
         allowed = allowed_difference(dtype, model)
         if found.shape[1] != self.vectors.shape[1]:
-            there, here = self.vectors.shape[1], found.shape[1]
+            there = self.vectors.shape[1]
+            here = found.shape[1]
             why = (
                 f"the vectors in {self.path} have {there:,} dimensions, those of the model {here:,}"
             )
@@ -105,12 +107,14 @@ def read_expected(path: Path) -> Expected:
             f"model.expect: {path} cannot be read: {error.strerror}",
             remedy="Correct the path; `chunkvisor audit CONFIG --write-expect FILE` writes such a file.",
         ) from None
-    texts, vectors = list[str](), list[npt.NDArray[np.float32]]()
+    texts = list[str]()
+    vectors = list[npt.NDArray[np.float32]]()
     for number, line in enumerate(lines, 1):
         try:
             found = json.loads(line)
             with np.errstate(over="ignore"):
-                text, vector = found["text"], np.array(found["vector"], dtype=np.float32)
+                text = found["text"]
+                vector = np.array(found["vector"], dtype=np.float32)
             right = (
                 isinstance(text, str)
                 and vector.ndim == 1
@@ -176,7 +180,8 @@ def try_texts(
 
     Raises OSError, and what `on_wait` raises.
     """
-    files, threads = AttemptFiles(folder), max(1, len(os.sched_getaffinity(0)) // workers)
+    files = AttemptFiles(folder)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
     recovery = loaded.config.recovery if loaded is not None else RecoveryConfig()
     env, path = (loaded.config.env, (str(loaded.folder),)) if loaded is not None else ({}, ())
     environment = worker_environment(os.environ, device, secrets.token_hex(8), env, threads=threads)
@@ -196,7 +201,9 @@ def try_texts(
         limits=limits,
     )
     spec = write_attempt(files, draft, texts)
-    kills_before, ended_why, returncode = oom_kills(), "", None
+    kills_before = oom_kills()
+    ended_why = ""
+    returncode = None
     began_s = time.monotonic()
     pulse = Pulse(began_s, began_s)
 
@@ -211,15 +218,18 @@ def try_texts(
     ours, theirs = socket.socketpair()  # the worker ends when this process does
     with ours, theirs:
         ours.sendall(to_json(limits))
-        command, stdin = worker_command(files), theirs.fileno()
+        command = worker_command(files)
+        stdin = theirs.fileno()
         try:
             returncode = run_child(command, files.log, look, environment, stdin=stdin, stack=True)
         except TimeoutError as error:
             ended_why = str(error)
-    ended_by, kills = EndedBy.HANG if ended_why else EndedBy.ITSELF, oom_kills() - kills_before
+    ended_by = EndedBy.HANG if ended_why else EndedBy.ITSELF
+    kills = oom_kills() - kills_before
     end = Evidence(returncode, ended_by, ended_why, oom_kills=kills, limits=limits)
     evidence = gather(files, spec, None, lambda index: not texts[index].strip(), end)
-    verdict, result = judge(evidence), evidence.result
+    verdict = judge(evidence)
+    result = evidence.result
     vectors = (
         np.load(files.vectors, allow_pickle=False) if verdict.outcome is Outcome.COMMITTED else None
     )

@@ -27,8 +27,10 @@ class Weight(IntEnum):
     )
 
 
-CARE, LOSS = Weight.CARE, Weight.LOSS
-STARTING, COMPUTING = "starting the first workers", "computing"
+CARE = Weight.CARE
+LOSS = Weight.LOSS
+STARTING = "starting the first workers"
+COMPUTING = "computing"
 STOPPING = "stopping: the chunks in progress are finished or saved first"
 KINDS: dict[str, type["Event"]] = {}
 """Every event, by its name in the journal."""
@@ -134,7 +136,8 @@ class WorkPlanned(Event):
     def _sentence(self) -> str:
         if not self.chunks_left:
             return "nothing left to compute"
-        texts, chunks = counted(self.texts + self.taken, "text"), counted(self.chunks, "chunk")
+        texts = counted(self.texts + self.taken, "text")
+        chunks = counted(self.chunks, "chunk")
         todo = f"to do: {self.texts_left:,} of {texts}, {self.chunks_left:,} of {chunks}"
         if not self.texts_per_s:
             return todo
@@ -196,7 +199,8 @@ class LimitsLowered(Event, weight=CARE):
 class Draining(Event):
     """Nothing new is started."""
 
-    words, stage = "{signal}: {how}; a second signal stops at once", STOPPING
+    words = "{signal}: {how}; a second signal stops at once"
+    stage = STOPPING
     signal: str = ""  # or the option that ends the run
     how: str = "finishing the chunks in progress"
 
@@ -263,15 +267,14 @@ class OutputAlreadyComplete(OutputEvent):
 class Assembling(OutputEvent):
     """Its chunks are joined into the final file."""
 
-    words, stage = (
-        "{output}: joining {chunks:chunk} into the final file",
-        "joining the chunks of {output}",
-    )
+    words = "{output}: joining {chunks:chunk} into the final file"
+    stage = "joining the chunks of {output}"
     chunks: int = 0  # 0 = all vectors are there already
 
 
 class OutputComplete(OutputAlreadyComplete):
-    words, stage = "{output}: complete, {rows:row} x {dimension}, {path}", COMPUTING
+    words = "{output}: complete, {rows:row} x {dimension}, {path}"
+    stage = COMPUTING
     truncated: int = 0  # rows whose texts were cut
     max_length: int = 0  # tokens that the model reads; 0 = unknown
 

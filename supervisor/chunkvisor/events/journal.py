@@ -98,7 +98,9 @@ def _decoded(line: bytes) -> Logged | None:
     """Return the event of a line; None if it cannot be read, or is of an unknown kind."""
     try:
         values = json.loads(line.decode())
-        t, run, event = values["t"], values.get("run", ""), event_of(values["event"], values)
+        t = values["t"]
+        run = values.get("run", "")
+        event = event_of(values["event"], values)
         known = event is not None and isinstance(run, str) and 0 < float(t) < _LATEST_S
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         return None

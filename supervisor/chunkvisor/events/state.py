@@ -152,12 +152,10 @@ class RunState:
                 for n, each in self.outputs.items()
             }
             self.__init__(before, self.wanted, self.device_times, self.texts_per_s, outputs)  # type: ignore[misc]  # anew
-            self.began_s, self.told_s, self.workdir, self.command = (
-                t,
-                t,
-                event.workdir,
-                event.command,
-            )
+            self.began_s = t
+            self.told_s = t
+            self.workdir = event.workdir
+            self.command = event.command
         if self.first_go_s is None and self.ending is None:
             _add(self.start_s, {self.doing: t - self.told_s})
         self.told_s = t
@@ -177,8 +175,10 @@ class RunState:
     def _of_run(self, event: Event, t: float) -> None:
         match event:
             case of.RunStarted():
-                self.wanted, self.gpus = event.outputs, event.gpus
-                self.device_times, self.texts_per_s = {}, None
+                self.wanted = event.outputs
+                self.gpus = event.gpus
+                self.device_times = {}
+                self.texts_per_s = None
                 self.on_cluster = event.engine == "ray"
                 self.devices = {} if self.on_cluster else _labels_of(event.device)
                 self.outputs = {
@@ -217,14 +217,14 @@ class RunState:
                     "texts_saved",
                 ):
                     setattr(output, name, getattr(event, name))
-                output.without, output.complete = event.quarantined, False
+                output.without = event.quarantined
+                output.complete = False
             case of.OutputAlreadyComplete():  # or complete now
-                output.rows, output.complete = event.rows, True
+                output.rows = event.rows
+                output.complete = True
             case of.Quarantined():  # nothing more is done about the text, so it counts as done
-                output.quarantined, output.without = (
-                    output.quarantined + 1,
-                    output.without + event.rows,
-                )
+                output.quarantined += 1
+                output.without += event.rows
                 output.texts_saved += 1
                 self.saved[event.output, event.chunk] += 1
 
@@ -264,12 +264,14 @@ class RunState:
 
     def _commit(self, event: of.ChunkCommitted, t: float) -> None:
         output = self.outputs.setdefault(event.output, Progress())
-        output.chunks_done, output.texts_done = event.chunks_done, event.texts_done
+        output.chunks_done = event.chunks_done
+        output.texts_done = event.texts_done
         saved = self.saved.pop((event.output, event.chunk), 0) + event.texts_before
         output.texts_saved = max(0, output.texts_saved - saved)
         output.texts_here += max(0, event.texts - saved)
         output.tokens_here += event.tokens
-        self.chunks_here, self.kept_s = self.chunks_here + 1, t
+        self.chunks_here += 1
+        self.kept_s = t
         _add(self.phases_s, event.phase_s)
         self.searched.pop((event.output, event.chunk), None)
         self.texts_per_s = event.texts_per_s

@@ -195,7 +195,8 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
 
 def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer a fault that a text can cause: it is the place's doing, or the texts'."""
-    tries, refused = history.tries + 1, verdict.outcome is Outcome.BAD_INPUT
+    tries = history.tries + 1
+    refused = verdict.outcome is Outcome.BAD_INPUT
     proven = history.proven or refused
     # A hang may always have been the machine's, even if the config wants one try.
     looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, recovery.attempts)
@@ -297,7 +298,8 @@ def _half(verdict: Verdict, min_rows: int) -> Lesson | None:
 
     None if it was as small as is allowed.
     """
-    rows, limits = verdict.batch_rows or verdict.limits.rows, verdict.limits
+    rows = verdict.batch_rows or verdict.limits.rows
+    limits = verdict.limits
     if rows <= min_rows:
         return None
     if verdict.batch_tokens:
@@ -372,7 +374,8 @@ class Memory:
         """Count it once more, unless the attempt was on its way already when it happened last."""
         streak = self._streaks.setdefault((what, where), _Streak(0, now_s, -math.inf))
         if began_s >= streak.last_s:
-            streak.count, streak.last_s = streak.count + 1, now_s
+            streak.count += 1
+            streak.last_s = now_s
 
     def forget(self, what: str, where: Where = None) -> None:
         """Begin to count again: it did not happen the next time."""

@@ -27,17 +27,17 @@ class Reports:
         recovery: RecoveryConfig,
         emit: event.Emit,
     ) -> None:
-        self._outputs, self._stations, self._recovery, self._emit = (
-            outputs,
-            stations,
-            recovery,
-            emit,
-        )
+        self._outputs = outputs
+        self._stations = stations
+        self._recovery = recovery
+        self._emit = emit
         self.given_up: list[words.GivenUp] = []
 
     def failure(self, told: TellFailure, slot: Slot | None) -> None:
         """Report that an attempt has failed, and what follows."""
-        work, verdict, step = told.work, told.verdict, told.step
+        work = told.work
+        verdict = told.verdict
+        step = told.step
         run = self._outputs[work.output]
         # One that could not be started: the folder of the chunk has the logs of those before.
         output, chunk, attempt = slot.names if slot is not None else (run.name, work.chunk, 0)
@@ -93,7 +93,8 @@ class Reports:
         return halt
 
     def _in_words(self, ending: Ending, *, dropped: bool) -> Halt:
-        work, verdict = ending.work, ending.verdict
+        work = ending.work
+        verdict = ending.verdict
         output = self._outputs[work.output if work is not None else 0]
         if ending.why == "all bad":
             return words.all_bad(output.name, output.last_bad())

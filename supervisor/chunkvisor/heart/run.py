@@ -139,7 +139,8 @@ class WaitTeller:
 
     def __init__(self, emit: Emit, limit_s: float) -> None:
         """`limit_s` is how long the run waits at most."""
-        self._emit, self._limit_s = emit, limit_s
+        self._emit = emit
+        self._limit_s = limit_s
         self._told_s: dict[
             int | None, float
         ] = {}  # by device (None = all), how long it had lasted when last reported

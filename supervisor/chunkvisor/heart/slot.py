@@ -88,7 +88,8 @@ class Slot:
 
     def go(self, limits: Limits, now_s: float) -> None:
         """Let it use the device, with the batch limits of the moment."""
-        self.go_s, self.limits = now_s, limits
+        self.go_s = now_s
+        self.limits = limits
         # Idle time is the device's, between one worker and the next: the figure that warm workers are there for.
         self._idle_s = self.go_s - (self.station.freed_s or self.go_s)
         self.pulse = self.pulse.let_go(self.go_s, self.go_s - (self._ready_s or self.go_s))
@@ -107,7 +108,9 @@ class Slot:
     def end(self, by: EndedBy, why: str, now_s: float) -> None:
         """Begin to end it, politely first; or take the next step of an end that has begun."""
         if self.ended_by is EndedBy.ITSELF:
-            self.ended_by, self.ended_why, self._next_signal_s = by, why, now_s
+            self.ended_by = by
+            self.ended_why = why
+            self._next_signal_s = now_s
             # SIGABRT: faulthandler writes the Python stack of a hung worker to its log.
             first = signal.SIGABRT if by is EndedBy.HANG else signal.SIGTERM
             # One that was asked to leave, and has not, has had its politeness.
@@ -137,7 +140,8 @@ class Slot:
         """Say what the worker, which has ended, did with its time, for the journal; seconds and counts."""
         self._free(now_s)
         self._look(now_s)
-        beat, busy_s = self.pulse.beat, (self.freed_s or 0.0) - (self.go_s or 0.0)
+        beat = self.pulse.beat
+        busy_s = (self.freed_s or 0.0) - (self.go_s or 0.0)
         # The device computes from the first batch on: until then a context is made, and weights are copied.
         opening_s = beat.opening_s if beat and self.go_s is not None else 0.0
         return {

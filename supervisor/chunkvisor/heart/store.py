@@ -172,7 +172,8 @@ class ResultStore:
         return True
 
     def _committed(self, output: OutputRun, chunk: int, result: Result | None) -> None:
-        ledger, before = output.ledger, output.saved_before.pop(chunk, 0)
+        ledger = output.ledger
+        before = output.saved_before.pop(chunk, 0)
         texts = ledger.plan.size(chunk)
         output.texts_here += texts - before
         rate: float | None = None
@@ -245,7 +246,8 @@ class ResultStore:
         """
         lost: list[tuple[int, int]] = []
         if self._join is not None and self._join[1].done():  # its done-callback has woken the loop
-            (number, future), self._join = self._join, None
+            (number, future) = self._join
+            self._join = None
             lost += self._joined(number, future)
         for number, output in enumerate(self._outputs):
             if self._stopped or self._join is not None or self._clock() < self._again_s:
@@ -290,7 +292,8 @@ class ResultStore:
         output = self._outputs[number]
         try:
             self._emit(event.OutputComplete(output.name, **future.result()))
-            output.joined, self._full_s = True, None
+            output.joined = True
+            self._full_s = None
         except ChunkDamagedError as error:
             words = f"{output.name} chunk {error.chunk} is damaged and will be computed again: {error.why}"
             self._emit(event.Warned(words))
@@ -339,7 +342,8 @@ def _check_space(output: OutputRun) -> None:
     """Raise Halt (74) if the rest of the output cannot fit on the disk; needs the facts of a committed chunk."""
     ledger = output.ledger
     if ledger.facts is not None:
-        left, dimension = ledger.plan.distinct - ledger.texts_done, ledger.facts.dimension
+        left = ledger.plan.distinct - ledger.texts_done
+        dimension = ledger.facts.dimension
         second_form = (
             0 if output.form.is_of_rows else Numbers(output.form.dtype, dimension).row_bytes
         )

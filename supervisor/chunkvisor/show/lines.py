@@ -72,7 +72,8 @@ class Observers(Observer):
                 getattr(observer, method)(*arguments)
             except Exception as error:  # noqa: BLE001 - whatever it is, the run is worth more
                 self._guarded.remove(observer)
-                name, why = type(observer).__name__, f"{type(error).__name__}: {error}"
+                name = type(observer).__name__
+                why = f"{type(error).__name__}: {error}"
                 say(
                     f"chunkvisor: {name} is left out; the run continues without it: {why}", err=True
                 )
@@ -96,7 +97,8 @@ class Console(Observer):
         self, stream: TextIO | None = None, *, last_words: bool = False, least: Weight = Weight.NEWS
     ) -> None:
         self._stream = stream or sys.stderr
-        self._last_words, self._least = last_words, least
+        self._last_words = last_words
+        self._least = least
         self._began_s = self._said_s = time.monotonic()
         self.in_words: Callable[[str], str] = str
         """Puts each line into the words of the caller."""
@@ -162,7 +164,8 @@ class Logger(Observer):
     """
 
     def __init__(self, *, told: bool = False, in_words: Callable[[str], str] = str) -> None:
-        self._told, self._in_words = told, in_words
+        self._told = told
+        self._in_words = in_words
 
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         if (line := event.line) and (LOGGER.hasHandlers() or not self._told):

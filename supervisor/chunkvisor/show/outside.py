@@ -87,7 +87,8 @@ class Metrics(Observer):
     """Keeps a file of figures up to date, in the text format of Prometheus, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._next_s = path, 0.0
+        self._path = path
+        self._next_s = 0.0
 
     def tick(self) -> None:
         if time.monotonic() >= self._next_s:
@@ -95,10 +96,12 @@ class Metrics(Observer):
             self.close()
 
     def close(self) -> None:
-        now, lines = snapshot_of(self.state, time.time()), list[str]()
+        now = snapshot_of(self.state, time.time())
+        lines = list[str]()
         for head, (meaning, value_of) in METRICS.items():
             name, _, label = head.rstrip("}").partition("{")
-            full, value = f"chunkvisor_{name}", value_of(now)
+            full = f"chunkvisor_{name}"
+            value = value_of(now)
             lines += [
                 f"# HELP {full} {meaning}",
                 f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}",
@@ -127,7 +130,8 @@ class Notices(Observer):
     """
 
     def __init__(self, urls: Sequence[str], layout: Layout, files: InvocationFiles | None) -> None:
-        self._workdir, self._files = layout.workdir, files
+        self._workdir = layout.workdir
+        self._files = files
         self._sender, self._wrong = sender_to(urls)
         self._queue = SimpleQueue[tuple[str, str] | None]()
         self._thread: Thread | None = None

@@ -31,8 +31,13 @@ from chunkvisor_worker.contract.files import write_atomic
 from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.wire import masked
 
-_MOST_ROWS, _MOST_KINDS, _MOST_LINES, _LOG_LINES = 100, 40, 200, 14
-_STEPS, _SMOOTH, _HEIGHT = 200, 4, 100
+_MOST_ROWS = 100
+_MOST_KINDS = 40
+_MOST_LINES = 200
+_LOG_LINES = 14
+_STEPS = 200
+_SMOOTH = 4
+_HEIGHT = 100
 """Of time in a drawing, since more cannot be told apart; and its height, which the page stretches."""
 _RULES = {rule.name: rule for rule in RULES}
 
@@ -96,11 +101,15 @@ class Story:
         """By outcome and rule: (how many, time of the last, the last)."""
         self.quarantined: dict[tuple[str, int], of.Quarantined] = {}
         self.lines = deque[tuple[float, str]](maxlen=_MOST_LINES)
-        state, last_run, last_s = RunState(), "", 0.0
+        state = RunState()
+        last_run = ""
+        last_s = 0.0
         for at_s, run, event in read_events(journal):
             if run == last_run:
                 self.running_s += max(0.0, at_s - last_s)  # the clock may have been set back
-            last_run, last_s, texts = run, max(at_s, last_s), state.total("texts_here")
+            last_run = run
+            last_s = max(at_s, last_s)
+            texts = state.total("texts_here")
             state.apply(event, at_s)
             if (new := state.total("texts_here") - texts) > 0:
                 self.texts.append((self.running_s, new))
@@ -144,7 +153,8 @@ def charts_of(story: Story) -> Iterator[Markup]:
     def step(now_s: float) -> int:
         return min(_STEPS - 1, int(now_s / running_s * _STEPS))
 
-    encoded, steps = Counter[int](), range(_STEPS)
+    encoded = Counter[int]()
+    steps = range(_STEPS)
     for now_s, texts in story.texts:
         encoded[step(now_s) // _SMOOTH] += texts  # chunks are committed in bursts
     if total := sum(encoded.values()):
@@ -186,7 +196,8 @@ def _chart(
     """Draw lines over an upright axis from 0 to the highest value; the words are HTML, so they are not stretched."""
     drawn = [(words, list(points)) for words, points in lines]
     top = max((value for _, points in drawn for _, value in points), default=0.0) or 1.0
-    shapes, named = list[Markup](), list[Markup]()
+    shapes = list[Markup]()
+    named = list[Markup]()
     for number, (words, points) in enumerate(drawn):
         css = f"s{number % 4 + 1}"
         path = "L".join(f"{at + 0.5} {_HEIGHT * (1 - value / top):.1f}" for at, value in points)

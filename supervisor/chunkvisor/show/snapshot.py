@@ -94,7 +94,8 @@ class Snapshot:
     @property
     def closing_line(self) -> str:
         """What a run has done, and how far all is if work is left; empty if there was nothing to do."""
-        here, parts = self.state.chunks_here, list[str]()
+        here = self.state.chunks_here
+        parts = list[str]()
         if here:
             parts.append(
                 f"{counted(here, 'chunk')} encoded in {human_time(self.elapsed_s)}, start-up included"
@@ -123,7 +124,8 @@ def percent(share: float) -> str:
 
 def look_at(state: RunState, layout: Layout | None = None, now_s: float | None = None) -> Snapshot:
     """Return what there is to see of a run; `layout` is its workdir as it is mounted here."""
-    layout, beats = layout or Layout(Path(state.workdir)), {}
+    layout = layout or Layout(Path(state.workdir))
+    beats = {}
     for key in state.workers:
         path = layout.output(key.output).attempt(key.chunk, key.attempt).beat
         with contextlib.suppress(OSError):
@@ -134,9 +136,13 @@ def look_at(state: RunState, layout: Layout | None = None, now_s: float | None =
 
 def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Snapshot:
     """Return what there is to see at this moment; `now_s` is ignored once the run has ended."""
-    beats, live = beats or {}, state.ending is None
+    beats = beats or {}
+    live = state.ending is None
     now_s = max(state.told_s, now_s if live else 0.0)
-    workers, under_way, tokens, longest = list[str](), dict.fromkeys(state.outputs, 0), 0, (0.0, "")
+    workers = list[str]()
+    under_way = dict.fromkeys(state.outputs, 0)
+    tokens = 0
+    longest = (0.0, "")
     for key, worker in sorted(
         state.workers.items(), key=lambda each: (each[1].device, not each[1].computing)
     ):
@@ -146,10 +152,8 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
         if worker.computing:  # the others are prepared ahead
             done = min(beat.rows_done, beat.rows_total)
             under_way[key.output] = under_way.get(key.output, 0) + done
-            tokens, longest = (
-                tokens + beat.tokens_done,
-                max(longest, (silent_s, f"{key.output} chunk {key.chunk}")),
-            )
+            tokens += beat.tokens_done
+            longest = max(longest, (silent_s, f"{key.output} chunk {key.chunk}"))
             words += f", {done:,} of {counted(beat.rows_total, 'text')}" if beat.rows_total else ""
         workers.append(words)
     outputs = {
@@ -157,7 +161,8 @@ def snapshot_of(state: RunState, now_s: float, beats: Beats | None = None) -> Sn
     }
     texts_per_s, tokens_per_s = _rates(state, now_s, sum(under_way.values()), tokens)
     ours = [each for each in outputs.values() if each.texts_here or not each.complete]
-    distinct, rows = sum(each.distinct for each in ours), sum(each.rows for each in ours)
+    distinct = sum(each.distinct for each in ours)
+    rows = sum(each.rows for each in ours)
     left = distinct - sum(
         each.texts_done + each.texts_saved + each.texts_under_way for each in ours
     )
@@ -188,8 +193,11 @@ def _rates(
     first_s, first_texts, first_tokens = state.points[0]
     end_s = now_s if state.ending is None and state.workers else state.kept_s
     if state.ending is not None and state.first_go_s is not None:  # of the whole run
-        first_s, first_texts, first_tokens = state.first_go_s, 0, 0
-    spent_s, new_texts = end_s - first_s, state.total("texts_here") + texts - first_texts
+        first_s = state.first_go_s
+        first_texts = 0
+        first_tokens = 0
+    spent_s = end_s - first_s
+    new_texts = state.total("texts_here") + texts - first_texts
     if spent_s <= 0 or new_texts <= 0:
         return None, None
     return new_texts / spent_s, (state.total("tokens_here") + tokens - first_tokens) / spent_s

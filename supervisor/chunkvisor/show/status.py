@@ -144,7 +144,8 @@ class Follower:
         come = deque(self._tail.read(), maxlen=None if self._looked else 20 * _NEWS)
         self.news = [each for each in come if each.event.line]
         if not self._looked:
-            self.news, self._looked = self.news[-_NEWS:], True
+            self.news = self.news[-_NEWS:]
+            self._looked = True
         alive = self.holder.alive() if self.holder is not None else False
         self.elsewhere = alive is None  # on another host, where nothing can be asked
         if self.elsewhere:
@@ -209,7 +210,9 @@ def status_of(run: Follower, now: Snapshot) -> Status:
         path.name: run.layout.combined(path.name)
         for path in sorted(run.layout.all_combined.glob("*/"))
     }
-    told, ending, holder = run.state, run.state.ending, run.holder
+    told = run.state
+    ending = run.state.ending
+    holder = run.holder
     halted = ending is not None and ending.code not in _STOPPED and ending.code not in _DONE
     state = State.RUNNING if run.alive else State.HALTED if halted else State.STOPPED
     if (
@@ -264,7 +267,9 @@ def status_screen(
 ) -> list[str]:
     """Say the state, how far it is, whether to worry and what to do, in a few plain lines."""
     # What went wrong comes first.
-    head, lines, running = str(status.state), list(status.message), status.state is State.RUNNING
+    head = str(status.state)
+    lines = list(status.message)
+    running = status.state is State.RUNNING
     for name, output in status.outputs.items():
         parts = (
             [percent(output.rows_done / output.rows), output.far] if output.rows else [output.far]

@@ -149,7 +149,8 @@ def _followed(workdir: Path) -> Iterator[tuple[Follower, Snapshot]]:
 
 def watch_view(workdir: Path) -> None:
     """Show the live view until the run ends, or a line now and then if nothing can be drawn. Raises Halt (78)."""
-    live, said_s = Live(sys.stdout) if can_draw(sys.stdout) else None, -float("inf")
+    live = Live(sys.stdout) if can_draw(sys.stdout) else None
+    said_s = -float("inf")
     news = list[Logged]()
     try:
         for run, now in _followed(workdir):

@@ -70,7 +70,8 @@ def stage_table(
 
 def request_of(config: Config, name: str, max_rows: int | None) -> IngestRequest:
     """Say what the output wants of its source. Raises Halt (78) if that has a file of the workdir's state."""
-    output, layout = config.outputs[name], Layout(config.workdir)
+    output = config.outputs[name]
+    layout = Layout(config.workdir)
     # A run would write into its own source, or read what it has written.
     here = resolve([source for source in output.source if not is_remote(source)])
     if found := next((file.path for file in here if layout.owns(file.path)), None):

@@ -36,7 +36,8 @@ Numbers = npt.NDArray[np.int64]
 
 _EACH = 4096  # texts that are held at a time
 _ROWS_AT_ONCE = 1 << 20
-_BATCH_ROWS, _BATCH_BYTES = 200_000, 32 << 20
+_BATCH_ROWS = 200_000
+_BATCH_BYTES = 32 << 20
 # Of the index: a text's hash and its first row; sorted by the hash, each text once.
 _RECORD = np.dtype([("hash", "S16"), ("row", "<i8")])
 _BLOCK = 1 << 17  # records or rows that are taken at a time
@@ -107,7 +108,8 @@ class Spool:
     def __init__(self, files: TableFiles, scratch: Path) -> None:
         self.rows = 0  # so far, whether or not they are written
         self.empty = 0  # rows that are written and whose text is empty
-        self._files, self._lengths = files, scratch / "lengths.bin"
+        self._files = files
+        self._lengths = scratch / "lengths.bin"
         # Equal texts meet in one bin, and the bins follow each other as the hashes do.
         self._bins = [scratch / f"hashes-{number:03d}.tmp" for number in range(256)]
         self._batches: list[
@@ -148,7 +150,8 @@ class Spool:
                 file.write(part.tobytes())
         self._batches.append((rows, self._pending_bytes))
         self.empty += rows - int(np.count_nonzero(lengths))
-        self._pending, self._pending_bytes = [], 0
+        self._pending = []
+        self._pending_bytes = 0
 
     def finish(self) -> int:
         """Write all files of the table but its record, and return the number of distinct texts. Raises OSError.
@@ -168,7 +171,8 @@ class Spool:
                 firsts = found[is_first]
                 index.write(firsts.tobytes())
                 first_of[found["row"]] = firsts["row"][np.cumsum(is_first) - 1]
-        numbers, distinct = np.empty_like(first_of), 0
+        numbers = np.empty_like(first_of)
+        distinct = 0
         with (
             open(self._files.row_text, "wb") as row_text,
             open(self._files.first_row, "wb") as first_row,
@@ -203,7 +207,8 @@ class Spool:
                 keep = first_of[row : row + rows] == np.arange(row, row + rows)
                 offsets.write((kept_bytes + np.cumsum(lengths[keep])).astype("<u8").tobytes())
                 target.write(texts[np.repeat(keep, lengths)].tobytes())
-                row, kept_bytes = row + rows, kept_bytes + int(lengths[keep].sum())
+                row += rows
+                kept_bytes += int(lengths[keep].sum())
             target.truncate(kept_bytes)
 
 
@@ -267,7 +272,8 @@ class StagedTable(TableRecord):
 
     def texts_of(self, numbers: Numbers) -> list[str]:
         """Read the distinct texts of these numbers, which rise; each file is opened once."""
-        paths, found = TableFiles(self.folder), list[str]()
+        paths = TableFiles(self.folder)
+        found = list[str]()
         begins, ends = (_pick(paths.offsets, each) for each in (numbers, numbers + 1))
         runs = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
         with open(paths.texts, "rb") as file:
@@ -319,7 +325,8 @@ class StagedTable(TableRecord):
         """
         # The last file that begins at or before the row: files without rows begin where the next one does.
         source = self.files[bisect_right(self.files, row, key=lambda each: each.first_row) - 1]
-        number, places = row - source.first_row, TableFiles(self.folder).places
+        number = row - source.first_row
+        places = TableFiles(self.folder).places
         if places.name in self.stamps:
             number = int(_pick(places, np.array([row]))[0])
         try:
@@ -368,7 +375,8 @@ def rows_of(table: StagedTable, texts: Sequence[int]) -> dict[int, int]:
 def matches(ours: Path, theirs: Path) -> Iterator[tuple[Numbers, Numbers]]:
     """Yield first rows, here and there, of the texts that both indexes have, some at a time. Raises OSError."""
     with open(ours, "rb") as our_file, open(theirs, "rb") as their_file:
-        here, there = _next_block(our_file), _next_block(their_file)
+        here = _next_block(our_file)
+        there = _next_block(their_file)
         while len(here) and len(there):
             # Up to the lower of the two ends, nothing in the rest of either file can be equal.
             bound = min(here["hash"][-1], there["hash"][-1])

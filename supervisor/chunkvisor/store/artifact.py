@@ -104,7 +104,8 @@ def read_shape(file: BinaryIO, dtype: str = FLOAT32) -> Shape:
         raise BadVectorsError(f"holds an array of shape {shape}, not rows x dimension in C order")
     rows, dimension = shape
     offset = file.tell()
-    size, wanted = os.fstat(file.fileno()).st_size, offset + rows * dimension * wanted_type.itemsize
+    size = os.fstat(file.fileno()).st_size
+    wanted = offset + rows * dimension * wanted_type.itemsize
     if size != wanted:
         raise BadVectorsError(
             f"has {size:,} bytes where {rows:,} rows x {dimension:,} need {wanted:,}"
@@ -119,7 +120,8 @@ def blocks(file: BinaryIO, shape: Shape, dtype: str = FLOAT32) -> Iterator[npt.N
 
     Raises BadVectorsError if the file ends early: it was changed while we read it.
     """
-    per_block, at = max(1, BLOCK_BYTES // (4 * shape.dimension)), file.tell()
+    per_block = max(1, BLOCK_BYTES // (4 * shape.dimension))
+    at = file.tell()
     for first in range(0, shape.rows, per_block):
         block = np.empty((min(per_block, shape.rows - first), shape.dimension), dtype=dtype)
         if not fill(file.fileno(), block.data.cast("B"), at):
@@ -134,7 +136,8 @@ def inspect(path: Path, *, skip: Collection[int] = ()) -> Inspection:
         shape = read_shape(raw)
         raw.seek(0)
         digest = xxhash.xxh3_128(raw.read(shape.offset_bytes))
-        found, first = [(np.empty(0, dtype=np.int64),) * 2], 0
+        found = [(np.empty(0, dtype=np.int64),) * 2]
+        first = 0
         for block in blocks(raw, shape):
             digest.update(block.data.cast("B"))
             not_finite, zero = bad_rows(block)
@@ -163,11 +166,13 @@ def pick_rows(
     Raises OSError; ValueError if the file has no such row.
     """
     found = np.empty((len(rows), width), dtype=dtype)
-    row_bytes, order = width * found.itemsize, np.argsort(rows, kind="stable")
+    row_bytes = width * found.itemsize
+    order = np.argsort(rows, kind="stable")
     wanted = rows[order]
     with open(path, "rb") as file:
         for first, end in _spans(wanted, row_bytes):
-            start, last = int(wanted[first]), int(wanted[end - 1])
+            start = int(wanted[first])
+            last = int(wanted[end - 1])
             there = np.empty((last - start + 1, width), found.dtype)
             at = offset_bytes + start * row_bytes
             if start < 0 or not fill(file.fileno(), there.reshape(-1).view(np.uint8).data, at):
@@ -182,7 +187,8 @@ def fill(fd: int, room: memoryview, offset: int) -> bool:
         count = os.preadv(fd, [room], offset)  # at most 2 GiB a call, and possibly less (preadv(2))
         if not count:
             return False
-        room, offset = room[count:], offset + count
+        room = room[count:]
+        offset += count
     return True
 
 

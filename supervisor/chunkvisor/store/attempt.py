@@ -34,7 +34,8 @@ def write_attempt(
     the texts since it may be as long as any. Nothing is synced to the disk: an attempt that a power cut
     took is done again. No worker reads the texts before the spec is there, so they need no rename.
     """
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     with open(files.texts, "wb") as file:
         for text in itertools.chain(texts, [] if canary is None else [canary]):
             line = json.dumps(text, ensure_ascii=True).encode() + b"\n"
@@ -60,7 +61,8 @@ def gather(
     `known` are the facts of the chunks committed before, `is_blank(i)` says whether the i-th text of the attempt has
     nothing but white space: the only texts whose vectors may be zero throughout.
     """
-    result, beat = read_message(Result, files.result), read_beat(files.beat)
+    result = read_message(Result, files.result)
+    beat = read_beat(files.beat)
     asks = "fingerprint", "output", "chunk", "start", "stop"
     if result is not None and any(getattr(result, name) != getattr(spec, name) for name in asks):
         result = None
@@ -99,8 +101,12 @@ def _with_vectors(
         return replace(evidence, vectors_problem=str(error))
     except OSError as error:
         return replace(evidence, vectors_problem=f"cannot be read: {error.strerror}")
-    facts, dimension, rows = result.facts, found.shape.dimension, found.shape.rows
-    problem, other_dimension, bad = "", False, list[int]()
+    facts = result.facts
+    dimension = found.shape.dimension
+    rows = found.shape.rows
+    problem = ""
+    other_dimension = False
+    bad = list[int]()
     if found.digest != result.digest:
         problem = "differ from the ones recorded in result.json (another digest)"
     elif rows != result.stop - result.start:
@@ -108,17 +114,13 @@ def _with_vectors(
     elif dimension != facts.dimension:
         problem = f"have dimension {dimension}, the result says {facts.dimension}"
     elif known is not None and dimension != known.dimension:
-        problem, other_dimension = (
-            f"have dimension {dimension}, the chunks before have {known.dimension}",
-            True,
-        )
+        problem = f"have dimension {dimension}, the chunks before have {known.dimension}"
+        other_dimension = True
     elif known is not None and facts.dtype != known.dtype:
         problem = f"come from weights in {facts.dtype}, the chunks before from {known.dtype}"
     else:
-        not_finite, zero = (
-            found.not_finite.tolist(),
-            [row for row in found.zero.tolist() if not is_blank(row)],
-        )
+        not_finite = found.not_finite.tolist()
+        zero = [row for row in found.zero.tolist() if not is_blank(row)]
         if bad := sorted(not_finite + zero):
             worst = not_finite or zero
             problem = "have NaN or infinity" if not_finite else "are zero throughout"
@@ -149,10 +151,12 @@ def look(
 
     from chunkvisor.store.artifact import BadVectorsError, bad_rows, pick_rows, read_shape
 
-    record, rows = read_batch_log(files.batches), spec.stop - spec.start
+    record = read_batch_log(files.batches)
+    rows = spec.stop - spec.start
     wanted = set(range(rows)).difference(spec.skip)
     nothing = Salvage(under_way=tuple(sorted(wanted.intersection(record.under_way))))
-    facts, done = record.facts, set[int]()
+    facts = record.facts
+    done = set[int]()
     if facts is None or (
         known is not None and (known.dimension, known.dtype) != (facts.dimension, facts.dtype)
     ):

@@ -138,18 +138,15 @@ def disk_halt(error: OSError, place: Path) -> Halt:
         if path is not None and path.is_absolute() and place not in path.parents
         else place
     )
-    what, remedy = (
-        f"the disk of {folder} is full or failing",
-        "Free some space there, or choose another folder",
-    )
+    what = f"the disk of {folder} is full or failing"
+    remedy = "Free some space there, or choose another folder"
     if error.errno == errno.EROFS:
-        what, remedy = (
-            f"the disk of {folder} is mounted read-only",
-            "Mount it for writing, or choose another folder",
-        )
+        what = f"the disk of {folder} is mounted read-only"
+        remedy = "Mount it for writing, or choose another folder"
     elif error.errno not in FULL_ERRNOS:
         remedy = "Look for its errors in the kernel's log (dmesg -T); if it is failing, choose a folder on another disk"
-    why, see = with_room(str(error), folder), str(Outcome.DISK_FULL)
+    why = with_room(str(error), folder)
+    see = str(Outcome.DISK_FULL)
     return Halt(ExitCode.DISK, what, why=why, remedy=f"{remedy}. {_AGAIN}", see=see)
 
 

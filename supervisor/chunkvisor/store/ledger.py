@@ -188,7 +188,8 @@ def is_planned(layout: OutputLayout) -> bool:
 
 def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) -> None:
     """Sync the finished files, and write the record that makes the folder a plan. Raises OSError."""
-    files, stamps = ReuseFiles(folder), dict[str, Stamp]()
+    files = ReuseFiles(folder)
+    stamps = dict[str, Stamp]()
     for path in filter(Path.exists, (files.where, files.encoded, files.copied, files.tokens)):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -350,10 +351,8 @@ class Ledger:
 
     def note_versions(self, facts: Facts) -> list[str]:
         """Keep the versions that compute now; return how they differ from the first, in words. Raises OSError."""
-        before, now = (
-            self.facts.versions if self.facts is not None else facts.versions,
-            facts.versions,
-        )
+        before = self.facts.versions if self.facts is not None else facts.versions
+        now = facts.versions
         changed = [
             f"{name} {before.get(name) or 'absent'} before, {now.get(name) or 'absent'} now"
             for name in _SHAPING

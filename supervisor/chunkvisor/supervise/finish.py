@@ -126,7 +126,8 @@ def quarantined(
     for start in range(0, table.rows, _ROWS_AT_ONCE):
         texts = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
         for at in np.flatnonzero(np.isin(texts, numbers)).tolist():
-            row, why = start + at, bad[int(texts[at])]
+            row = start + at
+            why = bad[int(texts[at])]
             place = table.place_of(row, with_line=count < _MAX_LINES)
             count += 1
             yield {"row": row, "outcome": str(why.outcome), "reason": why.reason, "place": place}
@@ -140,11 +141,13 @@ def _record_cut(
 
     Calls `on_block` now and then; it may raise to stop. Raises OSError.
     """
-    layout, count = ledger.layout, 0
+    layout = ledger.layout
+    count = 0
     if ledger.facts is None or not ledger.facts.counts_cut:
         layout.cut_rows.unlink(missing_ok=True)
         return None
-    own, copies = layout.cut_texts(ledger.fingerprint), ReuseFiles(layout.reuse).tokens
+    own = layout.cut_texts(ledger.fingerprint)
+    copies = ReuseFiles(layout.reuse).tokens
 
     def tokens_before_the_cut() -> Iterator[bytes]:
         """Give int32 of each row, 0 if it is whole, and write the lines of the list."""
@@ -152,7 +155,8 @@ def _record_cut(
         with open(layout.truncated_twin, "wb") as lines:
             for start in range(0, table.rows, _ROWS_AT_ONCE):
                 numbers = table.row_text(start, min(start + _ROWS_AT_ONCE, table.rows))
-                where, tokens = ~numbers, np.zeros(len(numbers), dtype="<i4")
+                where = ~numbers
+                tokens = np.zeros(len(numbers), dtype="<i4")
                 if reuse is not None:
                     where = reuse.where_of(numbers)
                 for file, hits in ((own, where < 0), (copies, where >= 0)):

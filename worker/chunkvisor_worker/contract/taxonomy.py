@@ -199,11 +199,10 @@ def read_oom(message: str) -> OomFigures | None:
         found = re.search(form.replace("SIZE", _SIZE), message)
         return round(float(found[1]) * _UNIT_BYTES[found[2]]) if found else None
 
-    wanted, total = (
-        figure(r"CUDA out of memory\. Tried to allocate SIZE"),
-        figure("has a total capacity of SIZE"),
-    )
-    free, process = figure("of which SIZE is free"), figure("this process has SIZE memory in use")
+    wanted = figure(r"CUDA out of memory\. Tried to allocate SIZE")
+    total = figure("has a total capacity of SIZE")
+    free = figure("of which SIZE is free")
+    process = figure("this process has SIZE memory in use")
     if wanted is None or not total or free is None:
         return None
     reserved = (figure("SIZE is allocated by PyTorch") or 0) + (

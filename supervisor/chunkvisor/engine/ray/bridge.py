@@ -24,7 +24,9 @@ from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
 from chunkvisor_worker.contract.wire import from_json, to_json, write_message
 
-STARTING, PREPARING, WORKING = "starting", "preparing", "working"
+STARTING = "starting"
+PREPARING = "preparing"
+WORKING = "working"
 _LINE_BYTES = 64 << 20
 _CLOSE_S = 8.0
 # Between two questions to the cluster for its nodes.
@@ -41,7 +43,9 @@ class Bridge:
     def __init__(
         self, terms: Terms, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._terms, self._reader, self._writer = terms, reader, writer
+        self._terms = terms
+        self._reader = reader
+        self._writer = writer
         self._wanted = "CPU" if "cpu" in terms.device else "GPU"
         self._deaths = Counter[str]()
         self._stages: dict[
@@ -101,7 +105,8 @@ class Bridge:
                 if self._deaths[number] < _DEATHS:
                     self._stages[number] = STARTING
                     self._start(self._keep_agent(number, able[number]))
-            without, stages = len(alive) - len(able), Counter(self._stages.values())
+            without = len(alive) - len(able)
+            stages = Counter(self._stages.values())
             why = f"nodes without a device that the config asks for: {without}" if without else ""
             cluster = Cluster(stages[STARTING], stages[PREPARING], why)
             if cluster != told:
@@ -123,7 +128,8 @@ class Bridge:
             await agent.__ray_ready__.remote()
             self._stages[number] = PREPARING
             reports = [await agent.hello.remote()]
-            self._stages[number], self._agents[number] = WORKING, agent
+            self._stages[number] = WORKING
+            self._agents[number] = agent
             while True:
                 for report in filter(None, (from_json(NodeReport, data) for data in reports)):
                     if report.returncode is not None:
@@ -158,7 +164,8 @@ class Bridge:
         """Hand orders on, one after the other. If the agent is lost, the one that waits for its news hears of it."""
         with contextlib.suppress(ray.exceptions.RayError):
             while True:
-                order, contents = await orders.get(), dict[str, bytes]()
+                order = await orders.get()
+                contents = dict[str, bytes]()
                 if order.folder:
                     files = AttemptFiles(Path(order.folder))
                     self._folders[order.worker] = files.folder

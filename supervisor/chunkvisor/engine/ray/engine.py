@@ -54,16 +54,19 @@ class _RayWorker:
     def hear(self, report: NodeReport) -> None:
         """Take in what is said of it; when it has ended its files are here, the last beat among them."""
         if report.pid is not None:
-            self.pid, self.warm = report.pid, report.warm
+            self.pid = report.pid
+            self.warm = report.warm
         if report.returncode is not None:
-            self._kills, self._returncode = report.oom_kills, report.returncode
+            self._kills = report.oom_kills
+            self._returncode = report.returncode
         self._called = True
 
     def watched(self) -> list[int]:
         return []  # all of them are heard of by the engine's one descriptor
 
     def has_called(self) -> bool:
-        called, self._called = self._called, False
+        called = self._called
+        self._called = False
         return called
 
     def go(self, limits: Limits) -> None:
@@ -101,11 +104,9 @@ class RayEngine:
     ) -> None:
         """It is not connected yet. Raises OSError if its folder cannot be made."""
         make_folder(layout.ray, durable=False)
-        self._log, self._wait_timeout_s, self._emit = (
-            layout.ray / "bridge.log",
-            config.recovery.wait_timeout,
-            emit,
-        )
+        self._log = layout.ray / "bridge.log"
+        self._wait_timeout_s = config.recovery.wait_timeout
+        self._emit = emit
         self._terms = Terms(
             address=config.engine.address,
             run_id=run_id,
@@ -133,7 +134,8 @@ class RayEngine:
 
     def open(self, stations: Stations, pending: Callable[[], int], _places: int) -> None:
         """See Engine."""
-        self._stations, self._pending = stations, pending
+        self._stations = stations
+        self._pending = pending
         trim_log(self._log)
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_SEND_S)
@@ -168,7 +170,8 @@ class RayEngine:
         if not self._pending():
             return  # what is left to do needs no node
         if self._stations.alive:
-            self._without_s, self._told_waiting = None, False
+            self._without_s = None
+            self._told_waiting = False
         elif self._socket is not None and self._cluster.preparing:
             self._without_s = None
         else:
@@ -193,7 +196,8 @@ class RayEngine:
         blocking_launches: bool,
     ) -> Worker:
         """See Engine; what goes wrong at the start is heard of later."""
-        name, number = station.site.node, next(self._numbers)
+        name = station.site.node
+        number = next(self._numbers)
         node = self._nodes[name]  # `holding` is true of any other
         node.workers[number] = worker = _RayWorker(
             self._send, name, number, node.warm and not fresh
@@ -236,7 +240,8 @@ class RayEngine:
                 self._emit(event)
         elif (node := self._nodes.get(report.node)) is not None:
             if report.holding is not None:
-                node.holding, node.warm = report.holding, report.warm
+                node.holding = report.holding
+                node.warm = report.warm
             if (worker := node.workers.get(report.worker)) is not None:
                 worker.hear(report)
 
@@ -248,7 +253,8 @@ class RayEngine:
 
     def _wait(self) -> None:
         """Wait for a node: there is nothing to work on. Raises Halt if that is in vain, or has lasted too long."""
-        now_s, starting = time.monotonic(), self._cluster.starting
+        now_s = time.monotonic()
+        starting = self._cluster.starting
         self._without_s = self._without_s or now_s
         waited_s = now_s - self._without_s
         if not starting and self._stations.last_halt is not None:
