@@ -240,9 +240,9 @@ class Bench:
 
 
 def _assemble_2gb(workdir: Path) -> tuple[float, Path]:
-    from chunkvisor.assemble.forms import Form
-    from chunkvisor.assemble.join import assemble
-    from chunkvisor.assemble.manifest import describe_file, publish
+    from chunkvisor.outputs.forms import Form
+    from chunkvisor.outputs.join import assemble
+    from chunkvisor.outputs.publish import describe_file, publish
     from chunkvisor.store.artifact import inspect
     from chunkvisor.store.identity import Plan
     from chunkvisor.store.layout import Layout

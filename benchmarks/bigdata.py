@@ -15,7 +15,7 @@ from chunkvisor.events.event import AttemptStarted, ChunkCommitted, Go, WorkerEn
 from chunkvisor.events.journal import Journal, read_events
 from chunkvisor.store.artifact import chunk_key, npy_header
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import ledger_of
+from chunkvisor.store.reuse import ledger_of
 
 _BLOCK = 100_000
 _STORY = (AttemptStarted, Go, WorkerEnded, ChunkCommitted)

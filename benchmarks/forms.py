@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from chunkvisor.assemble.forms import Form, Numbers
-from chunkvisor.assemble.join import write_final
-from chunkvisor.assemble.manifest import describe_file, keep_finished, publish
 from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.outputs.forms import Form, Numbers
+from chunkvisor.outputs.join import write_final
+from chunkvisor.outputs.publish import describe_file, keep_finished, publish
 from chunkvisor.store.layout import Layout, OutputLayout
 
 FORMS = {

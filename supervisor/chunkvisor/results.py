@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import FORMATS, Numbers, form_of
-from chunkvisor.assemble.manifest import all_quarantined, file_of
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.outputs.forms import FORMATS, Numbers, form_of
+from chunkvisor.outputs.publish import all_quarantined, file_of
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import read_sealed
 from chunkvisor.units import counted, listed

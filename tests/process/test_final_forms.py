@@ -136,7 +136,7 @@ def test_killed_between_two_forms(
         when,
         place.folder,
         tmp_path / "scratch",
-        *(f"chunkvisor.assemble.manifest:{name}" for name in names),
+        *(f"chunkvisor.outputs.publish:{name}" for name in names),
         share="1:" if SOAK_SEED else "2:a",
     )
     assert lines
@@ -266,7 +266,7 @@ def rows_in(path: Path) -> list[int]:
 
 def test_more_rows_than_a_manifest_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows without a vector are in a list next to each final; whatever counts or names them has all."""
-    monkeypatch.setattr("chunkvisor.assemble.manifest.MOST_LISTED", 2)
+    monkeypatch.setattr("chunkvisor.outputs.publish.MOST_LISTED", 2)
     place = combining(tmp_path / "place")
     bad = {"out": [0, 1, 2, 6], "again": [1, 5, 6, 7], "both": [0, 1, 2, 5, 6, 7]}
     for text in ("t0", "t1"):

@@ -18,19 +18,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.assemble.manifest import read_done_manifest, read_finished
 from chunkvisor.commands.housekeeping import verify
 from chunkvisor.config.load import load
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
+from chunkvisor.outputs.publish import read_done_manifest, read_finished
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import resolve
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.identity import read_facts, read_fixed
 from chunkvisor.store.layout import Layout, read_holder
-from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.records import (
     DamagedError,
     LessonFile,
@@ -39,6 +38,7 @@ from chunkvisor.store.records import (
     read_models,
     write_record,
 )
+from chunkvisor.store.reuse import ledger_of
 from chunkvisor_worker.contract.files import AttemptFiles
 from chunkvisor_worker.contract.messages import Beat, Fault, Result, Spec
 from chunkvisor_worker.contract.wire import read_beat, read_message

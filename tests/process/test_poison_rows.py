@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from chunkvisor.assemble import manifest
+from chunkvisor.outputs import finish, publish
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import Parts, ledger_of
-from chunkvisor.supervise import finish
+from chunkvisor.store.ledger import Parts
+from chunkvisor.store.reuse import ledger_of
 from damaged import flip
 from harness import SOAK_SEED, Ended, expected, local_engine_only, sweep
 from scripted_workplace import ScriptedWorkplace
@@ -462,10 +462,10 @@ def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
 def test_success_needs_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose final file is removed while it ends does not say that it is complete."""
     place = few(tmp_path / "place", FEW[:4])
-    publish = manifest.publish
+    really = publish.publish
 
     def publish_in_vain(*found: Any) -> None:
-        publish(*found)
+        really(*found)
         (place.workdir / "out.npy").unlink()
 
     monkeypatch.setattr(finish, "publish", publish_in_vain)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from chunkvisor.assemble.forms import Form
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.policy import Lesson
+from chunkvisor.outputs.forms import Form
 from chunkvisor.store.chunkfiles import ChunkFiles, Index, Part
 from chunkvisor.store.identity import FactsRecord, Plan
 from chunkvisor.store.layout import OutputLayout

@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.devices.stations import Health
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.heart.instructions import (
@@ -35,6 +34,7 @@ from chunkvisor.heart.run import Run
 from chunkvisor.heart.scheduler import Scheduler
 from chunkvisor.heart.store import ResultStore
 from chunkvisor.judge import Evidence, Verdict
+from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.identity import Plan
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Beat, Limits, Phase

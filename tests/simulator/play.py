@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, cast
 
-from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.devices.stations import Health
 from chunkvisor.errors import Halt
 from chunkvisor.events import event
@@ -34,6 +33,7 @@ from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.run import Run
 from chunkvisor.heart.store import ResultStore
 from chunkvisor.judge import Evidence
+from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.identity import Plan
 from chunkvisor_worker.contract.exits import WorkerExit
 from chunkvisor_worker.contract.messages import Limits, Phase

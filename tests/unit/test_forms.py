@@ -6,7 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkvisor.assemble.forms import (
+from chunkvisor.commands.housekeeping import final_checks as _final
+from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.config.model import OutputConfig
+from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.events.event import Event
+from chunkvisor.outputs.forms import (
     FORM_KEYS,
     FORMATS,
     Form,
@@ -14,18 +19,13 @@ from chunkvisor.assemble.forms import (
     digest_in,
     form_of,
 )
-from chunkvisor.assemble.join import write_form
-from chunkvisor.assemble.manifest import file_of, keep_finished, read_finished
-from chunkvisor.commands.housekeeping import final_checks as _final
-from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.config.model import OutputConfig
-from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.events.event import Event
+from chunkvisor.outputs.join import write_form
+from chunkvisor.outputs.publish import file_of, keep_finished, read_finished
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.words import reasons_in_words, reasons_of
 from staged import first_come_first_numbered
-from unit.test_assemble import DIMENSION, assembled, publish_joined
+from unit.test_join import DIMENSION, assembled, publish_joined
 
 ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6, 1, 7])
 NEEDS_PYARROW = pytest.mark.skipif(

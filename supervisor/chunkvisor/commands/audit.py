@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import form_of
-from chunkvisor.assemble.join import final_rows
-from chunkvisor.assemble.manifest import read_finished, rows_without_vector
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.config.model import SENTENCE_TRANSFORMERS
 from chunkvisor.devices.gpu import Device
 from chunkvisor.engine.trial import allowed_difference, difference_and_cosine, try_texts, write_line
 from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.outputs.forms import form_of
+from chunkvisor.outputs.join import final_rows
+from chunkvisor.outputs.publish import read_finished, rows_without_vector
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.identity import read_fixed

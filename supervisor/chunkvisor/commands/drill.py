@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from chunkvisor import testing
-from chunkvisor.assemble.forms import FORM_KEYS
-from chunkvisor.assemble.manifest import read_finished
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import AttemptFailed, ChunkCommitted, LateCrash, PartFailed
 from chunkvisor.events.journal import read_events
+from chunkvisor.outputs.forms import FORM_KEYS
+from chunkvisor.outputs.publish import read_finished
 from chunkvisor.show.status import read_status
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chunkvisor.assemble.forms import FORMATS, Numbers, digest_in, form_of
-from chunkvisor.assemble.manifest import (
+from chunkvisor.config.choices import FinalDtype
+from chunkvisor.errors import ExitCode, Halt, no_workdir
+from chunkvisor.outputs.forms import FORMATS, Numbers, digest_in, form_of
+from chunkvisor.outputs.publish import (
     damaged_sides,
     follow_final,
     is_manifest,
@@ -18,14 +20,12 @@ from chunkvisor.assemble.manifest import (
     read_moved,
     rows_without_vector,
 )
-from chunkvisor.config.choices import FinalDtype
-from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, require_workdir
-from chunkvisor.store.ledger import ledger_of, read_reuse
 from chunkvisor.store.records import DamagedError, read_sealed
+from chunkvisor.store.reuse import ledger_of, read_reuse
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import remove_folder, write_atomic
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.forms import FORM_KEYS
-from chunkvisor.assemble.manifest import damaged_sides, is_manifest
 from chunkvisor.config.load import LoadedConfig, from_values
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
+from chunkvisor.outputs.forms import FORM_KEYS
+from chunkvisor.outputs.publish import damaged_sides, is_manifest
 from chunkvisor.show.lines import Observer, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.disk import check_target

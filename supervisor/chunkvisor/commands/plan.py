@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from chunkvisor.assemble.forms import Numbers, asked_form
-from chunkvisor.assemble.manifest import read_done_manifest, refuse_unequal
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
@@ -24,6 +22,9 @@ from chunkvisor.engine.modelfolder import ModelFolder
 from chunkvisor.engine.modelsource import ModelSource, source_at_hand
 from chunkvisor.engine.trial import read_expected
 from chunkvisor.errors import Halt
+from chunkvisor.outputs.combine import refuse_unequal
+from chunkvisor.outputs.forms import Numbers, asked_form
+from chunkvisor.outputs.publish import read_done_manifest
 from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
@@ -32,8 +33,8 @@ from chunkvisor.store.chunkfiles import committed_chunks
 from chunkvisor.store.disk import RESERVE_BYTES, free_bytes, need_bytes
 from chunkvisor.store.identity import Plan, read_facts, read_fixed
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import ledger_of
 from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import ledger_of
 from chunkvisor.supervise.session import require_extras
 from chunkvisor.supervise.work import pace_before, propose, staged_before
 from chunkvisor.units import counted, human_bytes, human_time

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.forms import Form
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.heart import policy
 from chunkvisor.heart.instructions import Work
+from chunkvisor.outputs.forms import Form
 from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.attempt import AttemptFolder, last_log, write_attempt
 from chunkvisor.store.identity import BadText

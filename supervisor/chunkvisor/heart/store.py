@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
-from chunkvisor.assemble.forms import Numbers
-from chunkvisor.assemble.join import ChunkDamagedError
 from chunkvisor.events import event
 from chunkvisor.heart.instructions import Work
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run
 from chunkvisor.judge import Evidence, Verdict, judge
+from chunkvisor.outputs.forms import Numbers
+from chunkvisor.outputs.join import ChunkDamagedError
 from chunkvisor.store.attempt import AttemptFolder
 from chunkvisor.store.disk import check_disk, disk_halt, free_bytes, need_bytes, with_room
 from chunkvisor.store.identity import BadText

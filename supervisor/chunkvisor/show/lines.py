@@ -215,7 +215,7 @@ def next_steps(
     layout = Layout(loaded.config.workdir)
     if complete:
         # numpy comes with them, for which nothing waits any more
-        from chunkvisor.assemble.manifest import file_of, read_done_manifest
+        from chunkvisor.outputs.publish import file_of, read_done_manifest
 
         name, output = next(iter(loaded.config.outputs.items()))
         if (manifest := read_done_manifest(layout.output(name))) is not None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 
-from chunkvisor.assemble.manifest import read_done_manifest
 from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
+from chunkvisor.outputs.publish import read_done_manifest
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
 from chunkvisor.store.attempt import read_tail

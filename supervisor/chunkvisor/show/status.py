@@ -12,10 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.manifest import read_done_manifest, read_moved
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, Progress
+from chunkvisor.outputs.publish import read_done_manifest, read_moved
 from chunkvisor.show.snapshot import PHASES, Snapshot, figure, look_at, percent, rows_in_words
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
 from chunkvisor.store.records import DamagedError, read_sealed

@@ -21,7 +21,6 @@ from chunkvisor.errors import Halt
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import SourceFormat, is_remote, resolve, signature
 from chunkvisor.store.artifact import fill, pick_rows
-from chunkvisor.store.ledger import Reuse
 from chunkvisor.store.records import (
     DamagedError,
     Stamp,
@@ -30,6 +29,7 @@ from chunkvisor.store.records import (
     stamp_file,
     write_record,
 )
+from chunkvisor.store.reuse import Reuse
 from chunkvisor_worker.contract.files import FileIn
 
 Numbers = npt.NDArray[np.int64]

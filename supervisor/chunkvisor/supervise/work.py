@@ -14,15 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.assemble.forms import asked_form, clear_partial
-from chunkvisor.assemble.manifest import (
-    combine,
-    finish_publishing,
-    keep_finished,
-    lacks_rows_table,
-    read_finished,
-    refuse_unequal,
-)
 from chunkvisor.config.model import Config, OutputConfig, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
@@ -44,7 +35,16 @@ from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.output import OutputRun, texts_damaged
 from chunkvisor.heart.run import Run, stopped
 from chunkvisor.heart.store import ResultStore
-from chunkvisor.reuse import Donor, of_chunks, of_final, of_other_workdirs, plan_reuse
+from chunkvisor.outputs.combine import combine, refuse_unequal
+from chunkvisor.outputs.finish import finish
+from chunkvisor.outputs.forms import asked_form, clear_partial
+from chunkvisor.outputs.publish import (
+    finish_publishing,
+    keep_finished,
+    lacks_rows_table,
+    read_finished,
+)
+from chunkvisor.outputs.reuse import Donor, of_chunks, of_final, of_other_workdirs, plan_reuse
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable, rows_of
@@ -60,9 +60,9 @@ from chunkvisor.store.identity import (
     write_facts,
 )
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.ledger import Ledger, is_planned, read_reuse, work_with
+from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError, LessonFile, digest_of, write_record
-from chunkvisor.supervise.finish import finish
+from chunkvisor.store.reuse import is_planned, read_reuse, work_with
 from chunkvisor.supervise.session import Means, Request
 from chunkvisor.units import counted, listed
 from chunkvisor.words import gave_up, with_bad_rows

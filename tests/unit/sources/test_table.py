@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from chunkvisor.sources import table as tables
 from chunkvisor.sources.table import Spool, StagedTable, TableFiles, matches, peek, rows_of
 from chunkvisor.store.layout import Layout
-from chunkvisor.store.ledger import Place, ReuseFiles, read_reuse, write_plan
 from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import Place, ReuseFiles, read_reuse, write_plan
 from ingest_files import Stage, write_texts
 from staged import first_come_first_numbered, make_table
 

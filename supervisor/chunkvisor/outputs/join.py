@@ -1,4 +1,4 @@
-"""Joins the chunks of an output into its final, in bounded memory, and finals of several outputs side by side.
+"""Joins the chunks of an output into its final, in bounded memory.
 
 The rows are put together in float32. A final of another form is made from a file of them that is not published.
 """
@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from chunkvisor.assemble.forms import (
+from chunkvisor.config.choices import FinalDtype, FinalFormat
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.outputs.forms import (
     FORMATS,
     Carried,
     Form,
@@ -25,8 +27,6 @@ from chunkvisor.assemble.forms import (
     digest_in,
     form_of,
 )
-from chunkvisor.config.choices import FinalDtype, FinalFormat
-from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import (
     BadVectorsError,
@@ -41,8 +41,9 @@ from chunkvisor.store.artifact import (
 from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import BadText
 from chunkvisor.store.layout import OutputLayout
-from chunkvisor.store.ledger import Ledger, Reuse
+from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
+from chunkvisor.store.reuse import Reuse
 
 BLOCK_BYTES = 4 << 20  # vectors are joined in blocks of about this size
 

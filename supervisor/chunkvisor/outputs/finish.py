@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from chunkvisor.assemble.forms import Form
-from chunkvisor.assemble.join import assemble, bad_texts
-from chunkvisor.assemble.manifest import describe_file, finish_publishing, list_quarantined, publish
 from chunkvisor.engine.modelsource import ModelSource
+from chunkvisor.outputs.forms import Form
+from chunkvisor.outputs.join import assemble, bad_texts
+from chunkvisor.outputs.publish import describe_file, finish_publishing, list_quarantined, publish
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows, read_shape
 from chunkvisor.store.identity import TEXT_KEYS, Fixed
-from chunkvisor.store.ledger import Ledger, Reuse, ReuseFiles
+from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
+from chunkvisor.store.reuse import Reuse, ReuseFiles
 from chunkvisor.version import __version__
 from chunkvisor_worker.contract.files import remove_folder, write_blocks
 from chunkvisor_worker.contract.messages import Facts, Spec

@@ -13,11 +13,11 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from chunkvisor.assemble.forms import form_of
-from chunkvisor.assemble.join import final_rows
-from chunkvisor.assemble.manifest import read_moved, read_recorded, rows_without_vector
 from chunkvisor.errors import config_error
 from chunkvisor.events.event import Emit, Warned
+from chunkvisor.outputs.forms import form_of
+from chunkvisor.outputs.join import final_rows
+from chunkvisor.outputs.publish import read_moved, read_recorded, rows_without_vector
 from chunkvisor.sources.table import StagedTable, TableFiles, matches
 from chunkvisor.store.artifact import (
     BadVectorsError,
@@ -31,14 +31,14 @@ from chunkvisor.store.artifact import (
 from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import Fixed, Identity, read_facts, read_fixed
 from chunkvisor.store.layout import Layout, OutputLayout, unfinished
-from chunkvisor.store.ledger import (
+from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import (
     Place,
     ReuseFiles,
     ledger_of,
     read_reuse,
     write_plan,
 )
-from chunkvisor.store.records import DamagedError
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
 from chunkvisor_worker.contract.messages import Facts
 

@@ -17,12 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chunkvisor.assemble import forms as formats
-from chunkvisor.assemble import join, manifest
-from chunkvisor.assemble.forms import Form, HashedFile, form_of
-from chunkvisor.assemble.join import ChunkDamagedError, Final
-from chunkvisor.assemble.manifest import describe_file, file_of, publish
 from chunkvisor.config.choices import FinalFormat
+from chunkvisor.outputs import forms as formats
+from chunkvisor.outputs import join
+from chunkvisor.outputs import publish as publishing
+from chunkvisor.outputs.finish import quarantined
+from chunkvisor.outputs.forms import Form, HashedFile, form_of
+from chunkvisor.outputs.join import ChunkDamagedError, Final
+from chunkvisor.outputs.publish import describe_file, file_of, publish
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect, npy_header
@@ -31,7 +33,6 @@ from chunkvisor.store.identity import BadText, Plan
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
-from chunkvisor.supervise.finish import quarantined
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Facts
 from soaked import soaked
@@ -98,7 +99,7 @@ def publish_joined(
     final = join.assemble(ledger, table, on_block, form)
     described = describe_file(ledger.layout, form, final.digest)
     made = {"rows": table.rows, "dimension": DIMENSION, "fingerprint": "f"}
-    made |= manifest.list_quarantined(ledger.layout, quarantined(ledger, table, None, on_block))
+    made |= publishing.list_quarantined(ledger.layout, quarantined(ledger, table, None, on_block))
     made |= {"zero_rows": final.zero_rows, **described}
     publish(ledger.layout, made)
     return final, made
@@ -166,11 +167,11 @@ def test_killed_while_publishing(forms: str, killed: str) -> None:
         publish_joined(ledger, table, before)
         with (
             contextlib.suppress(InterruptedError),
-            mock.patch.object(manifest, killed, side_effect=InterruptedError),
+            mock.patch.object(publishing, killed, side_effect=InterruptedError),
         ):
             publish_joined(ledger, table, after)
-        manifest.finish_publishing(layout)
-        found = manifest.read_finished(layout)
+        publishing.finish_publishing(layout)
+        found = publishing.read_finished(layout)
         assert found is not None
         assert form_of(found) == after
         stored = list(join.final_rows(layout, found))

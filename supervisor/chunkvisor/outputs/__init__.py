@@ -1,0 +1,4 @@
+"""From staged texts to final files: takes vectors over, joins chunks, publishes, and keeps the record of it.
+
+May import sources and down.
+"""

@@ -1,0 +1,137 @@
+"""Puts finals of several outputs side by side in one array."""
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from chunkvisor.errors import ExitCode, Halt, config_error
+from chunkvisor.outputs.forms import Form, Numbers, Stored, clear_partial, form_of
+from chunkvisor.outputs.join import BLOCK_BYTES, Portions, final_rows, write_final
+from chunkvisor.outputs.publish import (
+    all_quarantined,
+    describe_file,
+    finish_publishing,
+    is_ours,
+    list_quarantined,
+    publish,
+    read_finished,
+    write_sides,
+)
+from chunkvisor.store.artifact import BadVectorsError
+from chunkvisor.store.disk import not_ours
+from chunkvisor.store.identity import make_state
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import DamagedError, digest_of
+from chunkvisor.units import counted
+from chunkvisor.version import __version__
+
+
+def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> None:
+    """Raise Halt (78) if outputs that are to stand side by side have not the same number of rows."""
+    for name, members in combine.items():
+        counts = {member: rows[member] for member in members if member in rows}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(
+                f"{member} has {counted(count, 'row')}" for member, count in counts.items()
+            )
+            raise config_error(
+                f"combine.{name}: {listed}",
+                why="Row i of the combined final is row i of each of them.",
+                remedy="Give them the same source and the same `where`, or combine others.",
+            )
+
+
+def combine(
+    layout: OutputLayout, members: Mapping[str, dict[str, Any]], on_block: Callable[[], None]
+) -> tuple[dict[str, Any], bool]:
+    """Put finals side by side in one array of their dtype; `members` are their manifests, by name of the output.
+
+    Returns the manifest, and whether the final was there already: it is made anew if one of them has
+    changed. Calls `on_block` now and then; it may raise to stop. Raises Halt (78 if something else is
+    in its place, 74 if a member is damaged), OSError.
+    """
+    finish_publishing(layout)
+    fingerprint = digest_of(
+        [[name, each["fingerprint"], each["digest"]] for name, each in members.items()]
+    )
+    finished = read_finished(layout)
+    if finished is not None and finished["fingerprint"] == fingerprint:
+        write_sides(layout, finished)
+        return finished, True
+    if (
+        finished is None
+        and layout.final.exists()
+        and not (layout.done.exists() or is_ours(layout, layout.final))
+    ):
+        raise not_ours(layout.final, "give the combination another name")
+    first, *_ = manifests = list(members.values())
+    form = Form(dtype=form_of(first).dtype)
+    rows = int(first["rows"])
+    numbers = Numbers(form.dtype, sum(each["dimension"] for each in manifests))
+    outputs = {name: OutputLayout(layout.workdir, name) for name in members}
+    zero_rows = 0
+    make_state(layout)
+    clear_partial(layout)
+
+    def side_by_side() -> Iterator[Stored]:
+        nonlocal zero_rows
+        found = [final_rows(outputs[name], each) for name, each in members.items()]
+        portions = [Portions(each) for each in found]
+        per_block = max(1, BLOCK_BYTES // numbers.row_bytes)
+        for start in range(0, rows, per_block):
+            block = np.concatenate(
+                [each.take(min(per_block, rows - start)) for each in portions], axis=1
+            )
+            zero_rows += int(np.count_nonzero(~block.any(axis=1)))
+            yield block
+            on_block()
+        for rest in found:
+            next(rest, None)  # digests are compared at the end
+
+    try:
+        written = layout.partial(form.format)
+        digest = write_final(layout, written, rows, numbers, form, side_by_side())
+        quarantined = list_quarantined(layout, _quarantined_in_any(outputs, members))
+    except (BadVectorsError, DamagedError) as error:
+        remedy = "Move it away, and run the same command again: it is made again."
+        raise Halt(
+            ExitCode.DISK,
+            f"a final that {layout.name} is made of is damaged: {error}",
+            remedy=remedy,
+        ) from None
+    manifest = {
+        "rows": rows,
+        "dimension": numbers.dimension,
+        **describe_file(layout, form, digest),
+        "fingerprint": fingerprint,
+        **quarantined,
+        "zero_rows": zero_rows,
+        "combined": [
+            {"output": name, "dimension": each["dimension"]} for name, each in members.items()
+        ],
+        "model": first["model"],
+        "versions": {"chunkvisor": __version__},
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    publish(layout, manifest)
+    return manifest, False
+
+
+def _quarantined_in_any(
+    outputs: Mapping[str, OutputLayout], members: Mapping[str, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Give the rows that have no vector in one of the outputs, or in several."""
+
+    def of(name: str) -> Iterator[dict[str, Any]]:
+        for each in all_quarantined(outputs[name], members[name]):
+            yield each | {"reason": f"{name}: {each['reason']}"}
+
+    row = itemgetter("row")
+    for _, same in itertools.groupby(heapq.merge(*map(of, members), key=row), key=row):
+        each = list(same)
+        yield each[0] | {"reason": "; ".join(one["reason"] for one in each)}

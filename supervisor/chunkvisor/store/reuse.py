@@ -1,0 +1,134 @@
+"""The reuse plan: which texts of an output have a vector elsewhere, and where; fixed before the first chunk.
+
+Chunks are cut out of the others; without a plan, that is all of them.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from chunkvisor.store.artifact import pick_rows
+from chunkvisor.store.identity import Fixed, Plan, read_fixed
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.ledger import Ledger
+from chunkvisor.store.records import (
+    DamagedError,
+    Stamp,
+    digest_of,
+    read_record,
+    stamp_file,
+    write_record,
+)
+from chunkvisor_worker.contract.files import FileIn
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """From where vectors were copied."""
+
+    words: str
+    """For people: the manifest has them."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the libraries that computed it, if they are known."""
+    texts: int = 0
+    """Copied from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseFiles:
+    """Paths in the folder of a plan, which is in that of the chunks and goes with them."""
+
+    folder: Path
+
+    # int64, little-endian, of each text: its row among the copies; negative, ~n, if it is encoded as number n
+    where = FileIn("where.bin")
+    encoded = FileIn(
+        "encoded.bin"
+    )  # int64, little-endian: numbers of the texts that are encoded, in order
+    copied = FileIn("copied.npy")  # the vectors that were copied
+    tokens = FileIn(
+        "tokens.bin"
+    )  # int32 of each of them: tokens before the cut, 0 = whole, -1 = not counted
+    record = FileIn("plan.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """A plan on disk, open for reading; its methods raise DamagedError and OSError."""
+
+    texts: int
+    """Distinct texts of the output."""
+    encoded: int
+    """Those of them that are encoded."""
+    places: tuple[Place, ...]
+    stamps: dict[str, Stamp]
+    folder: str = ""
+    """Where its files are now."""
+
+    @property
+    def files(self) -> ReuseFiles:
+        """Its paths."""
+        return ReuseFiles(Path(self.folder))
+
+    @property
+    def taken(self) -> int:
+        """Texts that are taken over."""
+        return self.texts - self.encoded
+
+    def where_of(self, texts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where these texts are, by number; see `ReuseFiles.where`."""
+        return self._pick(self.files.where, texts)
+
+    def texts_of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of those that are encoded, from the one to the other."""
+        return self._pick(self.files.encoded, np.arange(start, stop))
+
+    def _pick(self, path: Path, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        try:
+            return pick_rows(path, "<i8", 0, 1, rows)[:, 0].astype(np.int64, copy=False)
+        except ValueError as error:
+            raise DamagedError(f"{path} is shorter than it was") from error
+
+
+def read_reuse(layout: OutputLayout) -> Reuse | None:
+    """Return the plan, or None if there is none, or it takes nothing over. Raises DamagedError, OSError."""
+    reuse = read_record(Reuse, ReuseFiles(layout.reuse).record)
+    if reuse is None or not reuse.places:
+        return None
+    if not all(stamp.holds(layout.reuse / name) for name, stamp in reuse.stamps.items()):
+        raise DamagedError(f"{layout.reuse}: its files failed their integrity check")
+    return replace(reuse, folder=str(layout.reuse))
+
+
+def is_planned(layout: OutputLayout) -> bool:
+    """Say whether there is a plan, of whatever contents."""
+    return ReuseFiles(layout.reuse).record.exists()
+
+
+def write_plan(folder: Path, texts: int, encoded: int, places: Sequence[Place]) -> None:
+    """Sync the finished files, and write the record that makes the folder a plan. Raises OSError."""
+    files = ReuseFiles(folder)
+    stamps = dict[str, Stamp]()
+    for path in filter(Path.exists, (files.where, files.encoded, files.copied, files.tokens)):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        stamps[path.name] = stamp_file(path)
+    write_record(files.record, Reuse(texts, encoded, tuple(places), stamps))
+
+
+def work_with(reuse: Reuse | None, fixed: Fixed) -> tuple[Plan, str]:
+    """Return the chunks of an output, and the fingerprint in their names, which binds them to the choice of texts."""
+    if reuse is None:
+        return Plan(fixed.distinct, fixed.chunk_size), fixed.identity.fingerprint
+    choice = reuse.stamps[reuse.files.encoded.name].digest
+    return Plan(reuse.encoded, fixed.chunk_size), digest_of([fixed.identity.fingerprint, choice])
+
+
+def ledger_of(layout: OutputLayout) -> Ledger | None:
+    """Return the output's ledger, not loaded, or None if it was never begun. Raises DamagedError, OSError."""
+    fixed = read_fixed(layout)
+    return Ledger(layout, *work_with(read_reuse(layout), fixed)) if fixed is not None else None
