@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder that looks like a model's, with its pooling behind a link."""
     made = tmp_path / "model"
     made.mkdir()
-    (made / "modules.json").write_text("[]")
+    (made / "modules.json").write_text("[{}]")
     (made / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "config.json").write_text('{"mean": true}')

@@ -416,6 +416,27 @@ def doubts(path: Path, **sections: Any) -> str:
     return "; ".join(f"{what}; {mend}" for what, mend in found)
 
 
+def test_a_pointer_of_git_lfs(tmp_path: Path) -> None:
+    """One in the place of any file that is read is refused from the files; of weights nobody reads, it is not."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    for path in (kinds.dense(tmp_path / "a"), kinds.router(tmp_path / "b")):
+        (path / "pytorch_model.bin").write_bytes(pointer)
+        (path / "picture.png").write_bytes(pointer)
+        (path / "model.safetensors").touch()
+        doubts(path, encode={"task": "query"})
+        read = [each for each in path.rglob("*") if each.suffix in (".json", ".safetensors")]
+        assert len(read) > 8
+        for file in read:
+            content = file.read_bytes()
+            file.write_bytes(pointer)
+            with pytest.raises(Halt) as caught:
+                doubts(path, encode={"task": "query"})
+            assert str(file.relative_to(path)) in str(caught.value)
+            assert "`git lfs pull`" in caught.value.remedy
+            assert caught.value.code == 78
+            file.write_bytes(content)
+
+
 @pytest.mark.parametrize("case", PROMPTS)
 def test_prompts_and_tasks(case: str, tmp_path: Path) -> None:
     """A warning names the model's prompts if none of them is chosen, or if the task changes nothing."""

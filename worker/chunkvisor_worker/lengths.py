@@ -12,7 +12,7 @@ import numpy as np
 
 from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles
+from chunkvisor_worker.contract.files import AttemptFiles, read_json
 from chunkvisor_worker.contract.messages import (
     EncodeSpec,
     LengthsAnswer,
@@ -30,7 +30,6 @@ from chunkvisor_worker.model import (
     check_tokenizer,
     chosen_prompt,
     first_module,
-    read_json,
     split_kwargs,
 )
 

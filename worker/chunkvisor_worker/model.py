@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
 from chunkvisor_worker.contract.wire import masked
 
@@ -586,14 +587,6 @@ def first_module(folder: Path) -> tuple[str, Path]:
     return str(first.get("type", "Transformer")).rpartition(".")[2], folder / str(
         first.get("path", "")
     )
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """The content of a JSON file; empty if there is none of that kind."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_bytes())
-        return found if isinstance(found, kind) else kind()
-    return kind()
 
 
 def _some(names: Iterable[str]) -> str:

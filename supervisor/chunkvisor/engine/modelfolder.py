@@ -7,7 +7,7 @@ refused here, before a worker is started; what only loading shows is in `chunkvi
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import config_error
 from chunkvisor.units import listed
-from chunkvisor_worker.contract.files import read_bounded
+from chunkvisor_worker.contract.files import read_json
 
 # Names of weight files, of the best kind first; a folder may have the same weights under several of them.
 _WEIGHTS = (
@@ -27,6 +27,9 @@ _WEIGHTS = (
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
 _OURS = "SentenceTransformer"
+# What is read of a model besides its weights; and how a file begins that Git LFS has put in the place of a large one.
+_TEXTS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _ROUTERS = ("Router", "Asym")  # the second is its name in sentence-transformers 2 to 4
 # sentence-transformers gives every model these, and saves them, empty.
 _OWN_PROMPTS = ("query", "document")
@@ -35,24 +38,17 @@ _CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
 _NAMED_IN = "config_sentence_transformers.json"
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(read_bounded(path) or b"")
-    except (OSError, ValueError):
-        return None
-
-
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    return _mapping(_read(path))
+    return _mapping(read_json(path))
 
 
 def _read_modules(folder: Path) -> list[dict[str, Any]] | None:
-    found = _read(folder / "modules.json")
-    return [_mapping(module) for module in found] if isinstance(found, list) else None
+    found = read_json(folder / "modules.json", list)
+    return [_mapping(module) for module in found] or None
 
 
 def _kind_of(module: dict[str, Any]) -> str:
@@ -81,6 +77,17 @@ def _modules_of(folder: Path) -> dict[str, str]:
             types = _mapping(_read_router(folder / path)[1].get("types"))
             waiting += [{"path": f"{path}/{name}", "type": kind} for name, kind in types.items()]
     return found
+
+
+def _files_of(folder: Path, others: Iterable[str] = _TEXTS) -> Iterator[Path]:
+    """Yield the weights that are loaded, and the files whose name is like one of the `others`."""
+    for place in map(folder.joinpath, _modules_of(folder)):
+        weights = (
+            [path for pattern in patterns for path in place.glob(pattern)] for patterns in _WEIGHTS
+        )
+        yield from next(filter(None, weights), [])
+        for pattern in others:
+            yield from place.glob(pattern)
 
 
 # --- what they say
@@ -115,11 +122,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     kind = config.get("model_type")
     weights_bytes = None
     with contextlib.suppress(OSError):
-        files = (
-            [path for pattern in patterns for path in folder.rglob(pattern)]
-            for patterns in _WEIGHTS
-        )
-        weights_bytes = sum(path.stat().st_size for path in next(filter(None, files), [])) or None
+        weights_bytes = sum(path.stat().st_size for path in _files_of(folder, ())) or None
     return ModelFolder(
         _dimension(folder, text, modules[1:]),
         dtype
@@ -170,6 +173,7 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
         return []
     model, here, warnings = config.model, Path(folder), list[tuple[str, str]]()
     saved = _read_mapping(here / _NAMED_IN)
+    _refuse_pointers(model, here)
     _refuse_wrong_kind(model, _read_modules(here), saved)
     code = list(_code_of(here))
     names = listed(list(dict.fromkeys(name for _, name in code)), 6)
@@ -268,6 +272,21 @@ def _code_of(folder: Path) -> Iterator[tuple[str, str]]:
                 yield place, f"{name.rpartition('.')[0] or name}.py"
         if kind and not kind.startswith("sentence_transformers."):
             yield "modules.json", f"{kind.rpartition('.')[0] or kind}.py"
+
+
+def _refuse_pointers(model: ModelConfig, folder: Path) -> None:
+    """Refuse files of a Git checkout whose content Git LFS has not fetched."""
+    found = list[str]()
+    for path in _files_of(folder):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                found.append(str(path.relative_to(folder)))
+    if found:
+        raise config_error(
+            f"{model.name}: pointers of Git LFS stand in the place of files: {listed(found, 4)}",
+            why="the checkout has not fetched the files themselves",
+            remedy=f"In {folder} run `git lfs pull`; or download the model again.",
+        )
 
 
 def _refuse_wrong_kind(

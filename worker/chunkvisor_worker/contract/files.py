@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -152,3 +153,11 @@ def read_bounded(path: Path) -> bytes | None:
     except OSError:
         return None
     return data if len(data) <= READ_LIMIT_BYTES else None
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Return the content of a JSON file; empty if there is none of that kind."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(read_bounded(path) or b"")
+        return found if isinstance(found, kind) else kind()
+    return kind()
