@@ -6,6 +6,7 @@ The parent may die between any two instructions; it then begins again with what 
 import errno
 import heapq
 import random
+import signal
 import sys
 from bisect import bisect_right
 from collections import Counter
@@ -26,6 +27,7 @@ from chunkvisor.heart.instructions import (
     OpenGate,
     QuarantineTexts,
     StartWorker,
+    TellFailure,
     TellWait,
     Work,
 )
@@ -47,6 +49,7 @@ from .world import MISHAPS_S, NEVER, Gpu, Outage, World, draw, within
 
 RESTART_S = 60.0  # until a run is begun again
 IDLE_TURNS = 500  # in which nothing happens are no wait any more; the longest lasts a minute, a turn up to 16 s
+MOST_TURNS = 20_000  # of a run; the longest that ends takes some thousands
 MISHAPS = 40  # so many small ones in a life, at most: without an end of mishaps no life has to end
 
 
@@ -57,6 +60,9 @@ class Process(Worker):
     run: Any = None
     device: Any = None
     ending: bool = False  # it was told to end
+    asked: bool = False  # it was asked to leave
+    clings: bool = False  # nothing but SIGKILL ends it
+    told_ready: bool = False  # the loop has seen it at the gate
     plan: int = 0  # rises when what was to happen to it does not
     go_step: int = 0
     alone: bool = True  # whether nobody else held memory of its device when it got its `go`
@@ -71,6 +77,7 @@ class Process(Worker):
     fate: Evidence | None = None  # what it leaves if nobody ends it before
 
     def beat(self) -> Beat | None:
+        self.told_ready = self.told_ready or self.phase is Phase.READY
         done = bisect_right(self.batch_ends_s, self.run.life.now_s)
         seq = 100 * (self.phase is Phase.READY) + 200 * self.gone + done + 10_000 * self.freed
         return Beat(seq, self.number, self.phase, freed=self.freed)
@@ -82,8 +89,9 @@ class Process(Worker):
     def leave(self) -> None:
         self.run.leaves(self)
 
-    def signal(self, number: Any) -> None:
-        self.run.signalled(self)
+    def signal(self, number: signal.Signals) -> None:
+        if number is signal.SIGKILL or not self.clings:
+            self.run.signalled(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +106,16 @@ class Device:
     health: Health = Health.GOOD  # as seen last
     processes: list[Process] = field(default_factory=list)
     started_turn: int = 0  # the turn in which a worker was to be started there last
+
+
+@dataclass(slots=True, eq=False)
+class Join:
+    """An output that is being joined."""
+
+    name: str
+    join: Callable[..., Any]
+    given: tuple[Any, ...]
+    future: Future[Any] = field(default_factory=Future)
 
 
 class _Died(Exception):
@@ -312,6 +330,8 @@ class _Run:
             self.ended.clear()
         self.step_s = 0.25 if self.busy or self.over_s != NEVER else min(self.step_s * 4, 16.0)
         self.idle = 0 if self.busy else self.idle + 1
+        if self.turns > MOST_TURNS:
+            raise Broken("ends", f"after {self.turns} turns the run has not ended")
         if self.idle > IDLE_TURNS:
             raise Broken(
                 "ends", f"nothing has happened for {self.idle} turns, and the run has not ended"
@@ -327,7 +347,9 @@ class _Run:
         while life.stops and life.stops[-1][0] <= life.now_s:
             _, grace_s = life.stops.pop()
             signals.draining, signals.stopping = True, signals.stopping or grace_s == 0
-            if grace_s and grace_s != NEVER:
+            if not grace_s:
+                self.over_s = min(self.over_s, life.now_s)  # all workers end at once
+            elif grace_s != NEVER:
                 self.over_s = min(self.over_s, life.now_s + grace_s)
                 signals.until_s = self.over_s
 
@@ -388,7 +410,10 @@ class _Run:
                 self.devices[ending.device].left = True
             case EndRun(ending) if ending.why == "bad rows":
                 watchdog.too_many(ending)
-            case TellWait(device, delay_s):
+            case TellFailure(worker) if worker in self.ended:
+                watchdog.fails(self.ended[worker][0].device.number, instruction)
+            case TellWait(device, delay_s, _, verdict):
+                watchdog.waits(device, verdict)
                 if device is None:
                     self.paused_until_s = max(self.paused_until_s, life.now_s + delay_s)
                 elif device in self.devices:
@@ -445,6 +470,7 @@ class _Run:
 
     def _looked(self, uuid: str) -> None:
         device = next(each for each in self.devices.values() if each.uuid == uuid)
+        self.watchdog.suspected.discard(device.number)
         self.engine.looked(uuid, self._reading(device))
 
     def _node_goes(self, out: Outage) -> None:
@@ -501,6 +527,7 @@ class _Run:
         if within(self.world.host_oom, self.life.now_s) or self.life.mishap("start fails"):
             raise OSError(errno.ENOMEM, "no memory")
         process.warm = self.world.warm and not fresh
+        process.clings = self.chance.random() < 0.1
         self.processes[process.number] = process
         process.device.processes.append(process)
         took_s = self.chance.uniform(0.3, 3.0)
@@ -679,6 +706,7 @@ class _Run:
 
     def leaves(self, process: Process) -> None:
         """It ends after the batch under way, unless it fails or is done before."""
+        process.asked = True
         if process.fate is None or not process.batch_ends_s or process.left is not None:
             return  # it hangs, or fails before its first batch: the end of the time ends it
         now_s = self.life.now_s
@@ -703,19 +731,18 @@ class _Run:
 
     def submit(self, join: Callable[..., Any], *given: Any) -> Future[Any]:
         """Join an output, some time later."""
-        future = Future[Any]()
-        self._at(self.chance.uniform(0.1, 3.0), self._joined, (future, join, given))
-        return future
+        job = Join(join.__self__.name, join, given)  # type: ignore[attr-defined]
+        self._at(self.chance.uniform(0.1, 3.0), self._joined, job)
+        return job.future
 
     def shutdown(self, **_how: bool) -> None:
         pass
 
-    def _joined(self, job: tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]) -> None:
-        future, join, given = job
+    def _joined(self, job: Join) -> None:
         try:
-            future.set_result(join(*given))
+            job.future.set_result(job.join(*job.given))
         except (OSError, ChunkDamagedError) as error:
-            future.set_exception(error)
+            job.future.set_exception(error)
 
     def _join(self, number: int, on_block: Callable[[], None]) -> dict[str, Any]:
         output = self.outputs[number]

@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Any
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.devices.stations import Health
 from chunkvisor.errors import ExitCode
-from chunkvisor.heart.instructions import Ending, Instruction, StartWorker, TellWait, Work
-from chunkvisor.judge import Verdict
-from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor.heart import policy
+from chunkvisor.heart.instructions import (
+    Ending,
+    Instruction,
+    StartWorker,
+    TellFailure,
+    TellWait,
+    Work,
+)
+from chunkvisor.judge import NODE_LOST, Verdict
+from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Phase
 
 from .disk import BAD, MISSING, VECTOR, Disk
@@ -39,6 +47,10 @@ class Watchdog:
         self._early: set[tuple[int, int]] = set()
         self._known: list[tuple[str, int, int, int]] = []
         """(kind, step, rows, longest) of the out-of-memory faults that were judged."""
+        self.suspected = set[int]()
+        """Devices on which something failed that can be theirs, and that were not looked at since."""
+        self._waited_in_vain: dict[int, int] = {}
+        """By device, bytes that others held all through a wait in this run."""
         self._untouched: list[int] = []
         self._unforgiving = world.config.recovery.attempts == 1
         """Whether the config wants a text to be lost to the first fault that it could have caused."""
@@ -49,6 +61,8 @@ class Watchdog:
     def begin(self) -> None:
         """A run begins."""
         self._known.clear()
+        self._waited_in_vain.clear()
+        self.suspected.clear()
         self._untouched = [0] * len(self._disk.outputs)
 
     # --- what the world may do
@@ -111,6 +125,8 @@ class Watchdog:
             raise Broken("no go on a dropped device, or while draining", f"worker {process.number}")
         if run.life.now_s < max(device.paused_until_s, run.paused_until_s):
             raise Broken("no go on a paused device", f"worker {process.number}")
+        if device.number in self.suspected:
+            raise Broken("no go on a device that may be broken", f"worker {process.number}")
         if device.health is Health.BUSY:
             raise Broken("no go on a device that was seen busy", f"worker {process.number}")
 
@@ -124,6 +140,11 @@ class Watchdog:
 
     def ends(self, process: "Process", judged: Verdict) -> None:
         """A worker has ended; the scheduler has not heard of it yet."""
+        self._judged_rightly(process, judged)
+        # Devices of other machines are never looked at.
+        watched = process.device.uuid.startswith("GPU") and not process.device.gpu.node
+        if process.gone and judged.can_touch_gpu and watched:
+            self.suspected.add(process.device.number)
         rows, tokens = process.batch
         if judged.outcome is not Outcome.GPU_OOM or not process.alone or rows <= 1:
             return
@@ -140,6 +161,30 @@ class Watchdog:
                     f"{rows} rows of {longest} tokens did not fit before",
                 )
 
+    def _judged_rightly(self, process: "Process", judged: Verdict) -> None:
+        """What the parent did to it, and what its machine did, is told apart from what it did itself."""
+        left = process.left
+        assert left is not None
+        if left.returncode == NODE_LOST and judged.outcome is not Outcome.LOST:
+            raise Broken("a lost machine is no stop", f"worker {process.number}: {judged.outcome}")
+        left_when_asked = process.asked and left.returncode == WorkerExit.ORPHANED
+        if left_when_asked and not judged.asked_for:
+            raise Broken("who leaves when asked to was not ended by others", f"{judged.reason}")
+
+    def waits(self, device: int | None, judged: Verdict) -> None:
+        """The run is to wait."""
+        figures = judged.figures
+        if device is None or figures is None:
+            return
+        if figures.others_bytes <= self._waited_in_vain.get(device, 0):
+            raise Broken("who stays is waited for once", f"device {device}")
+
+    def fails(self, device: int, failed: TellFailure) -> None:
+        """An attempt has failed, and people are told what follows."""
+        figures = failed.verdict.figures
+        if figures is not None and not isinstance(failed.step, policy.Wait):
+            self._waited_in_vain[device] = figures.others_bytes
+
     def answered(
         self, process: "Process", judged: Verdict, said: list[Instruction], step: int
     ) -> None:
@@ -155,6 +200,8 @@ class Watchdog:
         """Vectors are to be taken over."""
         output = self._disk.outputs[work.output]
         process, judged = run.ended.get(worker, (None, None))
+        if process is not None and process.left is not None and process.left.returncode == 0:
+            self._none_waits_meanwhile(run, process.device)
         if process is None or judged is None:
             raise Broken("what is kept was just verified", f"{work}")
         own = frozenset(process.work.texts)
@@ -170,6 +217,22 @@ class Watchdog:
             raise Broken("no bad vector is kept", f"{work} {good}")
         if any(output.state[text] != MISSING for text in work.texts):
             raise Broken("nothing is stored twice", f"{work}")
+
+    def _none_waits_meanwhile(self, run: "_Run", device: "Device") -> None:
+        """To store vectors takes milliseconds: the next worker has the device by then."""
+        known = run.scheduler.devices.get(device.number)
+        if known is None or known.suspected_s is not None or run.draining:
+            return
+        paused_s = max(known.paused_until_s, run.scheduler.paused_until_s)
+        waiting = [
+            each
+            for each in device.processes
+            if each.phase is Phase.READY and each.told_ready and not (each.gone or each.ending)
+        ]
+        computing = sum(each.gone and not each.freed for each in device.processes)
+        free = self._world.config.workers.per_device - computing
+        if waiting and free > 0 and run.life.now_s >= paused_s:
+            raise Broken("no device waits while vectors are stored", f"device {device.number}")
 
     def quarantines(self, work: Work) -> None:
         """Texts are to get no vector."""
@@ -199,8 +262,9 @@ class Watchdog:
 
     def after_turn(self, run: "_Run") -> None:
         """No device waits while work is due; a run that has to end does."""
-        # A worker needs 0.3 s to end, which the loop sees within two turns.
-        if run.life.now_s > run.over_s + 1.0 and run.processes and not self._fails:
+        # A worker needs 0.3 s to end, which the loop sees within two turns; one that clings is killed after 5 s.
+        late_s = 6.5 if any(each.clings for each in run.processes.values()) else 1.0
+        if run.life.now_s > run.over_s + late_s and run.processes and not self._fails:
             raise Broken(
                 "a run with a grace has ended by then", f"{len(run.processes)} workers are left"
             )
@@ -274,10 +338,12 @@ class Watchdog:
 
     @staticmethod
     def _all_bad(world: World) -> bool:
-        """Whether nothing of an output can be encoded: where workers crash over it, it may as well be the machine."""
-        return any(
-            len(bad) == len(texts) for bad, texts in zip(world.poison, world.lengths, strict=True)
-        )
+        """Whether nothing of an output can be encoded, or much of its only chunk: it may as well be the machine."""
+        for bad, texts in zip(world.poison, world.lengths, strict=True):
+            only_chunk = len(texts) <= world.chunk_size
+            if len(bad) == len(texts) or (only_chunk and 4 * len(bad) > len(texts)):
+                return True
+        return False
 
     @staticmethod
     def _chunk_without_memory(world: World) -> bool:

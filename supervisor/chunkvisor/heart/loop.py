@@ -218,7 +218,8 @@ class Loop:
             return
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.
-            slot.ended_by, slot.ended_why = EndedBy.ITSELF, f"{slot.station} was lost"
+            slot.ended_by = EndedBy.ITSELF
+            slot.ended_why = f"{slot.station} was lost"
         elif returncode == WorkerExit.ORPHANED and slot.leaving and slot.ended_by is EndedBy.ITSELF:
             slot.ended_by = EndedBy.STOP
         elif returncode == 0:

@@ -308,7 +308,8 @@ class Scheduler:
                     device, Ending(ExitCode.TRY_AGAIN, "busy", verdict=verdict), local=True
                 )
         else:
-            device.suspected_s, device.look_s = None, now_s
+            device.suspected_s = None
+            device.look_s = now_s
             self._open_gates(device, now_s)
 
     def _leave(self, device: DeviceState) -> None:

@@ -1,0 +1,166 @@
+"""Bugs of one line, planted in the real loop and the real ledger: lives have to find them.
+
+Each is a line of the program's text and what stands there instead, so that a bug can be in the middle of a function.
+"""
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from chunkvisor.heart import loop
+from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.scheduler import Scheduler
+from chunkvisor.heart.slot import Slot
+from chunkvisor.store.ledger import Parts
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A changed line."""
+
+    owner: Any
+    function: str
+    right: str
+    wrong: str
+    seed: int = 0
+    """Of a small life that finds it, or a little before one."""
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Have the function with the wrong line in the place of the right one."""
+        found = inspect.getattr_static(self.owner, self.function)
+        function = found.fget if isinstance(found, property) else found
+        assert isinstance(function, FunctionType)
+        text = textwrap.dedent(inspect.getsource(function))
+        assert text.count(self.right) == 1, f"{self.function} has no such line any more"
+        made: dict[str, Any] = {}
+        code = compile(
+            "from __future__ import annotations\n" + text.replace(self.right, self.wrong),
+            "planted",
+            "exec",
+        )
+        exec(code, sys.modules[function.__module__].__dict__, made)
+        setattr(self.owner, self.function, made[function.__name__])
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.function, found)
+
+
+BUGS = {
+    "E8: the scheduler does not hear at once that a worker is gone": Bug(
+        Loop,
+        "_conclude",
+        "self._scheduler.gone(slot.number)",
+        "pass",
+        seed=484,
+    ),
+    "E0: parts are given in the order in which they were stored": Bug(
+        Parts,
+        "good_texts",
+        "sorted(text for part in self._index.parts for text in part.texts)",
+        "[text for part in self._index.parts for text in part.texts]",
+        seed=22,
+    ),
+    "the end of a lost machine stays a stop": Bug(
+        Loop,
+        "_conclude",
+        "slot.ended_by = EndedBy.ITSELF",
+        "pass",
+        seed=513,
+    ),
+    "who was asked to leave is not noted": Bug(
+        Loop, "_do", "slots[worker].leaving = True", "pass", seed=239
+    ),
+    "who leaves when asked to counts as ended by others": Bug(
+        Loop,
+        "_conclude",
+        "slot.ended_by = EndedBy.STOP",
+        "pass",
+        seed=239,
+    ),
+    "a run never gets used to neighbors": Bug(
+        Loop,
+        "_failed",
+        "slot.station.get_used_to(verdict.figures.others_bytes)",
+        "pass",
+        seed=311,
+    ),
+    "no worker is killed": Bug(
+        Slot,
+        "_next_signal",
+        "self.worker.signal(number)",
+        "number is not signal.SIGKILL and self.worker.signal(number)",
+        seed=28,
+    ),
+    "a worker that has ended well has its device until the verdict": Bug(
+        Loop,
+        "_conclude",
+        "self._execute(self._scheduler.called(slot.number, freed=True))",
+        "pass",
+    ),
+    "a hang is not seen": Bug(Slot, "attend", "self.end(EndedBy.HANG, why, now_s)", "pass"),
+    "finished batches of a failed attempt are forgotten": Bug(
+        loop,
+        "_judged",
+        "done=frozenset(spec.start + row for row in left.done)",
+        "done=frozenset()",
+        seed=1243,
+    ),
+    "every attempt is taken for proven": Bug(
+        loop,
+        "_judged",
+        "proven=bool(left.done) or some_good or attempt.canary_passed()",
+        "proven=True",
+        seed=92,
+    ),
+    "a device that is dropped is used again": Bug(
+        Scheduler, "_leave", "device.gone = True", "pass"
+    ),
+    "a damaged chunk is not computed again": Bug(
+        Loop,
+        "_turn",
+        "self._scheduler.lost(output, chunk)",
+        "pass",
+        seed=63,
+    ),
+    "vectors that a full disk refused are forgotten": Bug(
+        Scheduler,
+        "stored",
+        "self._wait(step.delay_s, work, problem, None)",
+        "pass",
+        seed=381,
+    ),
+    "a signal that comes again stops nothing": Bug(
+        Loop,
+        "_heed_signals",
+        "self._execute(self._scheduler.stop(-math.inf))",
+        "pass",
+        seed=16,
+    ),
+    "a device that was found sound is asked again for ever": Bug(
+        Scheduler,
+        "_looked",
+        "device.suspected_s = None",
+        "pass",
+        seed=13,
+    ),
+    "a device that may be broken is not looked at": Bug(
+        Scheduler,
+        "_open_gates",
+        "if device.suspected_s is not None:",
+        "if False:",
+        seed=13,
+    ),
+    "workers beyond per_device": Bug(
+        Scheduler,
+        "_open_gates",
+        "self._workers.per_device - device.at(GateState.OPEN)",
+        "self._workers.per_device",
+    ),
+}
