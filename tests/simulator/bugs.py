@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 from chunkvisor.heart.policy import Memory
-from chunkvisor.heart.scheduler import Backlog, GateState, Scheduler
+from chunkvisor.heart.scheduler import GateState, Scheduler
 
 _ended, _fail, _history = Scheduler.ended, Scheduler._fail, Scheduler._history
 _retry, _split = Scheduler._retry, Scheduler._split
@@ -23,10 +23,6 @@ def _go_before_verdict(self: Any, end: Any) -> Any:
 def _learn_whatever_comes(self: Any, kind: str, lesson: Any) -> Any:
     self._lessons[kind] = lesson
     return lesson
-
-
-def _always_proven(self: Any, work: Any, end: Any, *rest: Any) -> Any:
-    return replace(_history(self, work, end, *rest), proven=True)
 
 
 def _alone_is_proof(self: Any, work: Any, end: Any, *rest: Any) -> Any:
@@ -67,10 +63,6 @@ def _keep_no_grace(_self: Any, _now_s: float) -> None:
     return None
 
 
-def _forget_lost(_self: Any, _output: int, _chunk: int) -> None:
-    return None
-
-
 def _store_late(self: Any, end: Any) -> Any:
     """Decide as if what was salvaged did not count before the disk has answered."""
     with (
@@ -92,7 +84,6 @@ def _without_salvage(self: Any, work: Any, end: Any, *rest: Any) -> Any:
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "go before the verdict": (Scheduler, "ended", _go_before_verdict),
     "a wider lesson replaces a narrower": (Memory, "learn", _learn_whatever_comes),
-    "every attempt is taken for proven": (Scheduler, "_history", _always_proven),
     "a text alone is taken for a proof": (Scheduler, "_history", _alone_is_proof),
     "a text is blamed at the first look": (Scheduler, "_history", _one_look),
     "canaries that fail are not counted": (Scheduler, "_history", _no_canary_fails),
@@ -102,6 +93,5 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "what was salvaged counts only once it is stored": (Scheduler, "ended", _store_late),
     "nobody is asked to leave, nor ended in time": (Scheduler, "_drain", _keep_no_grace),
     "splits count as fruitless": (Scheduler, "_split", _count_splits),
-    "what is lost is not computed again": (Backlog, "lost", _forget_lost),
 }
 """(where, what, the bug)."""

@@ -48,11 +48,6 @@ def goes_as_told(given: dict[str, Any], history: str) -> bool:
         return False
 
 
-def test_histories_have_names_of_their_own() -> None:
-    """Each says what it shows."""
-    assert len({each[0] for each in HISTORIES}) == len(HISTORIES) >= 25
-
-
 def world(
     *, bad: dict[int, Failure] | None = None, texts: int = 64, gpus: int = 1, **changes: Any
 ) -> World:
