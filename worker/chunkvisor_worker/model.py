@@ -9,6 +9,7 @@ import importlib.metadata
 import inspect
 import json
 import logging
+import os
 import re
 import sys
 import traceback
@@ -129,6 +130,13 @@ class Heard(logging.Handler):
             transformers_logging.set_verbosity(verbosity)
 
 
+def use_hub(spec: ModelSpec) -> None:
+    """Have libraries that are not imported yet find the commits of `spec.hub`, and ask the network for no others."""
+    if spec.hub is not None and Path(spec.hub).is_dir():
+        places = dict.fromkeys(("HF_HUB_CACHE", "SENTENCE_TRANSFORMERS_HOME"), spec.hub)
+        os.environ |= places | {"HF_HUB_OFFLINE": "1"}
+
+
 def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
     """The SentenceTransformer in eval mode on `device`, with its maximum length set as asked, and checked.
 
@@ -170,10 +178,6 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         and hasattr(getattr(module, "model", None), "config")
     ]
     _check_weights(heard, [module.model for module in backbones], spec)
-    if refused := next(
-        (note for note in heard.notes if "is not trusted, falling back" in note), None
-    ):
-        raise WrongModelError(f"{refused} Set model.trust_remote_code to true if you trust it.")
     for module in backbones:
         _check_buffers(module.model, spec)
         _check_config_kwargs(module.model.config, _own(spec, "config_kwargs"))
@@ -215,20 +219,13 @@ def is_plain_text_model(model: Any) -> bool:
 def chosen_prompt(
     encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None
 ) -> str | None:
-    """Choose the text put before every text, None for none. Raises ValueError for an unknown `prompt_name`."""
+    """Choose the text put before every text, None for none, as `encode`, `encode_query` and `encode_document` do.
+
+    `prompts` are those of the loaded model: query and document, and others. The parent has refused unknown names.
+    """
     if encode.prompt is not None:
         return encode.prompt
-    if encode.prompt_name is None and encode.task is not None:
-        # As `encode_query` and `encode_document` choose.
-        for name in ("query",) if encode.task == "query" else ("document", "passage", "corpus"):
-            if name in prompts:
-                return prompts[name]
-    if encode.prompt_name is not None and encode.prompt_name not in prompts:
-        known = ", ".join(map(repr, prompts)) or "none"
-        raise ValueError(
-            f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}"
-        )
-    return prompts.get(encode.prompt_name or default_name or "")
+    return prompts.get(encode.prompt_name or encode.task or default_name or "")
 
 
 def max_length(model: Any) -> int | None:
