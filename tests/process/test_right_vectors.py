@@ -15,8 +15,9 @@ import pytest
 
 import modelkinds as kinds
 from chunkvisor.config.load import from_values
-from chunkvisor.config.model import encode_spec, model_spec
+from chunkvisor.config.model import encode_spec
 from chunkvisor.engine.modelfolder import check_model_files
+from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt
 from chunkvisor_worker.contract.messages import Limits, Loaded, ModelSpec, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
@@ -52,7 +53,7 @@ def encoded(
     }
     config = from_values(values, path)
     check_model_files(config, str(path))
-    spec = model_spec(config.model, str(path), None)
+    spec = ModelSource(str(path), None).spec(config.model)
     worker = SentenceTransformerEncoder(spec, encode_spec(config.effective_encode("out")), "cpu")
     progress = Mock(leaving=False, known_peak_flop_per_s=0.0)
     worker.load(progress)
@@ -608,9 +609,13 @@ PROMPTS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "chosen by task": ({"query": "q: "}, {"task": "query"}, ""),
     "chosen by name": ({"query": "q: "}, {"prompt_name": "query"}, ""),
     "an author's empty one": ({"query": "q: "}, {"prompt_name": "document"}, ""),
-    "task without prompt": ({"mine": "m: "}, {"task": "query"}, "changes nothing.*'mine'"),
-    "task without prompts": ({}, {"task": "document"}, "changes nothing.*leave encode.task out"),
-    "task of its own": ({}, {"kwargs": {"task": "doc"}}, "changes nothing"),
+    "task without prompt": ({"mine": "m: "}, {"task": "query"}, "no route for the task.*'mine'"),
+    "task without prompts": (
+        {},
+        {"task": "document"},
+        "no route for the task.*leave encode.task out",
+    ),
+    "task of its own": ({}, {"kwargs": {"task": "doc"}}, "no route for the task"),
 }
 
 

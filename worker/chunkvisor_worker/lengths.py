@@ -12,7 +12,7 @@ import numpy as np
 
 from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles, read_json
+from chunkvisor_worker.contract.files import SMALL_FILES, AttemptFiles, read_json
 from chunkvisor_worker.contract.messages import (
     EncodeSpec,
     LengthsAnswer,
@@ -30,6 +30,7 @@ from chunkvisor_worker.model import (
     chosen_prompt,
     first_module,
     split_kwargs,
+    use_hub,
 )
 from chunkvisor_worker.tokenizer import (
     asked_of,
@@ -39,7 +40,6 @@ from chunkvisor_worker.tokenizer import (
 )
 
 BLOCK_TEXTS = 1024  # tokenized at once; more of them keep more cores busy, and more memory
-_TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 
 
 class Counter:
@@ -77,7 +77,7 @@ class Counter:
             self.max_length = int(length) if length < NO_LIMIT else None
 
     def prompt(self, encode: EncodeSpec) -> str:
-        """The text put before every text, as the encoder has it. Raises ValueError for an unknown `prompt_name`."""
+        """The text put before every text, as the encoder has it."""
         # Every model has these two, empty if its files say nothing.
         prompts = {"query": "", "document": "", **(self._prompts.get("prompts") or {})}
         return chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or ""
@@ -154,11 +154,12 @@ def main() -> None:
         leave(WorkerExit.USAGE, f"{files.spec} is missing or is not a request")
     with recorded(files.fault, Phase.TOKENIZE):
         model, path = request.model, request.model.path
+        use_hub(model)
         if path is None:
             from huggingface_hub import snapshot_download
 
             path = snapshot_download(
-                model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES
+                model.name, revision=model.revision, allow_patterns=SMALL_FILES
             )
         counter = Counter(model, Path(path))
         tasks = enumerate(request.tasks)

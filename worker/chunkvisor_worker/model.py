@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import json
 import logging
+import os
 import re
 import sys
 import traceback
@@ -121,6 +122,13 @@ class Heard(logging.Handler):
             transformers_logging.set_verbosity(verbosity)
 
 
+def use_hub(spec: ModelSpec) -> None:
+    """Have libraries that are not imported yet find the commits of `spec.hub`, and ask the network for no others."""
+    if spec.hub is not None and Path(spec.hub).is_dir():
+        places = dict.fromkeys(("HF_HUB_CACHE", "SENTENCE_TRANSFORMERS_HOME"), spec.hub)
+        os.environ |= places | {"HF_HUB_OFFLINE": "1"}
+
+
 def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
     """The SentenceTransformer in eval mode on `device`, with its maximum length set as asked, and checked.
 
@@ -159,10 +167,6 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         and hasattr(getattr(module, "model", None), "config")
     ]
     _check_weights(heard, [module.model for module in backbones], spec)
-    if refused := next(
-        (note for note in heard.notes if "is not trusted, falling back" in note), None
-    ):
-        raise WrongModelError(f"{refused} Set model.trust_remote_code to true if you trust it.")
     for module in backbones:
         _check_buffers(module.model, spec)
         _check_config_kwargs(module.model.config, spec.kwargs.get("config_kwargs") or {})
@@ -237,20 +241,13 @@ def is_plain_text_model(model: Any) -> bool:
 def chosen_prompt(
     encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None
 ) -> str | None:
-    """Choose the text put before every text, None for none. Raises ValueError for an unknown `prompt_name`."""
+    """Choose the text put before every text, None for none, as `encode`, `encode_query` and `encode_document` do.
+
+    `prompts` are those of the loaded model: query and document, and others. The parent has refused unknown names.
+    """
     if encode.prompt is not None:
         return encode.prompt
-    if encode.prompt_name is None and encode.task is not None:
-        # As `encode_query` and `encode_document` choose.
-        for name in ("query",) if encode.task == "query" else ("document", "passage", "corpus"):
-            if name in prompts:
-                return prompts[name]
-    if encode.prompt_name is not None and encode.prompt_name not in prompts:
-        known = ", ".join(map(repr, prompts)) or "none"
-        raise ValueError(
-            f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}"
-        )
-    return prompts.get(encode.prompt_name or default_name or "")
+    return prompts.get(encode.prompt_name or encode.task or default_name or "")
 
 
 def max_length(model: Any) -> int | None:

@@ -15,7 +15,7 @@ import psutil
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder
@@ -247,7 +247,7 @@ def _count_tokens(
         tasks.append(
             LengthsTask(str(paths.texts), str(paths.offsets), *numbers, encode_spec(encode), limits)
         )
-    spec = model_spec(config.model, source.path, source.revision)
+    spec = source.spec(config.model)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
     # No GPU may be touched; and a message of a library must not look like one of chunkvisor's.

@@ -180,7 +180,7 @@ class OutputRun:
         site = station.site
         model = self.job.model
         if site.model_path is not None:
-            model = replace(model, path=site.model_path)
+            model = replace(model, path=site.model_path, hub=site.hub)
         draft = replace(
             self.job,
             chunk=work.chunk,

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import Config, OutputConfig, encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, OutputConfig, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
@@ -154,7 +154,7 @@ def _expect(
 ) -> None:
     """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
     config = request.loaded.config
-    model = model_spec(config.model, source.path, source.revision)
+    model = source.spec(config.model)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
         encode, device = encode_spec(config.encode), means.devices[0]
         trial = try_texts(
@@ -353,8 +353,10 @@ class Opening:
 
     def _identity(self, name: str, digest: str, rows: int) -> Identity:
         """Compute the identity that the config asks for, of a source of so many rows."""
+        source = self._source
         return identity_of(
-            self._config, name, self._source.revision or "", digest, rows, self._arithmetic
+            *(self._config, name, source.revision or "", digest, rows, self._arithmetic),
+            source.revisions,
         )
 
     def _refuse_changed(
@@ -508,7 +510,7 @@ class Opening:
         # Chunk, attempt, start, stop and digest of the texts are those of each attempt.
         job = Spec(
             *(self._run.run_id, ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
-            model_spec(config.model, source.path, source.revision),
+            source.spec(config.model),
             encode_spec(encode),
             import_path=(str(self._request.loaded.folder),),
             threads=thread_count(threads, device_kind, cores),
