@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from chunkvisor.heart.policy import Memory
+from chunkvisor.heart.policy import Memory, Repeated
 from chunkvisor.heart.scheduler import GateState, Scheduler
 
 _ended, _fail, _history = Scheduler.ended, Scheduler._fail, Scheduler._history
@@ -55,7 +55,7 @@ def _suspect_no_device(self: Any, work: Any, end: Any, verdict: Any, worker: Any
 
 
 def _count_splits(self: Any, *given: Any) -> None:
-    self._memory.note("fruitless")
+    self._memory.note(Repeated.NO_PROGRESS)
     _split(self, *given)
 
 

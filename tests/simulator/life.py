@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from chunkvisor.devices.stations import Health
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt, StopReason
 from chunkvisor.heart.instructions import (
     AskToLeave,
     AttemptEnded,
@@ -32,6 +32,7 @@ from chunkvisor.heart.instructions import (
     Work,
 )
 from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.policy import Canary, KnownText, OwnText
 from chunkvisor.heart.run import Run
 from chunkvisor.heart.scheduler import Scheduler
 from chunkvisor.heart.store import ResultStore
@@ -408,7 +409,7 @@ class _Run:
                 watchdog.quarantines(work)
             case DropDevice(ending) if ending.device is not None:
                 self.devices[ending.device].left = True
-            case EndRun(ending) if ending.why == "bad rows":
+            case EndRun(ending) if ending.why is StopReason.BAD_ROWS:
                 watchdog.too_many(ending)
             case TellFailure(worker) if worker in self.ended:
                 watchdog.fails(self.ended[worker][0].device.number, instruction)
@@ -507,7 +508,9 @@ class _Run:
 
     # --- workers
 
-    def new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Process:
+    def new_attempt(
+        self, work: Work, station: Any, limits: Limits, canary: Canary | None
+    ) -> Process:
         """See OutputRun."""
         if within(self.world.disk_full, self.life.now_s):
             raise full()
@@ -585,8 +588,11 @@ class _Run:
         room = process.device.gpu.tokens // (1 if process.alone else 2)
         order = sorted(work.texts, key=lengths.__getitem__, reverse=True)
         first = None
-        if canary is not None:
-            first = canary if canary >= 0 else order.pop(max(0, len(order) + canary))
+        match canary:
+            case KnownText(text):
+                first = text
+            case OwnText(rank):
+                first = order.pop(max(0, len(order) - 1 - rank))
         took_s, at, count = 0.2, 0, len(order)
         transient = self.watchdog.may_fail_by_chance(process) and self.life.mishap("transient")
         while at < count or first is not None:
@@ -632,7 +638,7 @@ class _Run:
         bad = [text for text in work.texts if text in poison] if poison else []
         if any(poison[text] is Failure.DIMENSION for text in bad):
             # As if another attempt had found the right dimension.
-            known = process.canary is not None and process.canary >= 0
+            known = isinstance(process.canary, KnownText)
             alike = all(poison.get(text) is Failure.DIMENSION for text in work.texts) and not known
             return evidence(Failure.DIMENSION if alike else Failure.DIMENSIONS, rows=1)
         if bad:

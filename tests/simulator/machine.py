@@ -14,6 +14,7 @@ from chunkvisor.devices.gpu import SMI_LOST, Device
 from chunkvisor.devices.stations import Health, MemoryHolder, Reading, Site, Station, Stations
 from chunkvisor.engine.engine import Worker as EngineWorker
 from chunkvisor.heart.instructions import Work
+from chunkvisor.heart.policy import Canary
 from chunkvisor.judge import EndedBy, Evidence
 from chunkvisor.store.attempt import Salvage
 from chunkvisor_worker.contract.messages import (
@@ -74,7 +75,7 @@ class Worker:
     work: Work
     station: Station
     limits: Limits
-    canary: int | None = None
+    canary: Canary | None = None
     warm: bool = False
     phase: Phase = Phase.START
     called: bool = False

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from chunkvisor.devices.stations import Health
-from chunkvisor.errors import Halt
+from chunkvisor.errors import Halt, StopReason
 from chunkvisor.events import event
 from chunkvisor.heart import policy
 from chunkvisor.heart.instructions import (
@@ -30,6 +30,7 @@ from chunkvisor.heart.instructions import (
     Work,
 )
 from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.policy import Canary, KnownText, OwnText
 from chunkvisor.heart.run import Run
 from chunkvisor.heart.store import ResultStore
 from chunkvisor.judge import Evidence
@@ -201,9 +202,7 @@ class Play:
     def _end(self, worker: Worker, verb: str, rest: list[str]) -> None:
         texts = list(worker.work.texts)
         # A canary fails only where the line says so; "done 3,4" are texts whose vectors are written.
-        worker.canary_is_good = (
-            worker.canary is not None and worker.canary >= 0 and "canary" not in rest
-        )
+        worker.canary_is_good = isinstance(worker.canary, KnownText) and "canary" not in rest
         match verb:
             case "refused":
                 worker.warm, worker.left = True, Evidence(WorkerExit.TAINTED_TEMPLATE)
@@ -238,7 +237,9 @@ class Play:
 
     # --- the machine
 
-    def _new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Worker:
+    def _new_attempt(
+        self, work: Work, station: Any, limits: Limits, canary: Canary | None
+    ) -> Worker:
         if self.disk_full:
             raise full()
         assert self._start is not None
@@ -270,14 +271,11 @@ class Play:
         match instruction:
             case StartWorker(worker, device, work, _, canary):
                 mark = " fresh" if self._templates and work.fresh else ""
-                if canary is not None:
-                    mark += (
-                        f" canary {canary}"
-                        if canary >= 0
-                        else " own first"
-                        if canary == -1
-                        else f" own {-canary}"
-                    )
+                match canary:
+                    case KnownText(text):
+                        mark += f" canary {text}"
+                    case OwnText(rank):
+                        mark += f" own {rank + 1}" if rank else " own first"
                 mark += " alone" if work.one_by_one and len(work.texts) > 1 else ""
                 where = f"{work.output}/" if work.output else ""
                 return f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}"
@@ -306,5 +304,5 @@ class Play:
             case DropDevice(ending):
                 return f"drop {ending.device} {int(ending.code)}"
             case EndRun(ending):
-                return f"halt {int(ending.code)}{' bad rows' * (ending.why == 'bad rows')}"
+                return f"halt {int(ending.code)}{' bad rows' if ending.why is StopReason.BAD_ROWS else ''}"
         return None

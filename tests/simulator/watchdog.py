@@ -15,6 +15,7 @@ from chunkvisor.heart.instructions import (
     TellWait,
     Work,
 )
+from chunkvisor.heart.policy import KnownText
 from chunkvisor.judge import NODE_LOST, Verdict
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Phase
@@ -105,7 +106,7 @@ class Watchdog:
                     "no two workers at a text", f"{work} while worker {other.number} is at it"
                 )
         poison = self._world.poison[work.output]
-        if start.canary is not None and start.canary >= 0 and start.canary in poison:
+        if isinstance(start.canary, KnownText) and start.canary.text in poison:
             raise Broken("a canary is a good text", f"{work} {start.canary}")
         self._untouched[work.output] = max(self._untouched[work.output], work.chunk + 1)
 

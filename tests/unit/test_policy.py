@@ -1,20 +1,23 @@
 """The next step after an attempt, as a table of verdicts and histories."""
 
+import inspect
 import itertools
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart.policy import (
-    LIMITS,
-    OWN,
     GiveUp,
     History,
     How,
+    KnownText,
     Lesson,
+    OwnText,
     Quarantine,
+    Repeated,
     Retry,
     Split,
     Step,
@@ -50,12 +53,12 @@ WAITED = (
     (Outcome.DISK_FULL, ExitCode.DISK),
 )
 IN_BATCH: dict[str, Any] = {"limits": Limits(32, 512), "batch_rows": 32}
-DOUBTED: dict[str, Any] = {"canary": 7, "good": True}
+DOUBTED: dict[str, Any] = {"canary": KnownText(7), "good": True}
 PROVEN: dict[str, Any] = {**DOUBTED, "proven": True}
 LOADING: dict[str, Any] = {"phase": Phase.MODEL_LOAD}
 ON_DEVICE: dict[str, Any] = {"phase": Phase.CUDA_INIT}
-CANARY = Retry(0.5, charge=False, note="canary")
-START = Retry(0.5, charge=False, note="start")
+CANARY = Retry(0.5, charge=False, counts=Repeated.CANARY)
+START = Retry(0.5, charge=False, counts=Repeated.START)
 
 TABLE: dict[str, tuple[Verdict, History, Step]] = {
     **{f"{o}, first": (of(o), History(), Retry(0.5)) for o in RETRIED},
@@ -75,7 +78,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "twentieth in a row, nothing encoded": (
         suspect(),
         History(fruitless=19),
-        Stop(ExitCode.MACHINE, why="first"),
+        Stop(ExitCode.MACHINE, why=StopReason.NOTHING_ENCODED),
     ),
     "twentieth in a row, looked at alone": (
         suspect(),
@@ -88,22 +91,22 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "two canaries failed": (
         suspect(),
         History(canaries=1, **DOUBTED),
-        Stop(ExitCode.TRY_AGAIN, local=True, why="canary"),
+        Stop(ExitCode.TRY_AGAIN, local=True, why=StopReason.CANARY),
     ),
     "two canaries of another dimension": (
         suspect(Outcome.BAD_OUTPUT),
         History(canaries=1, **DOUBTED),
-        Stop(ExitCode.CONFIG, local=True, why="canary"),
+        Stop(ExitCode.CONFIG, local=True, why=StopReason.CANARY),
     ),
     "three shortest failed": (
         suspect(),
-        History(canary=OWN, canaries=2),
-        Stop(ExitCode.MACHINE, local=True, why="first"),
+        History(canary=OwnText(0), canaries=2),
+        Stop(ExitCode.MACHINE, local=True, why=StopReason.NOTHING_ENCODED),
     ),
     "three shortest refused": (
         suspect(Outcome.BAD_OUTPUT),
-        History(canary=OWN, canaries=2),
-        Stop(ExitCode.CONFIG, local=True, why="first"),
+        History(canary=OwnText(0), canaries=2),
+        Stop(ExitCode.CONFIG, local=True, why=StopReason.NOTHING_ENCODED),
     ),
     "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
     "proven, second look": (suspect(), History(tries=1, **PROVEN), Split(How.HALVES)),
@@ -162,17 +165,17 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     ),
     "not even its shortest has memory": (
         suspect(Outcome.GPU_OOM),
-        History(canary=OWN, chosen=True, good=True),
-        Retry(0.5, charge=False, note="too large"),
+        History(canary=OwnText(0), chosen=True, good=True),
+        Retry(0.5, charge=False, counts=Repeated.OOM_SINGLETON),
     ),
     "three of its shortest": (
         suspect(Outcome.GPU_OOM),
-        History(canary=OWN - 2, chosen=True, good=True, too_large=2),
+        History(canary=OwnText(2), chosen=True, good=True, too_large=2),
         GiveUp(),
     ),
     "a shortest that is bad itself": (
         suspect(Outcome.CRASHED),
-        History(canary=OWN, chosen=True, good=True),
+        History(canary=OwnText(0), chosen=True, good=True),
         Retry(0.5),
     ),
     "host memory, alone": (
@@ -205,7 +208,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "the model is larger than the GPU": (
         of(Outcome.GPU_BUSY, rule="gpu-full-before-work"),
         History(company=Company.ALONE),
-        Stop(ExitCode.MACHINE, local=True, why="too large"),
+        Stop(ExitCode.MACHINE, local=True, why=StopReason.TOO_LARGE),
     ),
     # The world
     **{f"{o}: wait": (of(o), History(waited_s=50), Wait(6.0)) for o, _ in WAITED},
@@ -246,6 +249,13 @@ def test_step(verdict: Verdict, history: History, step: Step) -> None:
     assert decide(verdict, history, RECOVERY) == step
 
 
+def test_the_table_in_the_docstring_is_true() -> None:
+    """Each line of the table of `decide` names a case, and the step that it has."""
+    lines = re.findall(r"^ {4}(\S.*?) {2,}([A-Z]\w+)\b", inspect.getdoc(decide) or "", re.MULTILINE)
+    assert {name: type(TABLE[name][2]).__name__ for name, _ in lines} == dict(lines)
+    assert set(get_args(Step)) == {type(TABLE[name][2]) for name, _ in lines}
+
+
 def test_one_attempt_blames_at_the_first_proven_look_but_for_a_hang() -> None:
     """A hang may always have been the machine's."""
     once = RecoveryConfig(attempts=1)
@@ -264,7 +274,7 @@ def test_a_model_larger_than_its_gpu_by_the_figures_of_its_message() -> None:
     )
     verdict = of(Outcome.GPU_BUSY, rule="gpu-full-before-work", figures=figures)
     assert decide(verdict, History(), RECOVERY) == Stop(
-        ExitCode.MACHINE, local=True, why="too large"
+        ExitCode.MACHINE, local=True, why=StopReason.TOO_LARGE
     )
 
 
@@ -275,11 +285,11 @@ def test_every_failure_has_a_step(outcome: Outcome) -> None:
         (None, *Phase), (0, 1), (0, 1), (1, 8), (0, 9)
     ):
         verdict, proven = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
-        canary = 7 if good else None
+        canary = KnownText(7) if good else None
         history = History(texts=texts, tries=tries, canary=canary, proven=proven, good=proven)
         decide(verdict, history, RECOVERY)
         step = decide(suspect(outcome, phase=phase), History(texts=1, canary=canary), RECOVERY)
-        if isinstance(step, Retry) and not (step.charge or step.note) and step.lesson is None:
+        if isinstance(step, Retry) and not (step.charge or step.counts) and step.lesson is None:
             assert canary is None
 
 
@@ -287,4 +297,3 @@ def test_pauses_double_up_to_a_minute() -> None:
     """Half a second, one, two, and so on."""
     assert [backoff_s(tries) for tries in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert backoff_s(100) == BACKOFF_MAX_S
-    assert set(LIMITS) == {"canary", "first", "given up", "fruitless", "lost", "too large"}

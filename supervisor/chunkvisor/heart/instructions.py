@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart import policy
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -61,7 +61,7 @@ class Ending:
     """Why the run ends, or continues without a device; `words` makes sentences of it."""
 
     code: ExitCode
-    why: str  # as in policy.Stop; or "bad rows" or "all bad"
+    why: StopReason
     worker: int = 0
     work: Work | None = None
     verdict: Verdict | None = None
@@ -73,13 +73,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """`canary` is the text that makes its first batch, or OWN and less; None = as they come."""
+    """`canary` makes its first batch; None = the batches as they come."""
 
     worker: int
     device: int
     work: Work
     limits: Limits
-    canary: int | None
+    canary: policy.Canary | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.judge import BACKOFF_S, Company, Verdict, backoff_s, pause_s
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
@@ -20,18 +20,51 @@ from chunkvisor_worker.contract.rules import ENCODER_BROKEN, LOAD
 
 LOOKS = 2  # a fault that a text can cause is taken for its doing when it comes back
 MEMORY_PAUSE = 64  # so many times longer is the pause before a text alone is tried again that lacked host memory
-OWN = -1  # in the place of a canary: the shortest of the work's own texts; one less = the second shortest, and so on
 
-LIMITS = {"canary": 2, "first": 3, "given up": 3, "fruitless": 20, "lost": 10, "too large": 3}
-"""How often in a row: canaries that fail at a place (known good ones; while none is known, the shortest), chunks given
-up, attempts that repeat what failed, machines lost under one work, shortest texts of a chunk that do not fit into the
-GPU's memory, each alone in its batch. `recovery.attempts` bounds the rest."""
+MOST_CANARIES = 2  # canaries that fail in a row at a place, known good ones
+MOST_OWN_CANARIES = 3  # the same, while no text is known to be good
+MOST_GIVEN_UP = 3  # chunks given up in a row
+MOST_WITHOUT_PROGRESS = 20  # attempts in a row that repeat what failed
+MOST_LOST = 10  # machines lost under one task
+MOST_OOM_SINGLETONS = (
+    3  # shortest texts of a chunk that lack the GPU's memory, each alone in its batch
+)
+
 
 # What, before the first batch, is a start that failed: no text can be the cause.
 _STARTS = (
     *(Outcome.SETUP, Outcome.DEVICE_FAULT, Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HUNG),
     *(Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownText:
+    """A canary that has its vector already."""
+
+    text: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnText:
+    """A canary out of the texts of the attempt, while no text is known to be good."""
+
+    rank: int
+    """0 = the shortest of them, 1 = the second shortest, and so on."""
+
+
+Canary = KnownText | OwnText
+"""The text that is encoded first, in a batch by itself, where it is in doubt whether device and model work."""
+
+
+class Repeated(Enum):
+    """What is counted while it happens again and again in a row."""
+
+    START = "start"  # workers that failed before their first batch, by device or machine
+    CANARY = "canary"  # canaries that failed, by device
+    OOM_SINGLETON = "oom singleton"  # short texts that lack the GPU's memory alone, by chunk
+    GIVEN_UP = "given up"  # chunks
+    NO_PROGRESS = "no progress"  # attempts that repeat what failed
 
 
 class Lesson(NamedTuple):
@@ -47,7 +80,7 @@ class Retry:
 
     delay_s: float = 0.0
     charge: bool = True  # it counts against the work
-    note: str = ""  # what is counted, against the place ("start", "canary") or against the chunk ("too large")
+    counts: Repeated | None = None  # what is counted, against the place or the chunk
     lesson: Lesson | None = (
         None  # what batches on devices of this kind are to hold from now on, at most
     )
@@ -91,9 +124,7 @@ class Stop:
 
     code: ExitCode
     local: bool = False
-    why: str = (
-        "halted"  # or "canary", "first", "too large", "broken", "busy", as `words` knows them
-    )
+    why: StopReason = StopReason.HALTED
 
 
 Step = Retry | Wait | Split | Quarantine | GiveUp | Stop
@@ -105,7 +136,7 @@ class History:
 
     texts: int = 2  # of the attempt that are not done
     tries: int = 0  # charged failures of this work with this outcome
-    canary: int | None = None  # the text that it began with, or OWN and less
+    canary: Canary | None = None  # the text that it began with
     chosen: bool = (
         False  # one of its own though a good text was known: do its shortest texts lack memory?
     )
@@ -129,15 +160,47 @@ class History:
 
 
 def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
-    """Choose the next step; every verdict but COMMITTED has one."""
+    """Choose the next step; every verdict but COMMITTED has one.
+
+    `test_policy` has a case for each line, under the name on the left:
+
+        first start                         Retry       no text can be the cause, before the first batch
+        third start                         Stop        the device, or the model, is at fault
+        set up wrongly                      Stop        and no worker has worked here before
+        a batch is halved                   Retry       out of memory: for all devices of the kind
+        others came                         Wait        other processes hold the memory that is missing
+        others stay                         Retry       after the wait: with half the batch
+        the model is larger than the GPU    Stop
+        unproven, no canary                 Retry       the next attempt begins with a canary
+        a canary failed                     Retry       again, with a canary: the place is in doubt
+        two canaries failed                 Stop        the place is at fault, and no text
+        three shortest failed               Stop        no text was ever encoded
+        proven, first look                  Retry       chance, or a text: twice tells
+        proven, second look                 Split       a text: halves are tried
+        proven, batch known                 Split       a text of the batch that was in progress
+        alone, second look                  Quarantine  it fails alone, where another did not
+        some vectors bad                    Split       the bad ones once more, each alone in its batch
+        a bad vector alone                  Quarantine
+        not even its shortest has memory    Retry       another of its short texts is tried first
+        three of its shortest               GiveUp      the chunk is left to the next run
+        crashed, third                      GiveUp      it failed as often as recovery.attempts allows
+        third chunk given up in a row       Stop
+        twentieth in a row                  Stop        nothing has been gained for so long
+        busy for too long                   Stop        recovery.wait_timeout is over
+        the tenth machine is lost           GiveUp
+    """
     if verdict.before_first_batch and verdict.outcome in _STARTS:
         return _start_again(verdict, history, recovery)
     step = _answer(verdict, history, recovery)
-    if isinstance(step, GiveUp) and history.given_up + 1 >= LIMITS["given up"]:
+    if isinstance(step, GiveUp) and history.given_up + 1 >= MOST_GIVEN_UP:
         return Stop(ExitCode.MACHINE if verdict.outcome is Outcome.GPU_OOM else ExitCode.TRY_AGAIN)
-    if fruitless(step, verdict, history.texts) and history.fruitless + 1 >= LIMITS["fruitless"]:
+    if fruitless(step, verdict, history.texts) and history.fruitless + 1 >= MOST_WITHOUT_PROGRESS:
         nothing = verdict.row_can_cause and not history.good
-        return Stop(code_of_nothing(verdict), why="first") if nothing else Stop(ExitCode.TRY_AGAIN)
+        return (
+            Stop(code_of_nothing(verdict), why=StopReason.NOTHING_ENCODED)
+            if nothing
+            else Stop(ExitCode.TRY_AGAIN)
+        )
     return step
 
 
@@ -178,7 +241,7 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
         case (
             Outcome.LOST
         ):  # `tries` counts for this outcome alone: no try for another cause is spent
-            return Retry() if tries < LIMITS["lost"] else GiveUp()
+            return Retry() if tries < MOST_LOST else GiveUp()
         case Outcome.INTERRUPTED if verdict.asked_for:
             return Retry(charge=False)
         case Outcome.GPU_OOM | Outcome.HOST_OOM if (
@@ -204,9 +267,11 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
     if not proven and history.canary is not None:
         if verdict.outcome is Outcome.GPU_OOM and history.chosen and history.good:
             # Not even its shortest texts have memory, while others had: it is not their length, so none is blamed.
-            if history.too_large + 1 >= LIMITS["too large"]:
+            if history.too_large + 1 >= MOST_OOM_SINGLETONS:
                 return GiveUp()
-            return Retry(backoff_s(history.too_large + 1), charge=False, note="too large")
+            return Retry(
+                backoff_s(history.too_large + 1), charge=False, counts=Repeated.OOM_SINGLETON
+            )
         if not (
             history.chosen and history.good
         ):  # else the text may be bad itself: that says nothing of the place
@@ -232,16 +297,16 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
 def _canary_failed(verdict: Verdict, history: History) -> Step:
     """Answer an attempt that failed at its canary: a few in a row, and it is the place's doing."""
     # One of its own that was begun with before any was known to be good may be bad as well: three of them tell.
-    own = history.canary is not None and history.canary <= OWN
-    most = LIMITS["canary" if history.good and not own else "first"]
+    own = isinstance(history.canary, OwnText)
+    most = MOST_CANARIES if history.good and not own else MOST_OWN_CANARIES
     if history.canaries + 1 < most:
-        return Retry(backoff_s(history.canaries + 1), charge=False, note="canary")
+        return Retry(backoff_s(history.canaries + 1), charge=False, counts=Repeated.CANARY)
     if not history.good:
-        return Stop(code_of_nothing(verdict), local=True, why="first")
+        return Stop(code_of_nothing(verdict), local=True, why=StopReason.NOTHING_ENCODED)
     on_device = verdict.outcome in (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT)
     code = ExitCode.MACHINE if on_device else ExitCode.TRY_AGAIN
     code = ExitCode.CONFIG if verdict.outcome is Outcome.BAD_OUTPUT else code
-    return Stop(ExitCode(verdict.exit_code or code), local=True, why="canary")
+    return Stop(ExitCode(verdict.exit_code or code), local=True, why=StopReason.CANARY)
 
 
 def _blame_one(
@@ -262,7 +327,7 @@ def _start_again(verdict: Verdict, history: History, recovery: RecoveryConfig) -
     wrong = verdict.outcome is Outcome.SETUP and not history.worked
     passing = history.worked and history.failing_s < recovery.wait_timeout
     if passing or (starts < recovery.attempts and not wrong):
-        return Retry(backoff_s(starts), charge=False, note="start")
+        return Retry(backoff_s(starts), charge=False, counts=Repeated.START)
     # What fails while the model or the plug-in is loaded is theirs.
     of_load = (
         verdict.outcome in (Outcome.CRASHED, Outcome.BAD_OUTPUT, Outcome.BAD_INPUT)
@@ -272,7 +337,7 @@ def _start_again(verdict: Verdict, history: History, recovery: RecoveryConfig) -
     return _stop(verdict, ExitCode(verdict.exit_code or code))
 
 
-def _stop(verdict: Verdict, code: ExitCode, why: str = "halted") -> Stop:
+def _stop(verdict: Verdict, code: ExitCode, why: StopReason = StopReason.HALTED) -> Stop:
     local = code in (ExitCode.MACHINE, ExitCode.DISK) or verdict.outcome in (
         Outcome.GPU_BUSY,
         Outcome.SETUP,
@@ -314,7 +379,7 @@ def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     larger = verdict.figures is not None and verdict.figures.larger_than_gpu
     alone = history.company is Company.ALONE or (larger and history.company is not Company.OURS)
     if verdict.weights_did_not_fit and alone:
-        return _stop(verdict, ExitCode.MACHINE, "too large")
+        return _stop(verdict, ExitCode.MACHINE, StopReason.TOO_LARGE)
     if history.waited_s >= recovery.wait_timeout:
         default = ExitCode.DISK if verdict.outcome is Outcome.DISK_FULL else ExitCode.TRY_AGAIN
         return _stop(verdict, ExitCode(verdict.exit_code or default))
@@ -347,7 +412,7 @@ class Memory:
         """Begin with what earlier runs have learnt of each kind of device."""
         self._recall = recall
         self._lessons: dict[str, Lesson | None] = {}
-        self._streaks: dict[tuple[str, Where], _Streak] = {}
+        self._streaks: dict[tuple[Repeated | Outcome, Where], _Streak] = {}
         self.success_s = -math.inf  # when something was stored last
         self.worked: set[int] = set()  # outputs of which this run has stored vectors
         self.sound: set[Where] = (
@@ -357,19 +422,25 @@ class Memory:
 
     # --- what repeats
 
-    def count(self, what: str, where: Where = None, began_s: float = math.inf) -> int:
+    def count(
+        self, what: Repeated | Outcome, where: Where = None, began_s: float = math.inf
+    ) -> int:
         """Say how often it happened in a row before an attempt that began then."""
         streak = self._streaks.get((what, where))
         # An attempt that was on its way already when it happened last tells nothing more.
         return streak.count - (began_s < streak.last_s) if streak else 0
 
-    def lasts_s(self, what: str, where: Where, now_s: float) -> float:
+    def lasts_s(self, what: Repeated | Outcome, where: Where, now_s: float) -> float:
         """Say how long ago it happened for the first time in this row."""
         streak = self._streaks.get((what, where))
         return now_s - streak.first_s if streak else 0.0
 
     def note(
-        self, what: str, where: Where = None, began_s: float = math.inf, now_s: float = 0.0
+        self,
+        what: Repeated | Outcome,
+        where: Where = None,
+        began_s: float = math.inf,
+        now_s: float = 0.0,
     ) -> None:
         """Count it once more, unless the attempt was on its way already when it happened last."""
         streak = self._streaks.setdefault((what, where), _Streak(0, now_s, -math.inf))
@@ -377,7 +448,7 @@ class Memory:
             streak.count += 1
             streak.last_s = now_s
 
-    def forget(self, what: str, where: Where = None) -> None:
+    def forget(self, what: Repeated | Outcome, where: Where = None) -> None:
         """Begin to count again: it did not happen the next time."""
         self._streaks.pop((what, where), None)
 
@@ -389,8 +460,8 @@ class Memory:
 
     def started(self, device: int, node: str, outcome: Outcome) -> None:
         """Note that a worker got to its first batch there; `outcome` is how it ended."""
-        self.forget("start", device)
-        self.forget("start", node)
+        self.forget(Repeated.START, device)
+        self.forget(Repeated.START, node)
         # What is waited for may show in a batch as well: that is the same wait, not a way through it.
         if outcome is not Outcome.GPU_BUSY:
             self.forget(Outcome.GPU_BUSY, device)
@@ -399,14 +470,14 @@ class Memory:
         """Note that a worker did its work there."""
         self.started(device, node, Outcome.COMMITTED)
         self.sound |= {device, node}
-        for what in ("canary", *_WAITS):
+        for what in (Repeated.CANARY, *_WAITS):
             self.forget(what, device)
 
     def stored(self, output: int, now_s: float) -> None:
         """Note that something is done for good."""
         self.success_s = now_s
         self.worked.add(output)
-        for what in ("fruitless", "given up", *_WAITS):
+        for what in (Repeated.NO_PROGRESS, Repeated.GIVEN_UP, *_WAITS):
             self.forget(what)
 
     # --- what did not fit

@@ -6,7 +6,7 @@ from chunkvisor import words
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.stations import Stations
-from chunkvisor.errors import Halt
+from chunkvisor.errors import Halt, StopReason
 from chunkvisor.events import event
 from chunkvisor.heart import policy
 from chunkvisor.heart.instructions import Ending, LowerLimits, TellFailure, TellSplit
@@ -96,10 +96,10 @@ class Reports:
         work = ending.work
         verdict = ending.verdict
         output = self._outputs[work.output if work is not None else 0]
-        if ending.why == "all bad":
+        if ending.why is StopReason.ALL_BAD:
             return words.all_bad(output.name, output.last_bad())
         assert verdict is not None, ending
-        if ending.why == "bad rows" and work is not None:
+        if ending.why is StopReason.BAD_ROWS and work is not None:
             count = len(work.texts) + sum(each.bad_count for each in self._outputs)
             most = (
                 None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
@@ -127,7 +127,7 @@ def what_follows(step: policy.Step, verdict: Verdict) -> str:
                 return (
                     f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
                 )
-            return f"{'starting another worker' if step.note == 'start' else 'retrying'}{soon}"
+            return f"{'starting another worker' if step.counts is policy.Repeated.START else 'retrying'}{soon}"
         case policy.Split(how=how):
             return how.value
     return ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config
 from chunkvisor.devices.stations import Health, Opinion
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart import policy
 from chunkvisor.heart.instructions import (
     AskToLeave,
@@ -34,7 +34,16 @@ from chunkvisor.heart.instructions import (
     TellWait,
     Work,
 )
-from chunkvisor.heart.policy import OWN, How, Memory, cause_of, start_of
+from chunkvisor.heart.policy import (
+    Canary,
+    How,
+    KnownText,
+    Memory,
+    OwnText,
+    Repeated,
+    cause_of,
+    start_of,
+)
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
@@ -126,7 +135,7 @@ class WorkerState:
     number: int
     work: Work
     device: "DeviceState"
-    canary: int | None = None
+    canary: Canary | None = None
     gate: GateState = GateState.SHUT
     ready: bool = False
     ending: bool = False  # or ended already, and not judged yet
@@ -221,15 +230,9 @@ class Scheduler:
         return self._answer()
 
     def _start(self, work: Work, device: DeviceState) -> None:
-        canary = None
+        canary: Canary | None = None
         if device.doubt or work.doubt:
-            own = _shows_its_shortest(work)
-            canary = None if own else self._outputs[work.output].known_good()
-            if canary is None:  # each time another of its own: the shortest may be bad itself
-                failed = (
-                    ("too large", (work.output, work.chunk)) if own else ("canary", device.number)
-                )
-                canary = OWN - self._memory.count(*failed)
+            canary = self._canary(work, device)
         # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
         work = replace(work, fresh=work.fresh or device.fresh)
         self._started += 1
@@ -237,6 +240,16 @@ class Scheduler:
         self.workers[worker.number] = worker
         device.workers.append(worker)
         self._say(StartWorker(worker.number, device.number, work, self._limits(worker), canary))
+
+    def _canary(self, work: Work, device: DeviceState) -> Canary:
+        """Choose a text that is known to be good; else one of its own, each time another: it may be bad itself."""
+        if _shows_its_shortest(work):
+            chunk = work.output, work.chunk
+            return OwnText(self._memory.count(Repeated.OOM_SINGLETON, chunk))
+        good = self._outputs[work.output].known_good()
+        if good is not None:
+            return KnownText(good)
+        return OwnText(self._memory.count(Repeated.CANARY, device.number))
 
     def _limits(self, worker: WorkerState) -> Limits:
         limits = self._memory.limits(self._outputs[worker.work.output].limits, worker.device.kind)
@@ -299,13 +312,13 @@ class Scheduler:
         if opinion.health is Health.BROKEN:
             verdict = Verdict(Outcome.HARDWARE_FAULT, opinion.why)
             self._do_without(
-                device, Ending(ExitCode.MACHINE, "broken", verdict=verdict), local=True
+                device, Ending(ExitCode.MACHINE, StopReason.BROKEN, verdict=verdict), local=True
             )
         elif opinion.health is Health.BUSY:
             if now_s - max(since_s, self._memory.success_s) > self._recovery.wait_timeout:
                 verdict = Verdict(Outcome.GPU_BUSY, opinion.why)
                 self._do_without(
-                    device, Ending(ExitCode.TRY_AGAIN, "busy", verdict=verdict), local=True
+                    device, Ending(ExitCode.TRY_AGAIN, StopReason.BUSY, verdict=verdict), local=True
                 )
         else:
             device.suspected_s = None
@@ -326,7 +339,10 @@ class Scheduler:
     def _do_without(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
         """Do without the device, or end the run if it is the last of our own machine, or not `local`."""
         # On our own machine the set-up and the disk are those of every device.
-        of_machine = ending.why == "halted" and ending.code in (ExitCode.CONFIG, ExitCode.DISK)
+        of_machine = ending.why is StopReason.HALTED and ending.code in (
+            ExitCode.CONFIG,
+            ExitCode.DISK,
+        )
         if not local or (of_machine and not device.node):
             self._say(EndRun(ending))
         elif not device.gone:
@@ -373,7 +389,7 @@ class Scheduler:
         return self._answer()
 
     def _keep(self, worker: int, work: Work) -> None:
-        self._memory.forget("too large", (work.output, work.chunk))
+        self._memory.forget(Repeated.OOM_SINGLETON, (work.output, work.chunk))
         self._say(KeepVectors(worker, work))
 
     def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
@@ -385,7 +401,7 @@ class Scheduler:
         # Remembered for the whole run: whoever prepares workers ahead takes the memory that was short.
         memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
         if policy.fruitless(step, verdict, len(work.texts)):
-            memory.note("fruitless")
+            memory.note(Repeated.NO_PROGRESS)
         # A wait, a lesson and a start that failed say nothing of the texts.
         passing = isinstance(step, policy.Wait) or (
             isinstance(step, policy.Retry) and step.lesson is not None
@@ -397,7 +413,7 @@ class Scheduler:
             device.fresh = False
             memory.started(device.number, device.node, verdict.outcome)
         if end.proven:
-            memory.forget("canary", device.number)
+            memory.forget(Repeated.CANARY, device.number)
         avoid = work.avoid if verdict.blameless else device.number
         fresh = work.fresh or verdict.outcome is not Outcome.LOST
         again = replace(work, avoid=avoid, fresh=fresh, doubt=work.doubt or doubt, due_s=0.0)
@@ -416,11 +432,15 @@ class Scheduler:
                     self._recovery.on_bad_row is OnBadRow.FAIL
                     or count > self._recovery.max_bad_rows
                 ):
-                    self._say(EndRun(Ending(ExitCode.CONFIG, "bad rows", end.worker, bad, verdict)))
+                    self._say(
+                        EndRun(
+                            Ending(ExitCode.CONFIG, StopReason.BAD_ROWS, end.worker, bad, verdict)
+                        )
+                    )
                 else:
                     self._say(QuarantineTexts(bad, verdict))
             case policy.GiveUp():
-                memory.note("given up")
+                memory.note(Repeated.GIVEN_UP)
                 self._backlog.leave(work.output, work.chunk)
             case policy.Stop():
                 self._do_without(
@@ -453,9 +473,9 @@ class Scheduler:
         starts = 0
         if end.began_s is not None:
             # What goes wrong on the device begins with its `go`, however long before that it was prepared.
-            starts = memory.count("start", start, max(end.began_s, worker.go_s))
+            starts = memory.count(Repeated.START, start, max(end.began_s, worker.go_s))
         # Every device may fail as often as a chunk is tried, without a success in between.
-        fruitless = memory.count("fruitless") - self._recovery.attempts * max(
+        fruitless = memory.count(Repeated.NO_PROGRESS) - self._recovery.attempts * max(
             0, len(self.alive) - 1
         )
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
@@ -475,12 +495,12 @@ class Scheduler:
             one_by_one=work.one_by_one,
             company=end.company,
             waited_s=memory.waited_s(verdict.outcome, cause_of(verdict, device, node), now_s),
-            failing_s=memory.lasts_s("start", start, now_s),
+            failing_s=memory.lasts_s(Repeated.START, start, now_s),
             starts=starts,
-            canaries=memory.count("canary", device, worker.go_s),
-            given_up=memory.count("given up"),
+            canaries=memory.count(Repeated.CANARY, device, worker.go_s),
+            given_up=memory.count(Repeated.GIVEN_UP),
             fruitless=max(0, fruitless),
-            too_large=memory.count("too large", chunk),
+            too_large=memory.count(Repeated.OOM_SINGLETON, chunk),
         )
 
     def _retry(
@@ -502,16 +522,16 @@ class Scheduler:
             # Later runs should not know what is so only while others hold memory.
             lasting = end.company in (Company.UNTOLD, Company.ALONE)
             self._say(LowerLimits(device.kind, lesson, lasting))
-        if step.note == "too large":
-            self._memory.note("too large", (work.output, work.chunk))
-        elif step.note == "canary":
-            self._memory.note("canary", device.number, worker.go_s, now_s)
-        elif step.note == "start":
+        if step.counts is Repeated.OOM_SINGLETON:
+            self._memory.note(Repeated.OOM_SINGLETON, (work.output, work.chunk))
+        elif step.counts is Repeated.CANARY:
+            self._memory.note(Repeated.CANARY, device.number, worker.go_s, now_s)
+        elif step.counts is Repeated.START:
             if end.began_s is None:  # a template did not start
                 device.fresh = True
             else:
                 start = start_of(verdict, device.number, device.node)
-                self._memory.note("start", start, max(end.began_s, worker.go_s), now_s)
+                self._memory.note(Repeated.START, start, max(end.began_s, worker.go_s), now_s)
             device.paused_until_s = max(device.paused_until_s, due_s)
             due_s += (
                 step.delay_s
@@ -558,11 +578,13 @@ class Scheduler:
             if isinstance(step, policy.Wait):
                 self._wait(step.delay_s, work, problem, None)
             else:
-                self._say(EndRun(Ending(ExitCode.DISK, "halted", work=work, verdict=problem)))
+                self._say(
+                    EndRun(Ending(ExitCode.DISK, StopReason.HALTED, work=work, verdict=problem))
+                )
             return self._answer()
         self._memory.stored(work.output, now_s)
         if output.bad_count >= output.texts:
-            self._say(EndRun(Ending(ExitCode.CONFIG, "all bad", work=work)))
+            self._say(EndRun(Ending(ExitCode.CONFIG, StopReason.ALL_BAD, work=work)))
         return self._answer()
 
     def lost(self, output: int, chunk: int) -> None:
