@@ -26,15 +26,17 @@ def _learn_whatever_comes(self: Any, kind: str, lesson: Any) -> Any:
 
 
 def _alone_is_proof(self: Any, work: Any, end: Any, *rest: Any) -> Any:
-    return replace(_history(self, work, end, *rest), proven=end.proven or len(work.texts) == 1)
+    return replace(
+        _history(self, work, end, *rest), any_text_succeeded=end.proven or len(work.texts) == 1
+    )
 
 
 def _one_look(self: Any, work: Any, end: Any, *rest: Any) -> Any:
-    return replace(_history(self, work, end, *rest), tries=1)
+    return replace(_history(self, work, end, *rest), charged_failures=1)
 
 
 def _no_canary_fails(self: Any, *given: Any) -> Any:
-    return replace(_history(self, *given), canaries=0)
+    return replace(_history(self, *given), failed_canaries=0)
 
 
 def _trust_templates(self: Any, step: Any, work: Any, *rest: Any) -> None:
@@ -78,7 +80,7 @@ def _store_nothing(_self: Any, _output: int, _now_s: float) -> None:
 
 def _without_salvage(self: Any, work: Any, end: Any, *rest: Any) -> Any:
     good = self._outputs[work.output].known_good() is not None
-    return replace(_history(self, work, end, *rest), good=good)
+    return replace(_history(self, work, end, *rest), output_has_vectors=good)
 
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {

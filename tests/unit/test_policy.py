@@ -53,8 +53,8 @@ WAITED = (
     (Outcome.DISK_FULL, ExitCode.DISK),
 )
 IN_BATCH: dict[str, Any] = {"limits": Limits(32, 512), "batch_rows": 32}
-DOUBTED: dict[str, Any] = {"canary": KnownText(7), "good": True}
-PROVEN: dict[str, Any] = {**DOUBTED, "proven": True}
+DOUBTED: dict[str, Any] = {"canary": KnownText(7), "output_has_vectors": True}
+PROVEN: dict[str, Any] = {**DOUBTED, "any_text_succeeded": True}
 LOADING: dict[str, Any] = {"phase": Phase.MODEL_LOAD}
 ON_DEVICE: dict[str, Any] = {"phase": Phase.CUDA_INIT}
 CANARY = Retry(0.5, charge=False, counts=Repeated.CANARY)
@@ -62,27 +62,31 @@ START = Retry(0.5, charge=False, counts=Repeated.START)
 
 TABLE: dict[str, tuple[Verdict, History, Step]] = {
     **{f"{o}, first": (of(o), History(), Retry(0.5)) for o in RETRIED},
-    **{f"{o}, second": (of(o), History(tries=1), Retry(1.0)) for o in RETRIED},
-    **{f"{o}, third": (of(o), History(tries=2), GiveUp()) for o in RETRIED},
+    **{f"{o}, second": (of(o), History(charged_failures=1), Retry(1.0)) for o in RETRIED},
+    **{f"{o}, third": (of(o), History(charged_failures=2), GiveUp()) for o in RETRIED},
     "device fault with a code, third": (
         of(Outcome.DEVICE_FAULT, 69),
-        History(tries=2),
+        History(charged_failures=2),
         Stop(ExitCode.MACHINE),
     ),
     "third chunk given up in a row": (
         of(Outcome.CRASHED),
-        History(tries=2, given_up=2),
+        History(charged_failures=2, given_up=2),
         Stop(ExitCode.TRY_AGAIN),
     ),
-    "twentieth in a row": (of(Outcome.CRASHED), History(fruitless=19), Stop(ExitCode.TRY_AGAIN)),
+    "twentieth in a row": (
+        of(Outcome.CRASHED),
+        History(without_progress=19),
+        Stop(ExitCode.TRY_AGAIN),
+    ),
     "twentieth in a row, nothing encoded": (
         suspect(),
-        History(fruitless=19),
+        History(without_progress=19),
         Stop(ExitCode.MACHINE, why=StopReason.NOTHING_ENCODED),
     ),
     "twentieth in a row, looked at alone": (
         suspect(),
-        History(fruitless=19, texts=1, **PROVEN),
+        History(without_progress=19, texts=1, **PROVEN),
         Retry(),
     ),
     # Whose fault is it?
@@ -90,43 +94,43 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "a canary failed": (suspect(), History(**DOUBTED), CANARY),
     "two canaries failed": (
         suspect(),
-        History(canaries=1, **DOUBTED),
+        History(failed_canaries=1, **DOUBTED),
         Stop(ExitCode.TRY_AGAIN, local=True, why=StopReason.CANARY),
     ),
     "two canaries of another dimension": (
         suspect(Outcome.BAD_OUTPUT),
-        History(canaries=1, **DOUBTED),
+        History(failed_canaries=1, **DOUBTED),
         Stop(ExitCode.CONFIG, local=True, why=StopReason.CANARY),
     ),
     "three shortest failed": (
         suspect(),
-        History(canary=OwnText(0), canaries=2),
+        History(canary=OwnText(0), failed_canaries=2),
         Stop(ExitCode.MACHINE, local=True, why=StopReason.NOTHING_ENCODED),
     ),
     "three shortest refused": (
         suspect(Outcome.BAD_OUTPUT),
-        History(canary=OwnText(0), canaries=2),
+        History(canary=OwnText(0), failed_canaries=2),
         Stop(ExitCode.CONFIG, local=True, why=StopReason.NOTHING_ENCODED),
     ),
     "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
-    "proven, second look": (suspect(), History(tries=1, **PROVEN), Split(How.HALVES)),
+    "proven, second look": (suspect(), History(charged_failures=1, **PROVEN), Split(How.HALVES)),
     "proven, batch known": (
         suspect(),
-        History(tries=1, texts=9, under_way=3, **PROVEN),
+        History(charged_failures=1, texts=9, in_flight=3, **PROVEN),
         Split(How.SUSPECTS),
     ),
     "proven, one by one": (
         suspect(),
-        History(tries=1, texts=9, under_way=9, one_by_one=True, **PROVEN),
+        History(charged_failures=1, texts=9, in_flight=9, singly=True, **PROVEN),
         Split(How.HALVES),
     ),
     "a part is taken apart at once": (
         suspect(),
-        History(part=True, texts=4, **PROVEN),
+        History(bisecting=True, texts=4, **PROVEN),
         Split(How.HALVES),
     ),
     "alone, first look": (suspect(), History(texts=1, **PROVEN), Retry()),
-    "alone, second look": (suspect(), History(texts=1, tries=1, **PROVEN), Quarantine()),
+    "alone, second look": (suspect(), History(texts=1, charged_failures=1, **PROVEN), Quarantine()),
     "refused by the encoder": (suspect(Outcome.BAD_INPUT), History(texts=1), Quarantine()),
     "one of many refused": (suspect(Outcome.BAD_INPUT), History(), Split(How.HALVES)),
     "some vectors bad": (
@@ -143,44 +147,44 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "first start": (of(Outcome.CRASHED, **ON_DEVICE), History(), START),
     "third start": (
         of(Outcome.CRASHED, **ON_DEVICE),
-        History(starts=2),
+        History(failed_starts=2),
         Stop(ExitCode.MACHINE, local=True),
     ),
     "third load": (
         of(Outcome.CRASHED, **LOADING),
-        History(starts=2),
+        History(failed_starts=2),
         Stop(ExitCode.CONFIG, local=True),
     ),
     "set up wrongly": (of(Outcome.SETUP, **LOADING), History(), Stop(ExitCode.CONFIG, local=True)),
-    "set up, and worked": (of(Outcome.SETUP, **LOADING), History(worked=True), START),
+    "set up, and worked": (of(Outcome.SETUP, **LOADING), History(succeeded_before=True), START),
     "waited for a start": (
         of(Outcome.CRASHED, **ON_DEVICE),
-        History(starts=2, worked=True, failing_s=600),
+        History(failed_starts=2, succeeded_before=True, failing_s=600),
         Stop(ExitCode.MACHINE, local=True),
     ),
     "too large alone": (
         suspect(Outcome.GPU_OOM),
-        History(texts=1, tries=1, too_large=3, **PROVEN),
+        History(texts=1, charged_failures=1, oom_singletons=3, **PROVEN),
         Quarantine(),
     ),
     "not even its shortest has memory": (
         suspect(Outcome.GPU_OOM),
-        History(canary=OwnText(0), chosen=True, good=True),
+        History(canary=OwnText(0), shortest_first=True, output_has_vectors=True),
         Retry(0.5, charge=False, counts=Repeated.OOM_SINGLETON),
     ),
     "three of its shortest": (
         suspect(Outcome.GPU_OOM),
-        History(canary=OwnText(2), chosen=True, good=True, too_large=2),
+        History(canary=OwnText(2), shortest_first=True, output_has_vectors=True, oom_singletons=2),
         GiveUp(),
     ),
     "a shortest that is bad itself": (
         suspect(Outcome.CRASHED),
-        History(canary=OwnText(0), chosen=True, good=True),
+        History(canary=OwnText(0), shortest_first=True, output_has_vectors=True),
         Retry(0.5),
     ),
     "host memory, alone": (
         suspect(Outcome.HOST_OOM),
-        History(texts=1, tries=3, **PROVEN),
+        History(texts=1, charged_failures=3, **PROVEN),
         Retry(32.0),
     ),
     # Memory
@@ -199,15 +203,15 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(),
         Retry(0.5),
     ),
-    "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(company=Company.CAME), Wait(1.0)),
+    "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(others=Company.CAME), Wait(1.0)),
     "others stay": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
-        History(company=Company.CAME, waited_s=600),
+        History(others=Company.CAME, waited_s=600),
         Retry(charge=False, lesson=Lesson(32, 160)),
     ),
     "the model is larger than the GPU": (
         of(Outcome.GPU_BUSY, rule="gpu-full-before-work"),
-        History(company=Company.ALONE),
+        History(others=Company.ALONE),
         Stop(ExitCode.MACHINE, local=True, why=StopReason.TOO_LARGE),
     ),
     # The world
@@ -217,7 +221,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "an error in the code": (suspect(rule="encoder-broken"), History(), CANARY),
     "an error in the code, after vectors": (
         suspect(rule="encoder-broken"),
-        History(good=True),
+        History(output_has_vectors=True),
         Retry(0.5),
     ),
     "busy for too long": (
@@ -231,11 +235,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(waited_s=600),
         Stop(ExitCode.DISK, local=True),
     ),
-    "a machine is lost": (of(Outcome.LOST), History(tries=8), Retry()),
-    "the tenth machine is lost": (of(Outcome.LOST), History(tries=9), GiveUp()),
+    "a machine is lost": (of(Outcome.LOST), History(charged_failures=8), Retry()),
+    "the tenth machine is lost": (of(Outcome.LOST), History(charged_failures=9), GiveUp()),
     "stopped by us": (
         of(Outcome.INTERRUPTED, asked_for=True),
-        History(tries=9),
+        History(charged_failures=9),
         Retry(charge=False),
     ),
     "hardware": (of(Outcome.HARDWARE_FAULT), History(), Stop(ExitCode.MACHINE, local=True)),
@@ -286,7 +290,13 @@ def test_every_failure_has_a_step(outcome: Outcome) -> None:
     ):
         verdict, proven = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
         canary = KnownText(7) if good else None
-        history = History(texts=texts, tries=tries, canary=canary, proven=proven, good=proven)
+        history = History(
+            texts=texts,
+            charged_failures=tries,
+            canary=canary,
+            any_text_succeeded=proven,
+            output_has_vectors=proven,
+        )
         decide(verdict, history, RECOVERY)
         step = decide(suspect(outcome, phase=phase), History(texts=1, canary=canary), RECOVERY)
         if isinstance(step, Retry) and not (step.charge or step.counts) and step.lesson is None:

@@ -135,26 +135,26 @@ class History:
     """What came before the verdict."""
 
     texts: int = 2  # of the attempt that are not done
-    tries: int = 0  # charged failures of this work with this outcome
+    charged_failures: int = 0  # charged failures of this work with this outcome
     canary: Canary | None = None  # the text that it began with
-    chosen: bool = (
+    shortest_first: bool = (
         False  # one of its own though a good text was known: do its shortest texts lack memory?
     )
-    proven: bool = False  # any text got its vector in it
-    good: bool = False  # any text of the output ever did
-    worked: bool = False  # this run has stored vectors of the output; of a failed start: a worker has encoded there
-    part: bool = False  # the chunk is searched for texts that fail
-    under_way: int = 0  # texts of the batches that had begun; 0 = not known
-    one_by_one: bool = False  # each batch had one text
-    company: Company = Company.UNTOLD
+    any_text_succeeded: bool = False  # any text got its vector in it
+    output_has_vectors: bool = False  # any text of the output ever did
+    succeeded_before: bool = False  # this run has stored vectors of the output; of a failed start: a worker has encoded there
+    bisecting: bool = False  # the chunk is searched for texts that fail
+    in_flight: int = 0  # texts of the batches that had begun; 0 = not known
+    singly: bool = False  # each batch had one text
+    others: Company = Company.UNTOLD
     waited_s: float = 0.0  # how long this cause is waited for while nothing has succeeded anywhere
-    failing_s: float = 0.0  # how long ago the first of `starts` failed
+    failing_s: float = 0.0  # how long ago the first of `failed_starts` failed
     # In a row:
-    starts: int = 0  # workers that failed before their first batch at the place
-    canaries: int = 0  # attempts whose canary failed at the place
+    failed_starts: int = 0  # workers that failed before their first batch at the place
+    failed_canaries: int = 0  # attempts whose canary failed at the place
     given_up: int = 0  # chunks given up
-    fruitless: int = 0  # attempts that repeated what failed
-    too_large: int = (
+    without_progress: int = 0  # attempts that repeated what failed
+    oom_singletons: int = (
         0  # shortest texts of the chunk without the GPU's memory, and no other text of it that has
     )
 
@@ -194,8 +194,11 @@ def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
     step = _answer(verdict, history, recovery)
     if isinstance(step, GiveUp) and history.given_up + 1 >= MOST_GIVEN_UP:
         return Stop(ExitCode.MACHINE if verdict.outcome is Outcome.GPU_OOM else ExitCode.TRY_AGAIN)
-    if fruitless(step, verdict, history.texts) and history.fruitless + 1 >= MOST_WITHOUT_PROGRESS:
-        nothing = verdict.row_can_cause and not history.good
+    if (
+        fruitless(step, verdict, history.texts)
+        and history.without_progress + 1 >= MOST_WITHOUT_PROGRESS
+    ):
+        nothing = verdict.row_can_cause and not history.output_has_vectors
         return (
             Stop(code_of_nothing(verdict), why=StopReason.NOTHING_ENCODED)
             if nothing
@@ -230,13 +233,13 @@ def code_of_nothing(verdict: Verdict) -> ExitCode:
 
 
 def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
-    tries = history.tries + 1
+    tries = history.charged_failures + 1
     match verdict.outcome:
         case Outcome.GPU_BUSY | Outcome.HUB | Outcome.DISK_FULL:
             return _wait(verdict, history, recovery)
         case Outcome.HARDWARE_FAULT:
             return _stop(verdict, ExitCode(verdict.exit_code or ExitCode.MACHINE))
-        case Outcome.SETUP if not history.worked or tries >= recovery.attempts:
+        case Outcome.SETUP if not history.succeeded_before or tries >= recovery.attempts:
             return _stop(verdict, ExitCode(verdict.exit_code or ExitCode.CONFIG))
         case (
             Outcome.LOST
@@ -258,25 +261,29 @@ def _answer(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
 
 def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer a fault that a text can cause: it is the place's doing, or the texts'."""
-    tries = history.tries + 1
+    tries = history.charged_failures + 1
     refused = verdict.outcome is Outcome.BAD_INPUT
-    proven = history.proven or refused
+    proven = history.any_text_succeeded or refused
     # A hang may always have been the machine's, even if the config wants one try.
     looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, recovery.attempts)
     certain = refused or (bool(verdict.bad_rows) and proven)
     if not proven and history.canary is not None:
-        if verdict.outcome is Outcome.GPU_OOM and history.chosen and history.good:
+        if (
+            verdict.outcome is Outcome.GPU_OOM
+            and history.shortest_first
+            and history.output_has_vectors
+        ):
             # Not even its shortest texts have memory, while others had: it is not their length, so none is blamed.
-            if history.too_large + 1 >= MOST_OOM_SINGLETONS:
+            if history.oom_singletons + 1 >= MOST_OOM_SINGLETONS:
                 return GiveUp()
             return Retry(
-                backoff_s(history.too_large + 1), charge=False, counts=Repeated.OOM_SINGLETON
+                backoff_s(history.oom_singletons + 1), charge=False, counts=Repeated.OOM_SINGLETON
             )
         if not (
-            history.chosen and history.good
+            history.shortest_first and history.output_has_vectors
         ):  # else the text may be bad itself: that says nothing of the place
             return _canary_failed(verdict, history)
-    if verdict.rule == ENCODER_BROKEN and not (proven or history.good):
+    if verdict.rule == ENCODER_BROKEN and not (proven or history.output_has_vectors):
         return _canary_failed(
             verdict, history
         )  # rather every text's fault than one's: three of them tell
@@ -284,11 +291,11 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
         return _blame_one(verdict, history, recovery, proven=proven, seen=certain or tries >= looks)
     if verdict.bad_rows:
         # They kill no worker: one more process looks at all of them, each alone in its batch, after a canary.
-        return Quarantine() if history.one_by_one and proven else Split(How.BAD)
-    if certain or history.part or tries >= looks:
+        return Quarantine() if history.singly and proven else Split(How.BAD)
+    if certain or history.bisecting or tries >= looks:
         # More than once, one by one helps only if there are fewer each time.
-        known = 0 < history.under_way < history.texts or (
-            history.under_way > 0 and not history.one_by_one
+        known = 0 < history.in_flight < history.texts or (
+            history.in_flight > 0 and not history.singly
         )
         return Split(How.SUSPECTS if known else How.HALVES)
     return Retry(backoff_s(tries))
@@ -298,10 +305,10 @@ def _canary_failed(verdict: Verdict, history: History) -> Step:
     """Answer an attempt that failed at its canary: a few in a row, and it is the place's doing."""
     # One of its own that was begun with before any was known to be good may be bad as well: three of them tell.
     own = isinstance(history.canary, OwnText)
-    most = MOST_CANARIES if history.good and not own else MOST_OWN_CANARIES
-    if history.canaries + 1 < most:
-        return Retry(backoff_s(history.canaries + 1), charge=False, counts=Repeated.CANARY)
-    if not history.good:
+    most = MOST_CANARIES if history.output_has_vectors and not own else MOST_OWN_CANARIES
+    if history.failed_canaries + 1 < most:
+        return Retry(backoff_s(history.failed_canaries + 1), charge=False, counts=Repeated.CANARY)
+    if not history.output_has_vectors:
         return Stop(code_of_nothing(verdict), local=True, why=StopReason.NOTHING_ENCODED)
     on_device = verdict.outcome in (Outcome.DEVICE_FAULT, Outcome.HARDWARE_FAULT)
     code = ExitCode.MACHINE if on_device else ExitCode.TRY_AGAIN
@@ -314,7 +321,7 @@ def _blame_one(
 ) -> Step:
     if verdict.outcome is Outcome.HOST_OOM:
         # The machine runs out of memory for many reasons that pass: it gets more tries, and time between them.
-        given_up = proven and history.tries + 1 >= recovery.attempts + LOOKS
+        given_up = proven and history.charged_failures + 1 >= recovery.attempts + LOOKS
         return Quarantine() if given_up else Retry(MEMORY_PAUSE * BACKOFF_S, charge=proven)
     # Without a proof nothing is known of the text; the next try begins with a canary, which is counted.
     return Quarantine() if proven and seen else Retry(charge=proven)
@@ -322,10 +329,10 @@ def _blame_one(
 
 def _start_again(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     """Answer a fault before the first batch: no text can be the cause."""
-    starts = history.starts + 1
+    starts = history.failed_starts + 1
     # What has worked in this run is not set up wrongly: something passing happened to it.
-    wrong = verdict.outcome is Outcome.SETUP and not history.worked
-    passing = history.worked and history.failing_s < recovery.wait_timeout
+    wrong = verdict.outcome is Outcome.SETUP and not history.succeeded_before
+    passing = history.succeeded_before and history.failing_s < recovery.wait_timeout
     if passing or (starts < recovery.attempts and not wrong):
         return Retry(backoff_s(starts), charge=False, counts=Repeated.START)
     # What fails while the model or the plug-in is loaded is theirs.
@@ -352,7 +359,7 @@ def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
         verdict.smaller_batch_helps and verdict.phase is not Phase.TOKENIZE
     ):  # while texts are tokenized no batch began
         smaller = _half(verdict, recovery.min_batch_size)
-    came = verdict.outcome is Outcome.GPU_OOM and history.company is Company.CAME
+    came = verdict.outcome is Outcome.GPU_OOM and history.others is Company.CAME
     if came and history.waited_s < recovery.wait_timeout:
         return Wait(pause_s(history.waited_s, recovery.wait_timeout))
     return Retry(charge=False, lesson=smaller) if smaller is not None else None
@@ -377,7 +384,7 @@ def _half(verdict: Verdict, min_rows: int) -> Lesson | None:
 
 def _wait(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
     larger = verdict.figures is not None and verdict.figures.larger_than_gpu
-    alone = history.company is Company.ALONE or (larger and history.company is not Company.OURS)
+    alone = history.others is Company.ALONE or (larger and history.others is not Company.OURS)
     if verdict.weights_did_not_fit and alone:
         return _stop(verdict, ExitCode.MACHINE, StopReason.TOO_LARGE)
     if history.waited_s >= recovery.wait_timeout:

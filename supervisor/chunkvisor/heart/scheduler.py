@@ -482,25 +482,26 @@ class Scheduler:
             fruitless = 0  # that one has given its device back: it is about to bring vectors
         return policy.History(
             texts=len(work.texts),
-            tries=work.tries.count(verdict.outcome),
+            charged_failures=work.tries.count(verdict.outcome),
             canary=worker.canary,
-            chosen=_shows_its_shortest(work),
-            proven=end.proven,
-            good=bool(end.done) or self._outputs[work.output].known_good() is not None,
-            worked=start in memory.sound
+            shortest_first=_shows_its_shortest(work),
+            any_text_succeeded=end.proven,
+            output_has_vectors=bool(end.done)
+            or self._outputs[work.output].known_good() is not None,
+            succeeded_before=start in memory.sound
             if verdict.before_first_batch
             else work.output in memory.worked,
-            part=work.part,
-            under_way=sum(text in end.under_way for text in work.texts),
-            one_by_one=work.one_by_one,
-            company=end.company,
+            bisecting=work.part,
+            in_flight=sum(text in end.under_way for text in work.texts),
+            singly=work.one_by_one,
+            others=end.company,
             waited_s=memory.waited_s(verdict.outcome, cause_of(verdict, device, node), now_s),
             failing_s=memory.lasts_s(Repeated.START, start, now_s),
-            starts=starts,
-            canaries=memory.count(Repeated.CANARY, device, worker.go_s),
+            failed_starts=starts,
+            failed_canaries=memory.count(Repeated.CANARY, device, worker.go_s),
             given_up=memory.count(Repeated.GIVEN_UP),
-            fruitless=max(0, fruitless),
-            too_large=memory.count(Repeated.OOM_SINGLETON, chunk),
+            without_progress=max(0, fruitless),
+            oom_singletons=memory.count(Repeated.OOM_SINGLETON, chunk),
         )
 
     def _retry(
