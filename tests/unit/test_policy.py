@@ -10,11 +10,11 @@ import pytest
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart.policy import (
+    BatchLimit,
     GiveUp,
     History,
     How,
     KnownText,
-    Lesson,
     OwnText,
     Quarantine,
     Repeated,
@@ -191,12 +191,12 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "a batch is halved": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
         History(),
-        Retry(charge=False, lesson=Lesson(32, 160)),
+        Retry(charge=False, limit=BatchLimit(32, 160)),
     ),
     "halved in rows where tokens are not known": (
         of(Outcome.GPU_OOM, limits=Limits(32), batch_rows=20),
         History(),
-        Retry(charge=False, lesson=Lesson(10, None)),
+        Retry(charge=False, limit=BatchLimit(10, None)),
     ),
     "while texts are tokenized": (
         of(Outcome.HOST_OOM, phase=Phase.TOKENIZE, **IN_BATCH),
@@ -207,7 +207,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "others stay": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
         History(others=Company.CAME, waited_s=600),
-        Retry(charge=False, lesson=Lesson(32, 160)),
+        Retry(charge=False, limit=BatchLimit(32, 160)),
     ),
     "the model is larger than the GPU": (
         of(Outcome.GPU_BUSY, rule="gpu-full-before-work"),
@@ -288,18 +288,18 @@ def test_every_failure_has_a_step(outcome: Outcome) -> None:
     for phase, row, good, texts, tries in itertools.product(
         (None, *Phase), (0, 1), (0, 1), (1, 8), (0, 9)
     ):
-        verdict, proven = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
+        verdict, any_text_succeeded = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
         canary = KnownText(7) if good else None
         history = History(
             texts=texts,
             charged_failures=tries,
             canary=canary,
-            any_text_succeeded=proven,
-            output_has_vectors=proven,
+            any_text_succeeded=any_text_succeeded,
+            output_has_vectors=any_text_succeeded,
         )
         decide(verdict, history, RECOVERY)
         step = decide(suspect(outcome, phase=phase), History(texts=1, canary=canary), RECOVERY)
-        if isinstance(step, Retry) and not (step.charge or step.counts) and step.lesson is None:
+        if isinstance(step, Retry) and not (step.charge or step.counts) and step.limit is None:
             assert canary is None
 
 

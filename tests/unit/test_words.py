@@ -16,9 +16,9 @@ from chunkvisor.events.event import (
     WorkPlanned,
 )
 from chunkvisor.heart.policy import (
+    BatchLimit,
     GiveUp,
     How,
-    Lesson,
     Quarantine,
     Repeated,
     Retry,
@@ -38,9 +38,9 @@ from chunkvisor_worker.contract.files import AttemptFiles
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (Retry(lesson=Lesson(8, None)), "retrying with batches of at most 8 rows"),
-        (Retry(lesson=Lesson(1, None)), "retrying with batches of at most 1 row"),
-        (Retry(lesson=Lesson(32, 512)), "retrying with batches of at most 512 tokens"),
+        (Retry(limit=BatchLimit(8, None)), "retrying with batches of at most 8 rows"),
+        (Retry(limit=BatchLimit(1, None)), "retrying with batches of at most 1 row"),
+        (Retry(limit=BatchLimit(32, 512)), "retrying with batches of at most 512 tokens"),
         (Retry(0.5), "retrying"),
         (Retry(4), "retrying in 4 s"),
         (Retry(2, counts=Repeated.START), "starting another worker in 2 s"),

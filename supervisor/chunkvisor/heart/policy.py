@@ -67,7 +67,7 @@ class Repeated(Enum):
     NO_PROGRESS = "no progress"  # attempts that repeat what failed
 
 
-class Lesson(NamedTuple):
+class BatchLimit(NamedTuple):
     """What fits in a batch, at most."""
 
     rows: int
@@ -81,7 +81,7 @@ class Retry:
     delay_s: float = 0.0
     charge: bool = True  # it counts against the work
     counts: Repeated | None = None  # what is counted, against the place or the chunk
-    lesson: Lesson | None = (
+    limit: BatchLimit | None = (
         None  # what batches on devices of this kind are to hold from now on, at most
     )
 
@@ -132,31 +132,50 @@ Step = Retry | Wait | Split | Quarantine | GiveUp | Stop
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What came before the verdict."""
+    """What came before the verdict.
 
-    texts: int = 2  # of the attempt that are not done
-    charged_failures: int = 0  # charged failures of this work with this outcome
-    canary: Canary | None = None  # the text that it began with
-    shortest_first: bool = (
-        False  # one of its own though a good text was known: do its shortest texts lack memory?
-    )
-    any_text_succeeded: bool = False  # any text got its vector in it
-    output_has_vectors: bool = False  # any text of the output ever did
-    succeeded_before: bool = False  # this run has stored vectors of the output; of a failed start: a worker has encoded there
-    bisecting: bool = False  # the chunk is searched for texts that fail
-    in_flight: int = 0  # texts of the batches that had begun; 0 = not known
-    singly: bool = False  # each batch had one text
+    An attempt at a chunk of 1,000 texts was killed in its second batch of 32, as another at them was before, and a
+    canary had its vector in it: `History(texts=968, charged_failures=1, canary=KnownText(7), any_text_succeeded=True,
+    output_has_vectors=True, in_flight=32)`.
+    """
+
+    texts: int = 2
+    """Texts of the attempt that are not done."""
+    charged_failures: int = 0
+    """How often the task failed with this outcome, as far as that counts against it."""
+    canary: Canary | None = None
+    """The text that the attempt began with."""
+    shortest_first: bool = False
+    """The canary is one of its own texts though a good one was known: do its shortest texts lack memory?"""
+    any_text_succeeded: bool = False
+    """Any text, a canary too, got its vector in the attempt."""
+    output_has_vectors: bool = False
+    """Any text of the output ever did."""
+    succeeded_before: bool = False
+    """This run has stored vectors of the output; of a failed start: a worker has encoded on the device or machine."""
+    bisecting: bool = False
+    """The chunk is searched for texts that fail."""
+    in_flight: int = 0
+    """Texts of the batches that had begun; 0 = not known."""
+    singly: bool = False
+    """Each batch had one text."""
     others: Company = Company.UNTOLD
-    waited_s: float = 0.0  # how long this cause is waited for while nothing has succeeded anywhere
-    failing_s: float = 0.0  # how long ago the first of `failed_starts` failed
+    """Who else held memory of the device."""
+    waited_s: float = 0.0
+    """How long this cause is waited for while nothing has succeeded anywhere."""
+    failing_s: float = 0.0
+    """How long ago the first of `failed_starts` failed."""
     # In a row:
-    failed_starts: int = 0  # workers that failed before their first batch at the place
-    failed_canaries: int = 0  # attempts whose canary failed at the place
-    given_up: int = 0  # chunks given up
-    without_progress: int = 0  # attempts that repeated what failed
-    oom_singletons: int = (
-        0  # shortest texts of the chunk without the GPU's memory, and no other text of it that has
-    )
+    failed_starts: int = 0
+    """Workers that failed before their first batch on the device or machine."""
+    failed_canaries: int = 0
+    """Attempts whose canary failed on the device."""
+    given_up: int = 0
+    """Chunks given up."""
+    without_progress: int = 0
+    """Attempts that repeated what failed."""
+    oom_singletons: int = 0
+    """Shortest texts of the chunk that lacked the GPU's memory alone, while no other text of it had enough."""
 
 
 def decide(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
@@ -263,11 +282,11 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
     """Answer a fault that a text can cause: it is the place's doing, or the texts'."""
     tries = history.charged_failures + 1
     refused = verdict.outcome is Outcome.BAD_INPUT
-    proven = history.any_text_succeeded or refused
+    any_text_succeeded = history.any_text_succeeded or refused
     # A hang may always have been the machine's, even if the config wants one try.
     looks = LOOKS if verdict.outcome is Outcome.HUNG else min(LOOKS, recovery.attempts)
-    certain = refused or (bool(verdict.bad_rows) and proven)
-    if not proven and history.canary is not None:
+    certain = refused or (bool(verdict.bad_rows) and any_text_succeeded)
+    if not any_text_succeeded and history.canary is not None:
         if (
             verdict.outcome is Outcome.GPU_OOM
             and history.shortest_first
@@ -283,15 +302,21 @@ def _blame(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step
             history.shortest_first and history.output_has_vectors
         ):  # else the text may be bad itself: that says nothing of the place
             return _canary_failed(verdict, history)
-    if verdict.rule == ENCODER_BROKEN and not (proven or history.output_has_vectors):
+    if verdict.rule == ENCODER_BROKEN and not (any_text_succeeded or history.output_has_vectors):
         return _canary_failed(
             verdict, history
         )  # rather every text's fault than one's: three of them tell
     if history.texts == 1:
-        return _blame_one(verdict, history, recovery, proven=proven, seen=certain or tries >= looks)
+        return _blame_one(
+            verdict,
+            history,
+            recovery,
+            any_text_succeeded=any_text_succeeded,
+            seen=certain or tries >= looks,
+        )
     if verdict.bad_rows:
         # They kill no worker: one more process looks at all of them, each alone in its batch, after a canary.
-        return Quarantine() if history.singly and proven else Split(How.BAD)
+        return Quarantine() if history.singly and any_text_succeeded else Split(How.BAD)
     if certain or history.bisecting or tries >= looks:
         # More than once, one by one helps only if there are fewer each time.
         known = 0 < history.in_flight < history.texts or (
@@ -317,14 +342,21 @@ def _canary_failed(verdict: Verdict, history: History) -> Step:
 
 
 def _blame_one(
-    verdict: Verdict, history: History, recovery: RecoveryConfig, *, proven: bool, seen: bool
+    verdict: Verdict,
+    history: History,
+    recovery: RecoveryConfig,
+    *,
+    any_text_succeeded: bool,
+    seen: bool,
 ) -> Step:
     if verdict.outcome is Outcome.HOST_OOM:
         # The machine runs out of memory for many reasons that pass: it gets more tries, and time between them.
-        given_up = proven and history.charged_failures + 1 >= recovery.attempts + LOOKS
-        return Quarantine() if given_up else Retry(MEMORY_PAUSE * BACKOFF_S, charge=proven)
+        given_up = any_text_succeeded and history.charged_failures + 1 >= recovery.attempts + LOOKS
+        return (
+            Quarantine() if given_up else Retry(MEMORY_PAUSE * BACKOFF_S, charge=any_text_succeeded)
+        )
     # Without a proof nothing is known of the text; the next try begins with a canary, which is counted.
-    return Quarantine() if proven and seen else Retry(charge=proven)
+    return Quarantine() if any_text_succeeded and seen else Retry(charge=any_text_succeeded)
 
 
 def _start_again(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Step:
@@ -362,10 +394,10 @@ def _shrink(verdict: Verdict, history: History, recovery: RecoveryConfig) -> Ste
     came = verdict.outcome is Outcome.GPU_OOM and history.others is Company.CAME
     if came and history.waited_s < recovery.wait_timeout:
         return Wait(pause_s(history.waited_s, recovery.wait_timeout))
-    return Retry(charge=False, lesson=smaller) if smaller is not None else None
+    return Retry(charge=False, limit=smaller) if smaller is not None else None
 
 
-def _half(verdict: Verdict, min_rows: int) -> Lesson | None:
+def _half(verdict: Verdict, min_rows: int) -> BatchLimit | None:
     """Halve the batch that did not fit, in tokens if these are known: then short texts keep their batches.
 
     None if it was as small as is allowed.
@@ -376,8 +408,8 @@ def _half(verdict: Verdict, min_rows: int) -> Lesson | None:
         return None
     if verdict.batch_tokens:
         longest = verdict.batch_tokens // rows
-        return Lesson(limits.rows, max(longest * min_rows, verdict.batch_tokens // 2))
-    return Lesson(
+        return BatchLimit(limits.rows, max(longest * min_rows, verdict.batch_tokens // 2))
+    return BatchLimit(
         max(min_rows, min(rows, limits.rows) // 2), limits.tokens and max(1, limits.tokens // 2)
     )
 
@@ -412,13 +444,13 @@ class _Streak:
     last_s: float
 
 
-class Memory:
+class FailureHistory:
     """Of one run; the lessons are those of earlier runs."""
 
     def __init__(self, recall: Callable[[str], tuple[int, int | None] | None]) -> None:
         """Begin with what earlier runs have learnt of each kind of device."""
         self._recall = recall
-        self._lessons: dict[str, Lesson | None] = {}
+        self._lessons: dict[str, BatchLimit | None] = {}
         self._streaks: dict[tuple[Repeated | Outcome, Where], _Streak] = {}
         self.success_s = -math.inf  # when something was stored last
         self.worked: set[int] = set()  # outputs of which this run has stored vectors
@@ -489,31 +521,31 @@ class Memory:
 
     # --- what did not fit
 
-    def learn(self, kind: str, lesson: Lesson) -> Lesson | None:
+    def lower(self, kind: str, limit: BatchLimit) -> BatchLimit | None:
         """Have batches on devices of this kind be no larger; None if they were not anyway."""
         old = self._of(kind)
         new = (
-            lesson
+            limit
             if old is None
-            else Lesson(min(old.rows, lesson.rows), least(old.tokens, lesson.tokens))
+            else BatchLimit(min(old.rows, limit.rows), least(old.tokens, limit.tokens))
         )
         self._lessons[kind] = new
         return new if new != old else None
 
     def limits(self, limits: Limits, kind: str) -> Limits:
         """Narrow those of the config to what has been seen to fit."""
-        lesson = self._of(kind)
-        if lesson is None:
+        limit = self._of(kind)
+        if limit is None:
             return limits
         return replace(
-            limits, rows=min(limits.rows, lesson.rows), tokens=least(limits.tokens, lesson.tokens)
+            limits, rows=min(limits.rows, limit.rows), tokens=least(limits.tokens, limit.tokens)
         )
 
-    def _of(self, kind: str) -> Lesson | None:
+    def _of(self, kind: str) -> BatchLimit | None:
         if kind not in self._lessons:
             old = self._recall(kind)
             # One step wider than an earlier run had to go: its cause may have passed. That costs one failure at most.
-            self._lessons[kind] = old and Lesson(2 * old[0], old[1] and 2 * old[1])
+            self._lessons[kind] = old and BatchLimit(2 * old[0], old[1] and 2 * old[1])
         return self._lessons[kind]
 
 
