@@ -19,7 +19,8 @@ import numpy as np
 from chunkvisor.config.choices import FinalDtype, FinalFormat
 from chunkvisor.outputs.forms import Form, Numbers
 from chunkvisor.outputs.join import write_final
-from chunkvisor.outputs.publish import describe_file, keep_finished, publish
+from chunkvisor.outputs.publish import describe_file, publish, settle
+from chunkvisor.outputs.state import Found, Stage, standing_of
 from chunkvisor.store.layout import Layout, OutputLayout
 
 FORMS = {
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--make", choices=("float32", *FORMS))
     wanted = parser.parse_args()
     if wanted.make is not None:
-        make(Layout(wanted.folder).output("out"), wanted.rows, wanted.make)
+        make(Layout(wanted.folder).output("out").of(1), wanted.rows, wanted.make)
         return
     print(f"{wanted.rows:,} x {DIMENSION}, {wanted.rows * DIMENSION * 4 / 1e9:.2f} GB of float32")
     for form in wanted.forms:
@@ -89,8 +90,9 @@ def make(layout: OutputLayout, rows: int, form: str) -> None:
         }
         publish(layout, known | described)
         return
+    complete = Found(Stage.COMPLETE, layout, None, standing_of(layout))
     began_s = time.monotonic()
-    assert keep_finished(layout, "f", FORMS[form], lambda _: None, lambda: None) is not None
+    assert settle(complete, FORMS[form], {}, lambda _: None, lambda: None).standing is not None
     print(time.monotonic() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
 
 

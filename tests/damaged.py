@@ -53,7 +53,7 @@ def unjudged(folder: Path) -> ScriptedWorkplace:
     place = ScriptedWorkplace.make(folder, TEXTS, chunk__size=2)
     place.lay(LAST, "kill_supervisor")
     assert place.run().returncode == -9
-    (attempt,) = (place.hidden / "outputs/out" / "attempts" / "000003").iterdir()
+    (attempt,) = (place.hidden / "outputs/out/0001" / "attempts" / "000003").iterdir()
     by_hand = [sys.executable, "-P", "-m", "chunkvisor_worker", str(attempt)]
     assert subprocess.run(by_hand, check=False, timeout=60).returncode == 0
     return place

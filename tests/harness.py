@@ -276,14 +276,14 @@ def sweep(
     template: Path,
     scratch: Path,
     *targets: str,
-    options: str = "",
+    command: str = "run config.yaml",
     keys: str = "output chunk attempt",
     share: str = "1:",
     most: int = 1000,
 ) -> list[dict[str, Any]]:
-    """What tests/drivers/kill_at.py tells of runs with these options, killed at one call after the other."""
+    """What tests/drivers/kill_at.py tells of runs of the command, killed at one call after the other."""
     scratch.mkdir(exist_ok=True)
-    command = [
+    driver = [
         sys.executable,
         "-P",
         "-m",
@@ -294,10 +294,10 @@ def sweep(
         str(scratch),
         *targets,
     ]
-    env = os.environ | {"KILL_AT_OPTIONS": options, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
+    env = os.environ | {"KILL_AT_COMMAND": command, "KILL_AT_KEYS": keys, "KILL_AT_SHARE": share}
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "tests")]))
     env |= {"KILL_AT_MOST": str(most), "PYTHONPATH": path}
-    started = Forked(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
+    started = Forked(driver, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
     stdout, _ = started.communicate(timeout=280)
     assert started.returncode == 0
     return [json.loads(line) for line in stdout.splitlines()]

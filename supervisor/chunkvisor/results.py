@@ -12,8 +12,8 @@ import numpy.typing as npt
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.outputs.forms import FORMATS, Numbers, form_of
-from chunkvisor.outputs.publish import all_quarantined, file_of
+from chunkvisor.outputs.forms import FORMATS, Numbers, file_of, form_of
+from chunkvisor.outputs.publish import all_quarantined
 from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import read_sealed
 from chunkvisor.units import counted, listed

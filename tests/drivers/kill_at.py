@@ -1,4 +1,4 @@
-"""Runs `chunkvisor run` and kills it with SIGKILL at one call after another, without a hook in the product.
+"""Runs a command and kills it with SIGKILL at one call after another, without a hook in the product.
 
     python -P -m drivers.kill_at each|chain before|after TEMPLATE SCRATCH TARGET...
 
@@ -8,8 +8,8 @@ each run is killed at the first call of a target that no run before was killed a
 `folder`, `call` (empty for the last), and of the run that was not killed `returncode` and `stderr`.
 
 Calls are told apart by their arguments; of keyword arguments only the values of those named in KILL_AT_KEYS count.
-The runs have the options in KILL_AT_OPTIONS. With KILL_AT_SHARE=3:x only about a third of the calls are deadly, by a
-lot that x decides; with KILL_AT_MOST, so many at most.
+The command is that in KILL_AT_COMMAND, in the folder. With KILL_AT_SHARE=3:x only about a third of the calls are
+deadly, by a lot that x decides; with KILL_AT_MOST, so many at most.
 
 Runs are forked from this process, which has imported everything already: hundreds of them take seconds.
 """
@@ -105,12 +105,8 @@ def run(folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
         log = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 2)
         os.dup2(log, 1)
-        sys.argv = [
-            "chunkvisor",
-            "run",
-            str(folder / "config.yaml"),
-            *os.environ.get("KILL_AT_OPTIONS", "").split(),
-        ]
+        os.chdir(folder)
+        sys.argv = ["chunkvisor", *os.environ["KILL_AT_COMMAND"].split()]
         forking.fork_children_of_this_process()
         prepare()
         chunkvisor_main()

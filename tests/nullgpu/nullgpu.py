@@ -192,7 +192,7 @@ class GpuWorkplace(Workplace):
 
     def attempts(self) -> list[Path]:
         """Folders of the attempts that were kept, in their order."""
-        return sorted((self.hidden / "outputs/out/attempts").glob("*/*"))
+        return sorted((self.hidden / "outputs/out/0001/attempts").glob("*/*"))
 
 
 def texts(count: int, words: int = 8) -> list[str]:

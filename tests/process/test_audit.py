@@ -64,6 +64,6 @@ def test_what_cannot_be_audited_is_said(drifted: Workplace) -> None:
         78,
         True,
     )
-    shutil.rmtree(drifted.hidden / "outputs/out")
+    shutil.rmtree(drifted.hidden / "outputs/out/0001")
     ended = drifted.call("audit", str(drifted.config_path))
     assert (ended.returncode, "is finished" in ended.stderr) == (78, True)

@@ -46,13 +46,13 @@ def test_any_file_damaged(
         if ended.returncode:
             refused.append(name)
         shutil.rmtree(place.folder)
-    assert refused == [Path(".chunkvisor/outputs/out/identity.json")]
+    assert refused == [Path(".chunkvisor/outputs/out/0001/identity.json")]
 
 
 def test_damaged_in_place(tmp_path: Path) -> None:
     """A change that leaves size and modification time alone is seen in files that are not read at every run."""
     place = complete(tmp_path / "complete")
-    for name in ("out.npy", "out.json", ".chunkvisor/outputs/out/done.json"):
+    for name in ("out.npy", "out.json", ".chunkvisor/outputs/out/final.json"):
         flip_in_place(place.workdir / name)
         changed = (place.workdir / name).read_bytes()
         ended = place.run_here()
@@ -64,7 +64,7 @@ def test_damaged_in_place(tmp_path: Path) -> None:
             assert (place.workdir / "out.npy.aside").read_bytes() == changed
     place = unfinished(tmp_path / "unfinished")
     for name in ("texts", "offsets", "row_text", "first_row"):
-        flip_in_place(place.hidden / f"outputs/out/table/{name}.bin")
+        flip_in_place(place.hidden / f"outputs/out/0001/table/{name}.bin")
         ended = place.run_here()
         assert "the staged texts are damaged" in ended.stderr
         assert ended.returncode == 75
@@ -75,7 +75,7 @@ def test_damaged_in_place(tmp_path: Path) -> None:
 def test_damage_that_shows_when_nothing_is_left_to_do(tmp_path: Path) -> None:
     """The last chunk is adopted, no worker was wanted; then another one is found damaged, and computed again."""
     place = unjudged(tmp_path / "unjudged")
-    (chunk,) = place.hidden.glob("outputs/out/chunks/000/000002-*.npy")
+    (chunk,) = place.hidden.glob("outputs/out/0001/chunks/000/000002-*.npy")
     truncate(chunk)
     assert_harmless(place, place.run_here(), chunk)
     assert place.named("attempt_started")[-1]["chunk"] == 2
@@ -94,7 +94,7 @@ def of_others(folder: Path) -> ScriptedWorkplace:
 
 
 @pytest.mark.parametrize(
-    "what", ["table", "done.json", "facts.json", "identity.json", "lessons.json"]
+    "what", ["table", "final.json", "facts.json", "identity.json", "lessons.json"]
 )
 def test_state_of_another_output(tmp_path: Path, what: str) -> None:
     """State that is whole but belongs to another output of other texts is noticed, too."""
@@ -105,14 +105,15 @@ def test_state_of_another_output(tmp_path: Path, what: str) -> None:
         shutil.copytree(theirs, mine)
     else:
         shutil.copy(theirs, mine)
-    if what == "done.json":
+    if what == "final.json":
         shutil.copy(places[1].workdir / "out.npy", places[0].workdir)
     places[0].lift(LAST)
     assert_harmless(places[0], places[0].run_here(), what)
 
 
 def _state(place: ScriptedWorkplace, what: str) -> Path:
-    return place.hidden / (what if what == "lessons.json" else f"outputs/out/{what}")
+    folders = {"lessons.json": "", "final.json": "outputs/out"}
+    return place.hidden / folders.get(what, "outputs/out/0001") / what
 
 
 def test_what_is_in_the_place(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_what_is_in_the_place(tmp_path: Path) -> None:
     assert_harmless(place, place.run_here(), "foreign")
     assert (place.workdir / "out.npy.aside").read_bytes() == b"mine"
 
-    path = place.hidden / "outputs/out/identity.json"
+    path = place.hidden / "outputs/out/0001/identity.json"
     path.unlink()
     (path / "inside").mkdir(parents=True)
     ended = place.run_here()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from drivers.zygote import umask
-from harness import ENCODERS, Ended, Workplace, expected
+from harness import ENCODERS, SOAK_SEED, Ended, Workplace, expected, sweep
+from scripted_workplace import ScriptedWorkplace
 
 TEXTS = ["one", "two", "three", "one", "four"]
 
@@ -133,8 +134,8 @@ def test_same_command_goes_on(desk: Desk) -> None:
     assert not desk.state.exists()
 
 
-def test_killed_between_the_two_renames(desk: Desk) -> None:
-    """With the manifest in place and the file not yet, the next call puts the file there without computing."""
+def test_what_is_kept(desk: Desk) -> None:
+    """With --keep the state says where the file is, and `verify` takes state, file and manifest."""
     assert desk.encode("--column", "text", "--keep").returncode == 0
     screen = desk.call("status", str(desk.state)).stdout
     assert screen.startswith("complete\n")
@@ -143,13 +144,33 @@ def test_killed_between_the_two_renames(desk: Desk) -> None:
         assert "all are intact" in desk.call("verify", str(given)).stdout
     refused = desk.call("report", str(desk.out))
     assert (refused.returncode, "cannot be read as UTF-8" in refused.stderr) == (78, True)
-    final = desk.state / "embeddings.npy"
-    desk.out.rename(final)
-    ended = desk.encode("--column", "text")
-    assert ended.returncode == 0, ended.stderr
-    assert "complete already" in ended.stderr
-    np.testing.assert_array_equal(desk.result(), expected(TEXTS))
-    assert not desk.state.exists()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_anywhere(tmp_path: Path, when: str) -> None:
+    """Killed at any change of a name, the same command goes on; no text is encoded twice, and nothing is left over."""
+    place = ScriptedWorkplace.make(tmp_path / "place", TEXTS)
+    targets = ("pathlib:Path.rename", "pathlib:Path.replace", "pathlib:Path.unlink")
+    model = "--model m --encoder scripted:make --device cpu --set workers.standby=0"
+    told = sweep(
+        "each",
+        when,
+        place.folder,
+        tmp_path / "scratch",
+        *targets,
+        "shutil:rmtree",
+        command=f"encode {place.source} --column text --chunk-size 2 {model} -o out/v.npy",
+        share="1:" if SOAK_SEED else "3:a",
+    )
+    assert len(told) > 3
+    for line in told:
+        assert line["returncode"] == 0, (line["call"], line["stderr"])
+        left = ScriptedWorkplace(Path(line["folder"]))
+        folder = left.folder / "out"
+        np.testing.assert_array_equal(np.load(folder / "v.npy"), expected(TEXTS))
+        assert sorted(path.name for path in folder.iterdir()) == ["v.json", "v.npy"], line
+        assert left.here("verify", str(folder / "v.npy")).returncode == 0, line["call"]
+        assert len(left.calls()) <= 3, line["call"]
 
 
 def test_quarantine_and_retry(desk: Desk) -> None:

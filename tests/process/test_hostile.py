@@ -23,7 +23,7 @@ from chunkvisor.config.load import load
 from chunkvisor.config.model import Config
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
-from chunkvisor.outputs.publish import read_done_manifest, read_finished
+from chunkvisor.outputs.state import read as read_output
 from chunkvisor.show.status import read_status
 from chunkvisor.sources.readers import read_rows
 from chunkvisor.sources.resolve import resolve
@@ -243,7 +243,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     (attempt / "result.json").write_text(json.dumps(result))
     names = {path.name for path in place.workdir.rglob("*.json")}
     assert names >= {
-        "done.json",
+        "final.json",
         "lessons.json",
         "table.json",
         "beat.json",
@@ -270,7 +270,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
 
     def finished(name: str) -> None:
         output = layout.output(name)
-        if (manifest := read_finished(output)) is not None:
+        if (manifest := read_output(output).manifest) is not None:
             assert hashlib.sha256(output.final.read_bytes()).hexdigest() == made_digest
             assert isinstance(manifest["quarantined"], list)
 
@@ -291,7 +291,7 @@ def readers(made: Made) -> Iterator[Callable[[], Any]]:
     yield lambda: LessonFile(layout.lessons, "x").get("")
     for name in ("out", "more"):
         output = layout.output(name)
-        for read in (read_fixed, read_facts, read_done_manifest):
+        for read in (read_fixed, read_facts, partial(read_output, look=False)):
             yield partial(read, output)
         for look in (table, finished, ledger):
             yield partial(look, name)

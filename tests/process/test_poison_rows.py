@@ -24,7 +24,7 @@ from scripted_workplace import ScriptedWorkplace
 
 def parts_folder(place: ScriptedWorkplace) -> Path:
     """Where the parts of chunks lie."""
-    return place.hidden / "outputs/out" / "parts"
+    return place.hidden / "outputs/out/0001" / "parts"
 
 
 def assert_quarantined(place: ScriptedWorkplace, texts: list[str], rows: list[int]) -> None:
@@ -334,7 +334,7 @@ def test_damaged(
 ) -> None:
     """What is damaged is computed again, and the result is the same."""
     place = halfway.copy(tmp_path / "place")
-    (path,) = (place.hidden / "outputs/out").glob(name)
+    (path,) = (place.hidden / "outputs/out/0001").glob(name)
     damage(path)
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
@@ -453,7 +453,7 @@ def test_facts_are_lost(tmp_path: Path, committed: bool) -> None:
         np.save(tmp_path / "last.npy", expected(["t3"]))
         ledger.parts(0).add(3, tmp_path / "last.npy", [3])
         assert not ledger.parts(0).missing()
-    (place.hidden / "outputs/out/facts.json").unlink()
+    (place.hidden / "outputs/out/0001/facts.json").unlink()
     ended = place.run_here()
     assert ended.returncode == 3, ended.stderr
     assert_quarantined(place, FEW[:4], [1])

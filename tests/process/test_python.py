@@ -336,9 +336,9 @@ def test_ctrl_c(tmp_path: Path) -> None:
     assert (
         len(
             list(
-                (tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "chunks").rglob(
-                    "*.npy"
-                )
+                (
+                    tmp_path / "w" / ".chunkvisor" / "outputs" / "embeddings" / "0001" / "chunks"
+                ).rglob("*.npy")
             )
         )
         == 1

@@ -155,7 +155,7 @@ def test_a_hostile_log_is_harmless(place: ScriptedWorkplace) -> None:
     """Markup, control characters, tokens, broken UTF-8 and endless lines of a log or a journal become plain words."""
     place.lay("text 5", "crash")
     assert place.run_here().returncode == 0
-    attempt = place.hidden / "outputs/out" / "attempts" / "000001" / "001"
+    attempt = place.hidden / "outputs/out/0001" / "attempts" / "000001" / "001"
     hostile = '</pre></style><script>alert(1)</script><img src=x onerror="alert(2)">{{ 7 * 7 }}{% endfor %}'
     (attempt / "worker.log").write_bytes(
         f"{hostile}\n".encode()

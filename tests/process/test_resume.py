@@ -76,4 +76,4 @@ def test_tuning_may_change(tmp_path: Path, change: dict[str, Any]) -> None:
     np.testing.assert_array_equal(place.vectors(), expected(TEXTS))
     assert [text for call in place.calls()[done_before:] for text in call] == ["t0", "t1"]
     assert ("keeps chunks of 2 texts" in ended.stderr) == ("chunk__size" in change)
-    assert (place.hidden / "outputs/out" / "chunks").exists() == ("chunk__keep" in change)
+    assert (place.hidden / "outputs/out/0001" / "chunks").exists() == ("chunk__keep" in change)

@@ -161,7 +161,7 @@ def test_commands_started_in_the_block_meet_it(workplace: Workplace) -> None:
         assert workplace.run().returncode == 0
     failed = [event for event in workplace.events() if event["event"] == "attempt_failed"]
     assert [(each["chunk"], each["outcome"]) for each in failed] == [(1, "device_fault")]
-    (log,) = workplace.hidden.glob("outputs/out/attempts/000001/001/worker.log")
+    (log,) = workplace.hidden.glob("outputs/out/0001/attempts/000001/001/worker.log")
     assert "the fault device-assert strikes here, as a test asked" in log.read_text()
 
 

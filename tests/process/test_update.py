@@ -132,7 +132,13 @@ def test_killed_anywhere(finished: ScriptedWorkplace, tmp_path: Path, when: str)
     chance = random.Random(SOAK_SEED or 0)
     share = "1:" if SOAK_SEED else f"4:{chance.random()}"
     told = sweep(
-        "each", when, place.folder, tmp_path / "scratch", *targets, options="--update", share=share
+        "each",
+        when,
+        place.folder,
+        tmp_path / "scratch",
+        *targets,
+        command="run config.yaml --update",
+        share=share,
     )
     assert len(told) > 3
     for line in told:

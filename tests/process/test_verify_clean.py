@@ -42,7 +42,7 @@ def manifest(place: ScriptedWorkplace) -> Path:
 
 def state(place: ScriptedWorkplace, name: str) -> Path:
     """A part of the output's state."""
-    return place.hidden / "outputs/out" / name
+    return place.hidden / "outputs/out/0001" / name
 
 
 def chunk(place: ScriptedWorkplace) -> Path:

@@ -20,7 +20,7 @@ from damaged import (
 )
 
 DAMAGES: list[Callable[[Path], None]] = [truncate, empty, flip, flip_in_place, Path.unlink]
-IDENTITY = Path(".chunkvisor/outputs/out/identity.json")
+IDENTITY = Path(".chunkvisor/outputs/out/0001/identity.json")
 
 
 def test_any_files_damaged(tmp_path: Path, chance: random.Random) -> None:

@@ -245,8 +245,8 @@ class Job:
 
     def _save_identities(self) -> None:
         """Remember them; only the first is sure to be whole, and it never changes."""
-        for path in self._place.hidden.glob("outputs/*/identity.json"):
-            copy = self._safe / path.parent.name
+        for path in self._place.hidden.glob("outputs/*/*/identity.json"):
+            copy = self._safe / path.parent.parent.name
             if not copy.exists() and path.is_file() and path.stat().st_size:
                 shutil.copy(path, copy)
 
@@ -254,7 +254,7 @@ class Job:
         """Bring lost identities back, which only a person can do, or have everything begun anew."""
         self._anew = self._chance.random() >= 0.7
         for copy in self._safe.iterdir():
-            path = self._place.hidden / "outputs" / copy.name / "identity.json"
+            path = self._place.hidden / "outputs" / copy.name / "0001" / "identity.json"
             if self._anew:
                 copy.unlink()
             elif path.parent.is_dir():

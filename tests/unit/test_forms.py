@@ -17,15 +17,17 @@ from chunkvisor.outputs.forms import (
     Form,
     Numbers,
     digest_in,
+    file_of,
     form_of,
 )
 from chunkvisor.outputs.join import write_form
-from chunkvisor.outputs.publish import file_of, keep_finished, read_finished
+from chunkvisor.outputs.publish import settle
+from chunkvisor.outputs.state import Found, Stage, standing_of
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.words import reasons_in_words, reasons_of
 from staged import first_come_first_numbered
-from unit.test_join import DIMENSION, assembled, publish_joined
+from unit.test_join import DIMENSION, assembled, finished, publish_joined
 
 ROWS = first_come_first_numbered([0, 1, 0, 2, 3, 4, 4, 5, 6, 1, 7])
 NEEDS_PYARROW = pytest.mark.skipif(
@@ -40,6 +42,11 @@ def vectors(rows: int, dimension: int) -> np.ndarray:
     made[:, 0], made[1] = 0.25, 0
     made[:, -1] *= 1e-4
     return made
+
+
+def complete(layout: OutputLayout) -> Found:
+    """As a run finds it."""
+    return Found(Stage.COMPLETE, layout, None, standing_of(layout))
 
 
 @pytest.mark.parametrize("dtype", list(FinalDtype))
@@ -102,12 +109,12 @@ def test_a_form_of_the_chunks_and_of_a_finished_final(
 
         publish_joined(ledger, table)
         assert not list(layout.workdir.glob("out.parquet*"))
-        made = keep_finished(layout, "f", form, notes.append, lambda: None)
+        settle(complete(layout), form, {}, notes.append, lambda: None)
+        made = finished(layout)
         assert made == joined
         assert form_of(made) == form
         assert layout.final.exists() == (final == layout.final)
         assert [finding for finding in _final(layout) if finding.problem] == []
-        assert read_finished(layout) == made
         assert len(notes) == (form != Form())
         assert not list(layout.hidden.glob("out.*"))
 
@@ -118,13 +125,13 @@ def test_what_is_rounded() -> None:
         layout = ledger.layout
         publish_joined(ledger, table, Form(dtype=FinalDtype.FLOAT16))
         layout.chunks.rename(layout.workdir / "away")
-        before = read_finished(layout)
+        before = finished(layout)
         with pytest.raises(
             Halt, match="complete in float16, and the config now asks for another form"
         ) as raised:
-            keep_finished(layout, "f", Form(), lambda _: None, lambda: None)
+            settle(complete(layout), Form(), {}, lambda _: None, lambda: None)
         assert raised.value.code == ExitCode.CONFIG
-        assert read_finished(layout) == before
+        assert finished(layout) == before
 
 
 # Rows without a vector, grouped by the reason, wherever a person reads of them

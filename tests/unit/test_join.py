@@ -22,15 +22,16 @@ from chunkvisor.outputs import forms as formats
 from chunkvisor.outputs import join
 from chunkvisor.outputs import publish as publishing
 from chunkvisor.outputs.finish import quarantined
-from chunkvisor.outputs.forms import Form, HashedFile, form_of
+from chunkvisor.outputs.forms import Form, HashedFile, file_of, form_of
 from chunkvisor.outputs.join import ChunkDamagedError, Final
-from chunkvisor.outputs.publish import describe_file, file_of, publish
+from chunkvisor.outputs.publish import describe_file, publish
+from chunkvisor.outputs.state import standing_of
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store import artifact
 from chunkvisor.store.artifact import inspect, npy_header
 from chunkvisor.store.chunkfiles import chunk_files
 from chunkvisor.store.identity import BadText, Plan
-from chunkvisor.store.layout import Layout
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
 from chunkvisor_worker.contract.exits import Outcome
@@ -45,7 +46,7 @@ def make_ledger(
     workdir: Path, vectors: np.ndarray, chunk_size: int, bad: Sequence[int] = ()
 ) -> Ledger:
     """All vectors committed, in chunks of the size; the records name the bad texts."""
-    layout = Layout(workdir).output("out")
+    layout = Layout(workdir).output("out").of(1)
     layout.state.mkdir(parents=True)
     ledger = Ledger(layout, Plan(len(vectors), chunk_size), "fingerprint")
     ledger.load()
@@ -105,6 +106,14 @@ def publish_joined(
     return final, made
 
 
+def finished(layout: OutputLayout) -> dict[str, Any]:
+    """The manifest of the final file that stands."""
+    standing = standing_of(layout)
+    assert standing is not None
+    assert standing.holds(layout)
+    return standing.manifest
+
+
 @pytest.mark.soak
 @given(
     rows=st.lists(st.integers(0, 12), min_size=1, max_size=40),
@@ -158,7 +167,7 @@ def test_other_rows_than_the_record_says(bad: list[int], nan: list[int]) -> None
 
 
 @pytest.mark.parametrize("forms", ["npy npy", "npy parquet", "parquet npy"])
-@pytest.mark.parametrize("killed", ["_put_in_place", "sync_folder", "_write_twins"])
+@pytest.mark.parametrize("killed", ["_put_in_place", "sync_folder", "_write_records"])
 def test_killed_while_publishing(forms: str, killed: str) -> None:
     """What was announced and is whole is completed by the next run; of what it replaces nothing is left."""
     with assembled(ROWS, 2, 2) as (ledger, table, right):
@@ -170,9 +179,8 @@ def test_killed_while_publishing(forms: str, killed: str) -> None:
             mock.patch.object(publishing, killed, side_effect=InterruptedError),
         ):
             publish_joined(ledger, table, after)
-        publishing.finish_publishing(layout)
-        found = publishing.read_finished(layout)
-        assert found is not None
+        publishing.go_on(layout)
+        found = finished(layout)
         assert form_of(found) == after
         stored = list(join.final_rows(layout, found))
         np.testing.assert_array_equal(np.concatenate(stored), right)

@@ -21,7 +21,8 @@ from chunkvisor.engine.trial import allowed_difference, difference_and_cosine, t
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.outputs.forms import form_of
 from chunkvisor.outputs.join import final_rows
-from chunkvisor.outputs.publish import read_finished, rows_without_vector
+from chunkvisor.outputs.publish import rows_without_vector
+from chunkvisor.outputs.state import read
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.identity import read_fixed
@@ -66,7 +67,7 @@ def audit(workdir: Path, rows: int, device: Device, loaded: LoadedConfig | None)
     layout = require_workdir(workdir)
     outputs = [layout.output(folder.name) for folder in sorted(layout.outputs.glob("*/"))]
     finished = [
-        (output, manifest) for output in outputs if (manifest := read_finished(output)) is not None
+        (found.layout, found.manifest) for found in map(read, outputs) if found.manifest is not None
     ]
     if not finished:
         what = f"no output in {workdir} is finished"
@@ -116,7 +117,6 @@ def _of_output(
             raise config_error(f"the model of the run is not here: {path}", remedy=remedy)
     given = {
         "path": path,
-        "hub": str(layout.hub),
         "dtype": "float32",
         "trust_remote_code": bool(values["model.trust_remote_code"]),
     }

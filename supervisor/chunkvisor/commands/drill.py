@@ -22,7 +22,7 @@ from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.events.event import AttemptFailed, ChunkCommitted, LateCrash, PartFailed
 from chunkvisor.events.journal import read_events
 from chunkvisor.outputs.forms import FORM_KEYS
-from chunkvisor.outputs.publish import read_finished
+from chunkvisor.outputs.state import read
 from chunkvisor.show.status import read_status
 from chunkvisor.store.attempt import read_tail
 from chunkvisor.store.layout import Layout
@@ -120,7 +120,7 @@ def drill(
 
     code, words = run("undisturbed", {})
     layout = layout_of("undisturbed")
-    if code != ExitCode.COMPLETE or (undisturbed := read_finished(layout.output(name))) is None:
+    if code != ExitCode.COMPLETE or (undisturbed := read(layout.output(name)).manifest) is None:
         what = "the undisturbed run did not complete, so there is nothing to drill"
         remedy = f"Correct what made it fail; `chunkvisor run CONFIG --max-rows {ROWS}` shows more."
         raise Halt(ExitCode(code or ExitCode.DISK), what, why=words, remedy=remedy)
@@ -165,7 +165,7 @@ def drill(
         if killed or fault.exit_code not in _ENDED:
             ran.append(run(fault.name, {}))
         struck = layout.output(name)
-        manifest = read_finished(struck)
+        manifest = read(struck).manifest
         log = read_tail(struck.attempt(STRUCK, 1).log)
         found = np.load(struck.final, allow_pickle=False) if manifest is not None else None
         bad = [each["row"] for each in manifest["quarantined"]] if manifest is not None else []

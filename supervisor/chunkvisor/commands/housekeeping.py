@@ -12,14 +12,8 @@ from typing import Any, NamedTuple
 from chunkvisor.config.choices import FinalDtype
 from chunkvisor.errors import ExitCode, Halt, no_workdir
 from chunkvisor.outputs.forms import FORMATS, Numbers, digest_in, form_of
-from chunkvisor.outputs.publish import (
-    damaged_sides,
-    follow_final,
-    is_manifest,
-    read_finished,
-    read_moved,
-    rows_without_vector,
-)
+from chunkvisor.outputs.publish import damaged_sides, go_on, reopen, rows_without_vector
+from chunkvisor.outputs.state import is_manifest, read
 from chunkvisor.sources.table import StagedTable, TableFiles
 from chunkvisor.store.artifact import BadVectorsError, bad_rows, chunk_key, inspect
 from chunkvisor.store.chunkfiles import chunk_files
@@ -27,7 +21,7 @@ from chunkvisor.store.layout import Layout, OutputLayout, hold, is_workdir, requ
 from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.store.reuse import ledger_of, read_reuse
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import remove_folder, write_atomic
+from chunkvisor_worker.contract.files import remove_folder
 
 _DAMAGED = "failed its integrity check"
 
@@ -45,7 +39,7 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
     Raises Halt (78) if the folder is not a workdir and has no final file with its manifest.
     """
     if workdir.is_file():
-        yield from final_checks(OutputLayout(workdir.parent, workdir.stem))
+        yield from final_checks(OutputLayout(workdir.parent, workdir.stem, place=workdir))
         return
     layout = Layout(workdir)
     combined = sorted(folder.name for folder in layout.all_combined.glob("*/"))
@@ -55,7 +49,7 @@ def verify(workdir: Path) -> Iterator[FileCheck]:
     elif not names:
         raise no_workdir(workdir)
     for output in map(layout.output, sorted(names)):
-        yield from final_checks(read_moved(output, retried=True) or output)
+        yield from final_checks(read(output, look=False).layout)
         yield from _chunk_checks(output)
     for name in combined:
         yield from final_checks(layout.combined(name))
@@ -81,7 +75,7 @@ def final_checks(layout: OutputLayout) -> Iterator[FileCheck]:
         yield FileCheck(layout.manifest, _DAMAGED)
         return
     if manifest is None:
-        # After `retry` the manifest is gone on purpose, and the file is to be replaced.
+        # Without a record, a kill has come between the file and its manifest.
         if layout.done.exists() or not layout.state.is_dir():
             yield FileCheck(layout.manifest, "is missing")
         return
@@ -167,7 +161,7 @@ def clean(workdir: Path) -> tuple[int, int]:
     sizes = list[int]()
     with _held(workdir) as outputs:
         for output in outputs:
-            manifest = read_finished(output)
+            manifest = read(output).manifest
             if manifest is None or manifest["quarantined"]:
                 continue
             # The index stays, and its record: by it, other outputs find the texts that have a vector here.
@@ -195,31 +189,29 @@ def _held(workdir: Path) -> Iterator[list[OutputLayout]]:
 
 
 def _bad_texts(layout: OutputLayout, manifest: dict[str, Any]) -> set[int]:
-    """Return the numbers of the texts without a vector; none if the staged texts are gone."""
+    """Return the texts without a vector, as they are numbered in chunks; none if the staged texts are gone."""
     with contextlib.suppress(DamagedError):
         rows = rows_without_vector(layout, manifest)
-        return set(StagedTable.open(layout.table).texts_of_rows(rows).tolist())
+        texts = StagedTable.open(layout.table).texts_of_rows(rows)
+        reuse = read_reuse(layout)
+        return set((texts if reuse is None else ~reuse.where_of(texts)).tolist())
     return set()
 
 
 def _reopen(layout: OutputLayout) -> int:
     """Make the bad texts of one output pending; return how many. Raises DamagedError."""
-    ledger = ledger_of(layout)
-    manifest = read_finished(layout)
-    if manifest is not None and manifest["quarantined"] and read_reuse(layout) is not None:
-        # Its chunks have a part of it only: the next run takes all good rows over from its final file.
-        write_atomic(layout.again, b"")
-        return len(_bad_texts(layout, manifest)) or int(manifest["quarantined_rows"])
+    found = go_on(layout)
+    ledger = ledger_of(found.layout)
     if ledger is None:
         return 0
-    known = _bad_texts(layout, manifest) if manifest is not None else set()
+    known = _bad_texts(found.layout, found.manifest) if found.manifest is not None else set()
     ledger.load()
     pending = {text.text for chunk in ledger.taken_apart() for text in ledger.parts(chunk).bad}
     # A record that is lost takes no text out of the manifest.
     bad = pending | known | ledger.bad.keys()
     if bad:
         # On the disk first: an output that counts as done after a power cut, with no record of bad texts, has no retry.
-        follow_final(layout)
+        reopen(found)
     # Chunks that are done but for some texts are taken apart, with their file as the part that is done.
     chunks = {text // ledger.plan.chunk_size for text in bad}
     for chunk, path in chunk_files(layout):

@@ -7,14 +7,14 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.load import LoadedConfig, from_values
-from chunkvisor.engine.modelfolder import outside_of
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.outputs.forms import FORM_KEYS
-from chunkvisor.outputs.publish import damaged_sides, is_manifest
+from chunkvisor.outputs.state import is_manifest
 from chunkvisor.show.lines import Observer, how_to_read
 from chunkvisor.sources.resolve import resolve, signature
 from chunkvisor.store.disk import check_target
@@ -25,11 +25,11 @@ from chunkvisor.store.identity import (
     differences,
     identity_of,
 )
-from chunkvisor.store.layout import Layout, OutputLayout, hold
-from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed, write_sealed
+from chunkvisor.store.layout import Layout, hold
+from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed
 from chunkvisor.supervise.session import Request, run
 from chunkvisor.units import counted
-from chunkvisor_worker.contract.files import copy_atomic, make_folders, remove_folder, sync_folder
+from chunkvisor_worker.contract.files import make_folders, remove_at_once, remove_folder
 from chunkvisor_worker.contract.wire import from_json
 
 # Name of the one output in the state folder.
@@ -68,11 +68,7 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
         config.model.revision or "",
     )
     if config.model.is_folder:
-        outside = outside_of(Path(config.model.name), config.model)
-        folders = [config.model.name, *(each.name for each in outside)]
-        files = sorted(
-            path for folder in folders for path in Path(folder).rglob("*") if path.is_file()
-        )
+        files = sorted(path for path in Path(config.model.name).rglob("*") if path.is_file())
         revision = digest_of(
             [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         )
@@ -81,7 +77,7 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     )
     if (
         out.exists()
-        and (bad := _bad_rows_of(out, config.workdir, made_from, replace=request.from_scratch))
+        and (bad := _bad_rows_of(out, config.workdir, made_from, anew=request.from_scratch))
         is not None
     ):
         observer.say(
@@ -99,20 +95,18 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
         raise config_error(
             what, remedy="Choose a folder on that disk by --workdir, or leave the option out."
         )
+    more = {_MADE_FROM: made_from.values}
     try:
-        run(request, observer)
+        run(replace(request, place=out, more=more), observer)
     except Halt as halt:
         if halt.code is not ExitCode.QUARANTINED:
             raise
-        publish(
-            out, config.workdir, made_from
-        )  # the state stays: `retry` has only the bad texts computed again
+        # The state stays: `retry` has only the bad texts computed again.
         halt.remedy = (
             f"{out.with_suffix('.quarantined.jsonl')} lists such rows. To try them again: chunkvisor retry "
             f"{config.workdir}, then the same command. If you correct the source: the same command with --from-scratch"
         )
         raise
-    publish(out, config.workdir, made_from)
     if not keep:
         remove_state(config.workdir)
     for line in (
@@ -124,11 +118,14 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
     return ExitCode.COMPLETE
 
 
-def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, replace: bool) -> int | None:
+def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, anew: bool) -> int | None:
     """Return how many rows of the file have no vector, if it is what this call would make; None if it is to be made.
 
     Raises Halt (78) if it is another one, which may be replaced only if `encode` has made it.
     """
+    state = Layout(workdir).output(OUTPUT)
+    if state.publishing.exists():  # a kill came before its manifest
+        return None
     manifest = None
     with contextlib.suppress(DamagedError, OSError):
         manifest = read_sealed(out.with_suffix(".json"))
@@ -136,9 +133,8 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, replace: bool
     if manifest is None or before is None:
         what = f"{out} already exists, and `chunkvisor encode` did not make it"
         raise config_error(what, remedy="Choose another name by -o, or move it away.")
-    state = Layout(workdir).output(OUTPUT)
-    # A kill came between the two renames; or `retry` may have been called since.
-    if replace or state.final.exists() or (manifest["quarantined"] and state.state.exists()):
+    # `retry` may have been called since.
+    if anew or (manifest["quarantined"] and state.generation):
         return None
     remedy = "Choose another name by -o, or replace it by adding --from-scratch."
     if changes := differences(before, made_from):
@@ -149,55 +145,23 @@ def _bad_rows_of(out: Path, workdir: Path, made_from: Identity, *, replace: bool
     return int(manifest["quarantined_rows"])
 
 
-def publish(out: Path, workdir: Path, made_from: Identity) -> None:
-    """Put manifest and file in their places, one rename each; the file last, for it says that all is done."""
-    layout = Layout(workdir)
-    output = layout.output(OUTPUT)
-    with hold(layout.lock, ""):
-        manifest = read_sealed(output.manifest)
-        if manifest is None or not output.final.exists():
-            what = f"{output.final} is gone: another run of the same command has finished at the same time"
-            raise Halt(
-                ExitCode.TRY_AGAIN, what, remedy="Run the same command again: it checks the file."
-            )
-        more: dict[str, Any] = {_MADE_FROM: made_from.values}
-        there = OutputLayout(out.parent, out.stem)
-        replaced = None
-        with contextlib.suppress(DamagedError):
-            replaced = read_sealed(there.manifest)
-        sides = damaged_sides(there, replaced or {})
-        stale = {path for path, problem in sides if problem is None}
-        for key, listed, copy in (
-            ("truncated", output.truncated, there.truncated),
-            ("quarantined_list", output.quarantined, there.quarantined),
-        ):
-            said = manifest.get(key) or {}
-            if "file" in said:
-                copy_atomic(listed, copy)
-                more[key] = {**said, "file": copy.name}
-                stale.discard(copy)
-        write_sealed(out.with_suffix(".json"), manifest | more)
-        write_sealed(output.moved, {"final": os.path.relpath(out, output.workdir)})
-        output.final.replace(out)
-        for path in stale:
-            path.unlink()
-        sync_folder(out.parent)
-        sync_folder(output.workdir)
-
-
 def remove_state(workdir: Path) -> None:
-    """Remove the state of a finished file, and the folder if it has nothing else."""
+    """Remove the state of a finished file, and the folder if it has nothing else.
+
+    Killed in between, it is whole or gone.
+    """
     layout = Layout(workdir)
-    output = layout.output(OUTPUT)
-    if not layout.hidden.is_dir():
-        return
-    with hold(layout.lock, ""):
-        for path in (output.manifest, output.final, output.truncated, output.quarantined):
-            path.unlink(missing_ok=True)
-        if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
-            remove_folder(output.state)
-            return  # other jobs use this workdir
-        layout.report.unlink(missing_ok=True)
-        remove_folder(layout.hidden)
+    if layout.hidden.is_dir():
+        with hold(layout.lock, ""):
+            if any(folder.name != OUTPUT for folder in layout.outputs.glob("*/")):
+                output = layout.output(OUTPUT)
+                output.done.unlink(missing_ok=True)
+                remove_at_once(output.state)
+                remove_folder(output.home)
+                return  # other jobs use this workdir
+            layout.report.unlink(missing_ok=True)
+            remove_at_once(layout.hidden)
+    else:
+        remove_at_once(layout.hidden)  # what a kill has left of it
     with contextlib.suppress(OSError):
         layout.workdir.rmdir()

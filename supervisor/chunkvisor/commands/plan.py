@@ -15,7 +15,7 @@ import psutil
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, encode_spec, resolve_limits
+from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder
@@ -24,7 +24,8 @@ from chunkvisor.engine.trial import read_expected
 from chunkvisor.errors import Halt
 from chunkvisor.outputs.combine import refuse_unequal
 from chunkvisor.outputs.forms import Numbers, asked_form
-from chunkvisor.outputs.publish import read_done_manifest
+from chunkvisor.outputs.stage import staged_before
+from chunkvisor.outputs.state import read
 from chunkvisor.show.snapshot import figure
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.table import StagedTable, TableFiles
@@ -36,7 +37,7 @@ from chunkvisor.store.layout import Layout
 from chunkvisor.store.records import DamagedError
 from chunkvisor.store.reuse import ledger_of
 from chunkvisor.supervise.session import require_extras
-from chunkvisor.supervise.work import pace_before, propose, staged_before
+from chunkvisor.supervise.work import pace_before, propose
 from chunkvisor.units import counted, human_bytes, human_time
 from chunkvisor_worker.contract.exits import PARENT_PID
 from chunkvisor_worker.contract.files import AttemptFiles
@@ -174,7 +175,7 @@ def _read_output(
             work = ledger.plan if (ledger := ledger_of(layout)) is not None else work
         done = (
             committed_chunks(layout, work)
-            if read_done_manifest(layout) is None
+            if read(layout, look=False).manifest is None
             else bytearray(b"\1") * work.count
         )
         facts = read_facts(layout)
@@ -247,7 +248,7 @@ def _count_tokens(
         tasks.append(
             LengthsTask(str(paths.texts), str(paths.offsets), *numbers, encode_spec(encode), limits)
         )
-    spec = source.spec(config.model)
+    spec = model_spec(config.model, source.path, source.revision)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
     # No GPU may be touched; and a message of a library must not look like one of chunkvisor's.
@@ -266,8 +267,8 @@ def _count_tokens(
     else:
         path = answer.path  # it may have found the tokenizer's files on the hub
         doubts = modelfolder.check_model_files(config, path)
-        for name, told, table, report in zip(
-            outputs, outputs.values(), tables.values(), answer.reports, strict=True
+        for told, table, report in zip(
+            outputs.values(), tables.values(), answer.reports, strict=True
         ):
             lengths = np.load(report.lengths, allow_pickle=False)
             told["lengths"], told["max_length"] = (
@@ -277,10 +278,6 @@ def _count_tokens(
             told["length_unit"] = "estimated_tokens" if report.estimated else "tokens"
             told["batches"] = round(report.batches * table.distinct / len(lengths))
             told["padding_share"] = 1 - report.tokens / max(1, report.padded_tokens)
-            if report.blank_ends and modelfolder.pools_last_token(Path(path), config.model):
-                blank = counted(report.blank_ends, "text")
-                what = "a vector is that of the last token, and sentence-transformers strips none since 5.4"
-                notes.append(f"{name}: blanks at the end of {blank} change their vectors: {what}")
     notes += map("; ".join, doubts)
     return path
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chunkvisor.errors import ExitCode, StopReason
+from chunkvisor.errors import ExitCode
 from chunkvisor.heart import policy
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -16,29 +16,25 @@ from chunkvisor_worker.contract.messages import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Work:
     """Texts of one chunk, to be encoded by one worker; what failed so far travels with them."""
 
     output: int
     chunk: int
     texts: Sequence[int]  # in order; a range for a whole chunk, else a tuple
     due_s: float = 0.0  # when they may be started
-    charged_failures: tuple[
-        Outcome, ...
-    ] = ()  # how they failed so far, as far as that counts against them
-    avoid_device: int | None = None  # the device on which they failed last: others are asked first
-    needs_canary: bool = (
-        False  # they may be what made an attempt fail: the next one begins with a canary
-    )
-    bisecting: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
-    singly: bool = (
+    tries: tuple[Outcome, ...] = ()  # how they failed so far, as far as that counts against them
+    avoid: int | None = None  # the device on which they failed last: others are asked first
+    doubt: bool = False  # they may be what made an attempt fail: the next one begins with a canary
+    part: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
+    one_by_one: bool = (
         False  # each text is a batch by itself, so that the next end tells which one it is
     )
-    cold_start: bool = False  # it does not start from a template: something has failed before
+    fresh: bool = False  # it does not start from a template: something has failed before
 
-    def subset(self, texts: Collection[int], **changes: Any) -> "Task":
+    def of(self, texts: Collection[int], **changes: Any) -> "Work":
         """Take some of the texts, of which nothing is known yet."""
-        return replace(self, texts=tuple(texts), **{"charged_failures": (), **changes})
+        return replace(self, texts=tuple(texts), **{"tries": (), **changes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +43,17 @@ class AttemptEnded:
 
     worker: int
     verdict: Verdict | None  # None = its template would not begin it: that was no attempt
-    others: Company = Company.UNTOLD
+    company: Company = Company.UNTOLD
     began_s: float | None = (
         None  # when it was started; None = a failure before the first batch proves nothing
     )
     done: frozenset[int] = (
         frozenset()
     )  # texts whose vectors it has left, verified, though it failed
-    in_flight: frozenset[int] = (
+    under_way: frozenset[int] = (
         frozenset()
     )  # texts of the batches that had begun and were not finished
-    any_text_succeeded: bool = False  # any text, a canary too, got its vector in it
+    proven: bool = False  # any text, a canary too, got its vector in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +61,9 @@ class Ending:
     """Why the run ends, or continues without a device; `words` makes sentences of it."""
 
     code: ExitCode
-    why: StopReason
+    why: str  # as in policy.Stop; or "bad rows" or "all bad"
     worker: int = 0
-    task: Task | None = None
+    work: Work | None = None
     verdict: Verdict | None = None
     device: int | None = None  # whose end it is
 
@@ -77,13 +73,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """`canary` makes its first batch; None = the batches as they come."""
+    """`canary` is the text that makes its first batch, or OWN and less; None = as they come."""
 
     worker: int
     device: int
-    task: Task
+    work: Work
     limits: Limits
-    canary: policy.Canary | None
+    canary: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +112,14 @@ class KeepVectors:
     """Store the vectors of these texts, which the worker has left."""
 
     worker: int
-    task: Task
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineTexts:
     """Note that these texts get no vector."""
 
-    task: Task
+    work: Work
     verdict: Verdict
 
 
@@ -156,7 +152,7 @@ class LowerLimits:
     """Batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
 
     kind: str
-    limit: policy.BatchLimit
+    lesson: policy.Lesson
     lasting: bool
 
 
@@ -168,18 +164,18 @@ class TellFailure:
     """An attempt has failed, and this follows; no step: nothing has to, as all its texts are done."""
 
     worker: int
-    task: Task
+    work: Work
     verdict: Verdict
     step: policy.Step | None
-    in_flight: tuple[int, ...]
+    under_way: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TellSplit:
     """The texts are tried in these pieces."""
 
-    task: Task
-    pieces: tuple[Task, ...]
+    work: Work
+    pieces: tuple[Work, ...]
     how: policy.How
 
 

@@ -15,20 +15,19 @@ from chunkvisor.outputs.join import BLOCK_BYTES, Portions, final_rows, write_fin
 from chunkvisor.outputs.publish import (
     all_quarantined,
     describe_file,
-    finish_publishing,
-    is_ours,
+    go_on,
     list_quarantined,
+    mend,
     publish,
-    read_finished,
-    write_sides,
 )
+from chunkvisor.outputs.state import standing_of
 from chunkvisor.store.artifact import BadVectorsError
 from chunkvisor.store.disk import not_ours
-from chunkvisor.store.identity import make_state
-from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of
 from chunkvisor.units import counted
 from chunkvisor.version import __version__
+from chunkvisor_worker.contract.files import make_folder
 
 
 def refuse_unequal(combine: Mapping[str, Sequence[str]], rows: Mapping[str, int]) -> None:
@@ -55,27 +54,25 @@ def combine(
     changed. Calls `on_block` now and then; it may raise to stop. Raises Halt (78 if something else is
     in its place, 74 if a member is damaged), OSError.
     """
-    finish_publishing(layout)
+    go_on(layout)
     fingerprint = digest_of(
         [[name, each["fingerprint"], each["digest"]] for name, each in members.items()]
     )
-    finished = read_finished(layout)
-    if finished is not None and finished["fingerprint"] == fingerprint:
-        write_sides(layout, finished)
-        return finished, True
-    if (
-        finished is None
-        and layout.final.exists()
-        and not (layout.done.exists() or is_ours(layout, layout.final))
-    ):
+    standing = standing_of(layout)
+    whole = standing is not None and standing.holds(layout)
+    if standing is not None and whole and standing.manifest["fingerprint"] == fingerprint:
+        mend(layout, standing)
+        return standing.manifest, True
+    if layout.final.exists() and not whole and not layout.done.exists():
         raise not_ours(layout.final, "give the combination another name")
     first, *_ = manifests = list(members.values())
     form = Form(dtype=form_of(first).dtype)
     rows = int(first["rows"])
     numbers = Numbers(form.dtype, sum(each["dimension"] for each in manifests))
-    outputs = {name: OutputLayout(layout.workdir, name) for name in members}
+    outputs = {name: Layout(layout.workdir).output(name) for name in members}
     zero_rows = 0
-    make_state(layout)
+    for folder in (layout.home.parent, layout.home, layout.state):
+        make_folder(folder)
     clear_partial(layout)
 
     def side_by_side() -> Iterator[Stored]:

@@ -1,7 +1,4 @@
-"""Makes the final file of one output, whose chunks are all committed, and its manifest.
-
-A final file that was there before stays valid until one rename replaces it.
-"""
+"""ENCODING ──► PUBLISHING: all chunks are committed; they are joined, and the manifest says what the file is."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +10,7 @@ import numpy as np
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.outputs.forms import Form
 from chunkvisor.outputs.join import assemble, bad_texts
-from chunkvisor.outputs.publish import describe_file, finish_publishing, list_quarantined, publish
+from chunkvisor.outputs.publish import describe_file, go_on, list_quarantined, publish, tidy
 from chunkvisor.sources.table import StagedTable
 from chunkvisor.store.artifact import pick_rows, read_shape
 from chunkvisor.store.identity import TEXT_KEYS, Fixed
@@ -21,7 +18,7 @@ from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import digest_file
 from chunkvisor.store.reuse import Reuse, ReuseFiles
 from chunkvisor.version import __version__
-from chunkvisor_worker.contract.files import remove_folder, write_blocks
+from chunkvisor_worker.contract.files import write_blocks
 from chunkvisor_worker.contract.messages import Facts, Spec
 
 _ROWS_AT_ONCE = 1 << 18
@@ -37,6 +34,7 @@ def finish(
     job: Spec,
     model: ModelSource,
     keep_chunks: bool,
+    more: dict[str, Any],
     on_block: Callable[[], None],
 ) -> dict[str, Any]:
     """Return rows, dimension and path of the final file, and how many rows were cut; see `OutputRun.finish`.
@@ -50,7 +48,7 @@ def finish(
     ):  # they were lost, and there was no chunk to bring them back
         with open(reuse.files.copied, "rb") as file:
             ledger.fix_facts(Facts(read_shape(file).dimension, versions=reuse.places[0].versions))
-    finish_publishing(layout)  # of a join that failed after the rename, and is tried again
+    go_on(layout)  # of a join that failed after the rename, and is tried again
     final = assemble(ledger, table, on_block, form, reuse)
     facts = ledger.facts
     assert facts is not None
@@ -84,7 +82,8 @@ def finish(
         },
         "versions": {"chunkvisor": __version__, **facts.versions},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "generation": fixed.generation,
+        "generation": layout.generation,
+        **more,
     }
     if facts.linear:
         manifest["linear"] = facts.linear
@@ -97,10 +96,8 @@ def finish(
         ]
         manifest["texts_encoded"] = reuse.encoded
     publish(layout, manifest)
-    remove_folder(layout.before)
     # With rows in quarantine the chunks stay: `retry` has only the bad texts computed again.
-    if not keep_chunks and not manifest["quarantined"]:
-        remove_folder(layout.chunks)
+    tidy(layout, keep_chunks=keep_chunks or bool(manifest["quarantined"]))
     return {
         "rows": table.rows,
         "dimension": final.dimension,

@@ -295,6 +295,11 @@ def form_of(manifest: dict[str, Any]) -> Form:
     )
 
 
+def file_of(layout: OutputLayout, manifest: dict[str, Any]) -> Path:
+    """Return the final file that the manifest describes."""
+    return layout.file(form_of(manifest).format)
+
+
 def digest_in(record: dict[str, Any]) -> str:
     """Return the sha256, hex, of the file that a manifest, or a part of it, describes."""
     return str(record["digest"]).removeprefix("sha256:")

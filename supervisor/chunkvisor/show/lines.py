@@ -215,12 +215,14 @@ def next_steps(
     layout = Layout(loaded.config.workdir)
     if complete:
         # numpy comes with them, for which nothing waits any more
-        from chunkvisor.outputs.publish import file_of, read_done_manifest
+        from chunkvisor.outputs.forms import file_of
+        from chunkvisor.outputs.state import read
 
         name, output = next(iter(loaded.config.outputs.items()))
-        if (manifest := read_done_manifest(layout.output(name))) is not None:
-            rows_table = "" if output.where is None else layout.output(name).rows_table.name
-            yield how_to_read(file_of(layout.output(name), manifest), rows_table)
+        found = read(layout.output(name), look=False)
+        if found.manifest is not None:
+            rows_table = "" if output.where is None else found.layout.rows_table.name
+            yield how_to_read(file_of(found.layout, found.manifest), rows_table)
         yield f"to check the files: chunkvisor verify {shlex.quote(str(layout.workdir))}"
         if trial:
             yield "that was a trial; for all rows, run the same command without --max-rows"

@@ -18,7 +18,7 @@ from chunkvisor.events import event as of
 from chunkvisor.events.event import Event
 from chunkvisor.events.journal import read_events
 from chunkvisor.events.state import RunState
-from chunkvisor.outputs.publish import read_done_manifest
+from chunkvisor.outputs.state import read
 from chunkvisor.show.status import State, Status, screen_of
 from chunkvisor.sources.table import peek
 from chunkvisor.store.attempt import read_tail
@@ -249,7 +249,7 @@ def _bad_rows(status: Status, story: Story, layout: Layout) -> Iterator[tuple[ob
     """Yield rows without a vector: from the record of a finished output, else from the journal."""
     for name in (name for name, output in status.outputs.items() if output.quarantined):
         with contextlib.suppress(OSError):
-            manifest = read_done_manifest(layout.output(name))
+            manifest = read(layout.output(name), look=False).manifest
             found = [
                 event.details()
                 for (output, _), event in story.quarantined.items()

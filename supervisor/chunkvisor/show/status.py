@@ -3,7 +3,6 @@
 It writes nothing, and takes no lock for longer than a look.
 """
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -15,10 +14,9 @@ from typing import Any
 from chunkvisor.errors import KEPT, ExitCode
 from chunkvisor.events.journal import Tail
 from chunkvisor.events.state import DeviceTimes, Progress
-from chunkvisor.outputs.publish import read_done_manifest, read_moved
+from chunkvisor.outputs.state import read
 from chunkvisor.show.snapshot import PHASES, Snapshot, figure, look_at, percent, rows_in_words
 from chunkvisor.store.layout import Layout, OutputLayout, is_held, read_holder, require_workdir
-from chunkvisor.store.records import DamagedError, read_sealed
 from chunkvisor.units import counted, human_moment, human_time, listed
 from chunkvisor.words import BadReason, reasons_in_words, reasons_of
 
@@ -160,29 +158,22 @@ class Follower:
 
 def _output_status(layout: OutputLayout, told: Progress) -> OutputStatus:
     """Return how far one output is: by its manifest once it is complete, until then as the run has told."""
-    with contextlib.suppress(DamagedError):
-        moved_to = read_moved(layout)
-        moved_to = moved_to if moved_to is not None and moved_to.final.exists() else None
-        manifest = (
-            read_done_manifest(layout) if moved_to is None else read_sealed(moved_to.manifest)
+    found = read(layout, look=False)
+    if (manifest := found.manifest) is not None:
+        count = manifest["quarantined_rows"]
+        return OutputStatus(
+            manifest["rows"],
+            manifest["rows"],
+            told.chunks,
+            told.chunks,
+            count,
+            True,
+            manifest["distinct_texts"],
+            reasons_of(manifest["quarantined"]),
+            file="" if found.layout.place is None else str(found.layout.place),
+            listed_in=str(found.layout.quarantined) if count else "",
+            truncated=(manifest.get("truncated") or {}).get("rows"),
         )
-        if manifest is not None:
-            count = manifest["quarantined_rows"]
-            return OutputStatus(
-                manifest["rows"],
-                manifest["rows"],
-                told.chunks,
-                told.chunks,
-                count,
-                not (
-                    layout.moved.exists() and layout.final.exists()
-                ),  # else `encode` has yet to move it
-                manifest["distinct_texts"],
-                reasons_of(manifest["quarantined"]),
-                file="" if moved_to is None else str(moved_to.final),
-                listed_in=str((moved_to or layout).quarantined) if count else "",
-                truncated=(manifest.get("truncated") or {}).get("rows"),
-            )
     # If it was complete, `retry` has made the rows without a vector pending again.
     done, bad = (told.rows - told.without, 0) if told.complete else (told.rows_done, told.without)
     return OutputStatus(

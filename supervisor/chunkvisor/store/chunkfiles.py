@@ -16,7 +16,7 @@ import xxhash
 
 from chunkvisor.store.artifact import chunk_key, inspect, npy_header, pick_rows, read_shape
 from chunkvisor.store.identity import BadText, FactsRecord, Plan, write_facts
-from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout
+from chunkvisor.store.layout import CHUNKS_PER_FOLDER, DIGEST_LENGTH, OutputLayout, numbers_in
 from chunkvisor.store.records import read_if_whole, write_record
 from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder, write_blocks
 from chunkvisor_worker.contract.messages import Facts
@@ -47,7 +47,7 @@ def chunk_files(layout: OutputLayout) -> Iterator[tuple[int, Path]]:
 
     Raises OSError.
     """
-    for number in _numbers_in(layout.chunks):
+    for number in numbers_in(layout.chunks):
         folder = layout.chunk(number * CHUNKS_PER_FOLDER, "").parent
         for name in sorted(os.listdir(folder)):  # noqa: PTH208 - no Path for each
             match = _CHUNK_NAME.fullmatch(name)
@@ -62,12 +62,6 @@ def committed_chunks(layout: OutputLayout, plan: Plan) -> bytearray:
         if number < plan.count:
             found[number] = 1
     return found
-
-
-def _numbers_in(folder: Path) -> list[int]:
-    """List the names in the folder that are numbers, in order."""
-    names = os.listdir(folder) if folder.is_dir() else ()  # noqa: PTH208 - names will do
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 class ChunkFiles:
@@ -121,7 +115,7 @@ class ChunkFiles:
 
     def taken_apart(self) -> list[int]:
         """List the chunks that have an index, in order."""
-        return [chunk for chunk in _numbers_in(self.layout.parts) if chunk < self.plan.count]
+        return [chunk for chunk in numbers_in(self.layout.parts) if chunk < self.plan.count]
 
     def read_index(self, chunk: int) -> Index:
         """Return the index; an empty one if there is none, if it is damaged, or of another fingerprint."""

@@ -14,7 +14,6 @@ from chunkvisor.config.model import SENTENCE_TRANSFORMERS, Config
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import digest_of, read_if_whole, read_record, write_record
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import make_folder
 from chunkvisor_worker.contract.messages import Facts
 
 ARITHMETIC = (
@@ -88,13 +87,11 @@ def identity_of(
     table_digest: str,
     rows: int,
     arithmetic: Mapping[str, str],
-    outside: Mapping[str, str] | None = None,
 ) -> Identity:
     """Make the identity of one output.
 
     `arithmetic` are the variables of the workers that choose other arithmetic. `revision` is the resolved one: a commit
-    hash of the hub or a digest of a local folder; empty for a plug-in. `outside` has the same of what the model's files
-    name outside its folder. `table_digest` and `rows` tell the staged source
+    hash of the hub or a digest of a local folder; empty for a plug-in. `table_digest` and `rows` tell the staged source
     from another (see UNREAD).
     """
     model, encode, output = (
@@ -105,7 +102,6 @@ def identity_of(
     values: dict[str, Any] = {
         "model.name": model.name,
         "model.revision": revision,
-        "model.outside": dict(outside) if outside else None,
         "model.dtype": model.dtype.value,
         "model.max_length": model.max_length,
         "model.kwargs": digested(model.kwargs),
@@ -213,8 +209,10 @@ class Fixed:
     files: tuple[str, ...]
     carried: str | None = None
     """Digest of the rows table, if columns are carried along or rows are left out."""
-    generation: int = 1
-    """Rises by one with each update."""
+    place: str | None = None
+    """Of the final file, relative to the workdir, if it is not in it."""
+    anew: bool = False
+    """Nothing is taken over that the workdir had before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +222,6 @@ class FactsRecord:
     facts: Facts
     other_versions: tuple[dict[str, str], ...] = ()
     """Of libraries, that computed some of the texts after those of the facts."""
-
-
-def make_state(layout: OutputLayout) -> None:
-    """Make the output's state folder if it is missing. Raises OSError."""
-    for folder in (layout.state.parent, layout.state):
-        make_folder(folder)
 
 
 def read_fixed(layout: OutputLayout) -> Fixed | None:

@@ -14,7 +14,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -33,7 +33,7 @@ from chunkvisor_worker.contract.files import (
 from chunkvisor_worker.contract.wire import from_json
 
 HIDDEN = ".chunkvisor"
-FORMAT = 5
+FORMAT = 6
 """Of all state in a workdir. It counts on with each change that another version would misread."""
 
 CHUNKS_PER_FOLDER = 1000
@@ -62,39 +62,60 @@ class PathIn:
         )
 
 
+class Beside:
+    """An attribute of an output's layout: its final file, or what lies next to it."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+
+    def __get__(self, layout: "OutputLayout", _: type) -> Path:
+        return layout.file(self._suffix)
+
+
 def unfinished(folder: Path) -> Path:
     """Return where a folder is put together before it gets its name."""
     return folder.with_name(f"{folder.name}.partial")
 
 
+def numbers_in(folder: Path) -> list[int]:
+    """List the names in the folder that are numbers, in order."""
+    names = os.listdir(folder) if folder.is_dir() else ()  # noqa: PTH208 - names will do
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 @dataclass(frozen=True, slots=True)
 class OutputLayout:
-    """Paths of one output, or of one combined final."""
+    """Paths of one generation of an output, or of a combined final."""
 
     workdir: Path
     name: str
-    kept: Path | None = None
-    """Where the state is, if not in its place: of an earlier generation, of the next, or of a combined final."""
+    generation: int = 0
+    """0 = the next one, which gets its number once it is staged."""
+    place: Path | None = None
+    """Of the final file, if it is not in the workdir: `chunkvisor encode` names it."""
+    kind: str = "outputs"
 
-    final = PathIn("workdir", "NAME.npy")
-    manifest = PathIn("workdir", "NAME.json")
-    truncated = PathIn("workdir", "NAME.truncated.jsonl")
-    quarantined = PathIn("workdir", "NAME.quarantined.jsonl")
-    rows_table = PathIn("workdir", "NAME.rows.parquet")
+    # What people see.
+    final = Beside("npy")
+    manifest = Beside("json")
+    truncated = Beside("truncated.jsonl")
+    quarantined = Beside("quarantined.jsonl")
+    rows_table = Beside("rows.parquet")
 
     hidden = PathIn("workdir", HIDDEN)
     partial_rows = PathIn(
         "hidden", "NAME.npy.rows"
     )  # in float32: a final of another form is made from them
-    before = PathIn(
-        "hidden", "NAME.before"
-    )  # what was there before --from-scratch or --update, until the new final is
 
+    # Of all generations.
+    done = PathIn("home", "final.json")  # of the final file that stands: manifest and stamp
+    publishing = PathIn("home", "publishing.json")  # the manifest of one that is about to appear
+
+    # Of this generation.
     identity = PathIn(
         "state", "identity.json"
     )  # what the vectors depend on, and what the table was made from
     table = PathIn("state", "table")
-    fresh_table = PathIn("state", "table.new")
     facts = PathIn("state", "facts.json")  # what the first worker found out about the model
     cut_rows = PathIn(
         "state", "cut_rows.bin"
@@ -105,37 +126,39 @@ class OutputLayout:
         "state", "parts"
     )  # by chunk: its texts without a vector; what is good of one that is taken apart
     attempts = PathIn("state", "attempts")
-    publishing = PathIn(
-        "state", "publishing.json"
-    )  # the manifest of a final file that is about to appear
-    moved = PathIn("state", "moved.json")  # where `chunkvisor encode` has put the final file
-    again = PathIn("state", "again")  # `retry` has asked for the rows without a vector
-    done = PathIn("state", "done.json")  # the final file's stamp, and the manifest once more
     truncated_twin = PathIn("state", "truncated.jsonl")
     quarantined_twin = PathIn("state", "quarantined.jsonl")
 
     @property
+    def home(self) -> Path:
+        """Everything of the output but its final files."""
+        return self.hidden / self.kind / self.name
+
+    @property
     def state(self) -> Path:
-        """Everything of this output but its final files."""
-        return self.kept or self.hidden / "outputs" / self.name
+        """Everything of this generation."""
+        return self.home / (f"{self.generation:04d}" if self.generation else "staging")
+
+    def of(self, generation: int) -> "OutputLayout":
+        """Return the paths of another generation."""
+        return replace(self, generation=generation)
+
+    def generations(self) -> list[int]:
+        """List those that are there, in order."""
+        return numbers_in(self.home)
+
+    @property
+    def newest(self) -> "OutputLayout":
+        """The last of them."""
+        return self.of(max(self.generations(), default=0))
 
     def file(self, suffix: str) -> Path:
         """Return the final file of the format with that suffix."""
-        return self.workdir / f"{self.name}.{suffix}"
+        return (self.place or self.workdir / self.name).with_suffix(f".{suffix}")
 
     def partial(self, suffix: str) -> Path:
         """Return the final file while it is being made; on the same file system, so that one rename publishes it."""
         return self.hidden / f"{self.name}.{suffix}.partial"
-
-    @property
-    def earlier(self) -> "OutputLayout":
-        """The same, with the state of the generation whose final file is there until this one's is."""
-        return OutputLayout(self.workdir, self.name, self.before / "state")
-
-    @property
-    def next(self) -> "OutputLayout":
-        """The same, with the state that is to take the place of this one."""
-        return OutputLayout(self.workdir, self.name, self.hidden / f"{self.name}.next")
 
     def cut_texts(self, fingerprint: str) -> Path:
         """Return the tokens before the cut of each text that is encoded under that fingerprint; see `take_cut`."""
@@ -185,7 +208,6 @@ class Layout:
     lessons = PathIn("hidden", "lessons.json")
     model = PathIn("hidden", "model.json")
     fetch = PathIn("hidden", "fetch")
-    hub = PathIn("hidden", "hub")
     template = PathIn("hidden", "template")
     ray = PathIn("hidden", "ray")
     runs = PathIn("hidden", "runs")
@@ -199,12 +221,12 @@ class Layout:
         return inside == self.report.resolve() or inside.is_relative_to(self.hidden.resolve())
 
     def output(self, name: str) -> OutputLayout:
-        """Return the paths of one output."""
-        return OutputLayout(self.workdir, name)
+        """Return the paths of one output, of the newest generation at the moment."""
+        return OutputLayout(self.workdir, name).newest
 
     def combined(self, name: str) -> OutputLayout:
         """Return the paths of one combined final."""
-        return OutputLayout(self.workdir, name, self.all_combined / name)
+        return OutputLayout(self.workdir, name, 1, kind=self.all_combined.name)
 
 
 # --- whose it is
@@ -292,8 +314,9 @@ def claim(layout: Layout, outputs: Iterable[str]) -> None:
 
 def anything_kept(layout: Layout) -> bool:
     """Say whether a text of any output may have its vector, be it in the batches of an attempt that was stopped."""
-    kept = ("done.json", "chunks/*/*.npy", "parts/*/*.npy", "attempts/*/*/batches.jsonl")
-    return any(next(layout.outputs.glob(f"*/{each}"), None) for each in kept)
+    kept = ("chunks/*/*.npy", "parts/*/*.npy", "attempts/*/*/batches.jsonl")
+    places = ("*/final.json", *(f"*/*/{each}" for each in kept))
+    return any(next(layout.outputs.glob(each), None) for each in places)
 
 
 # --- the lock

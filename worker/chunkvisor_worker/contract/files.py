@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 _COPY_BYTES = 1 << 20
-# What is read of a model besides its weights.
-SMALL_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 # No record on the wire is larger; a larger file is damage or a lie. The largest is the batch log of
 # a chunk of as many texts as the config allows, each in a batch by itself: 10 MB.
 READ_LIMIT_BYTES = 32 << 20
@@ -141,6 +139,16 @@ def make_folder(folder: Path, *, durable: bool = True) -> None:
 def remove_folder(folder: Path) -> None:
     """Remove the folder with all that is in it, as far as that can be done."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_at_once(folder: Path) -> None:
+    """Remove the folder by one rename: after a kill or a power cut, all of it is there, or nothing. Raises OSError."""
+    old = folder.with_name(f"{folder.name}.old")
+    remove_folder(old)
+    if folder.exists():
+        folder.rename(old)
+        sync_folder(folder.parent)
+        remove_folder(old)
 
 
 def read_bounded(path: Path) -> bytes | None:

@@ -1,0 +1,61 @@
+"""Takes each output of a run from wherever it stands to COMPLETE, or to where its texts can be encoded."""
+
+import os
+from collections.abc import Sequence
+
+from chunkvisor.events.event import OutputAlreadyComplete
+from chunkvisor.outputs.combine import refuse_unequal
+from chunkvisor.outputs.forms import asked_form, clear_partial
+from chunkvisor.outputs.publish import go_on, settle, take_down, tidy
+from chunkvisor.outputs.stage import Wanted, stage
+from chunkvisor.outputs.state import Found, Stage
+from chunkvisor.store.disk import not_ours
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor_worker.contract.files import remove_folder
+
+
+def open_outputs(layouts: Sequence[OutputLayout], wanted: Wanted) -> list[Found]:
+    """Return all of them: COMPLETE as the config asks for it, ENCODING, or STAGED, which are to be planned.
+
+    Raises Halt if a source is wrong, or the config differs from what the workdir was begun with; OSError.
+    """
+    config = wanted.loaded.config
+    for layout in layouts:
+        remove_folder(layout.of(0).state)  # of a run that was killed while it staged
+        _refuse_others(layout, wanted)
+    outputs = [_settled(layout, wanted) for layout in layouts]
+    rows = {each.layout.name: each.fixed.identity.rows for each in outputs if each.fixed}
+    refuse_unequal(config.combine, rows)
+    for each in outputs:
+        layout = each.layout
+        # Before space is counted: a killed join leaves its whole size reserved.
+        clear_partial(layout)
+        if (manifest := each.manifest) is not None:
+            tidy(layout, keep_chunks=config.chunk.keep or bool(manifest["quarantined"]))
+            path = str(layout.file(config.outputs[layout.name].format))
+            size = manifest["rows"], manifest["dimension"]
+            wanted.emit(OutputAlreadyComplete(layout.name, *size, path))
+    return outputs
+
+
+def _refuse_others(layout: OutputLayout, wanted: Wanted) -> None:
+    """Raise Halt (78) if what stands under a name that a new output needs is not ours."""
+    if wanted.place is not None or layout.generation or layout.done.exists():
+        return
+    final = layout.file(wanted.loaded.config.outputs[layout.name].format)
+    for path in filter(os.path.lexists, (final, layout.manifest)):
+        raise not_ours(path, "choose another workdir or another name for the output")
+
+
+def _settled(layout: OutputLayout, wanted: Wanted) -> Found:
+    """Have it COMPLETE in the form that is asked for, or STAGED, or ENCODING."""
+    found = stage(go_on(layout), wanted)
+    assert found.fixed is not None
+    if found.stage is Stage.COMPLETE:
+        form = asked_form(wanted.loaded.config.outputs[layout.name], found.fixed.carried)
+        found = settle(found, form, wanted.more, wanted.emit, wanted.on_wait)
+        if found.stage is not Stage.COMPLETE:
+            found = stage(found, wanted)  # `clean` may have removed the texts
+    elif found.stage is Stage.DAMAGED:
+        found = take_down(found, wanted.emit)
+    return found

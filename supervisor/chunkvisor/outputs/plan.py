@@ -1,0 +1,178 @@
+"""STAGED ──► ENCODING: it is fixed which texts are encoded; vectors that the others have elsewhere are copied."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from chunkvisor.events.event import Emit, Warned
+from chunkvisor.outputs.donors import (
+    Blocks,
+    Donor,
+    Rows,
+    of_chunks,
+    of_final,
+    of_other_workdirs,
+    of_output,
+)
+from chunkvisor.outputs.stage import Wanted
+from chunkvisor.outputs.state import Found, Stage
+from chunkvisor.sources.table import StagedTable, TableFiles, matches
+from chunkvisor.store.artifact import BadVectorsError, bad_rows, npy_header
+from chunkvisor.store.identity import write_facts
+from chunkvisor.store.layout import Layout, OutputLayout, unfinished
+from chunkvisor.store.records import DamagedError
+from chunkvisor.store.reuse import Place, ReuseFiles, read_reuse, write_plan
+from chunkvisor_worker.contract.files import make_folder, remove_at_once, remove_folder, sync_folder
+from chunkvisor_worker.contract.messages import Facts
+
+
+def plan(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> None:
+    """Fix which texts are encoded, unless the plan of an earlier run holds; `others` are outputs that are complete.
+
+    The folder of the chunks appears with its plan, by one rename: killed before, all is planned again; after it, the
+    plan is fixed, and earlier generations go whose final file does not stand. Raises OSError, DamagedError.
+    """
+    layout = found.layout
+    name = layout.name
+    if found.stage is Stage.ENCODING:
+        try:
+            read_reuse(layout)
+        except DamagedError as error:
+            wanted.note(f"{name}: its plan is damaged ({error}); its texts are looked up again")
+        else:
+            return
+    table = StagedTable.open(layout.table)
+    prepared = unfinished(layout.chunks)
+    remove_folder(prepared)
+    make_folder(prepared, durable=False)
+    reuse = prepared / layout.reuse.name
+    donors = _donors(found, wanted, others) if wanted.loaded.config.reuse else iter(())
+    facts = plan_reuse(name, reuse, table, filter(None, donors), wanted.emit, wanted.on_wait)
+    remove_at_once(layout.chunks)  # no chunk is ever there without the plan that it belongs to
+    layout.facts.unlink(missing_ok=True)
+    if facts is not None:
+        write_facts(layout, facts)
+    prepared.rename(layout.chunks)
+    sync_folder(layout.state)  # it is on the disk before what it was made from goes
+    for number in layout.generations():
+        stands = found.earlier is not None and number == found.earlier.generation
+        if number != layout.generation and not stands:
+            remove_folder(layout.of(number).state)
+
+
+def _donors(found: Found, wanted: Wanted, others: Sequence[OutputLayout]) -> Iterator[Donor | None]:
+    """Find what may have vectors, in the order of preference. From scratch, nothing the workdir has from before."""
+    assert found.fixed is not None
+    layout = found.layout
+    name = layout.name
+    identity = found.fixed.identity
+    config = wanted.loaded.config
+    anew = found.fixed.anew
+    late = list[Donor | None]()
+    if not anew:
+        stands = found.earlier or layout
+        own = of_final(stands, found.standing, identity, "its earlier final file")
+        yield own
+        for number in reversed(layout.generations()):
+            if own is None or number != stands.generation:
+                late.append(of_chunks(layout.of(number), identity))
+        if found.earlier is not None and own is None and not any(late):
+            words = "no vector can be taken from its final file, which is rounded or damaged"
+            wanted.note(f"{name}: {words}; with chunk.keep: true, updates encode only new texts")
+    for other in others:
+        yield of_output(other, identity, f"output {other.name}")
+    if not anew:
+        workdir = Layout(layout.workdir)
+        for path in sorted(workdir.outputs.glob("*/")):
+            if path.name not in config.outputs:
+                yield of_output(workdir.output(path.name), identity, f"output {path.name}")
+    yield from late
+    yield from of_other_workdirs(config.reuse_from, identity)
+
+
+def plan_reuse(
+    name: str,
+    folder: Path,
+    table: StagedTable,
+    donors: Iterable[Donor],
+    emit: Emit,
+    on_block: Callable[[], None],
+) -> Facts | None:
+    """Make the plan of an output in a new folder, with what is copied; who comes first among the donors is preferred.
+
+    Calls `on_block` now and then; it may raise to stop. Returns the facts of the first vectors that are copied. Raises
+    OSError, Halt.
+    """
+    make_folder(folder, durable=False)
+    files = ReuseFiles(folder)
+    places = list[Place]()
+    facts = None
+    done = 0
+    where = np.empty(0, "<i8")
+    with open(files.copied, "wb") as copied, open(files.tokens, "wb") as tokens:
+        copied.write(npy_header(0, 1))  # as long as the right one
+        for donor in donors:
+            if len(where) == 0:
+                where = np.full(table.distinct, -1, "<i8")
+            shared = matches(TableFiles(table.folder).index, donor.index)
+            found = [(table.texts_of_rows(here), donor.numbers(there)) for here, there in shared]
+            texts, numbers = (
+                np.concatenate(each) for each in zip((np.empty(0, int),) * 2, *found, strict=True)
+            )
+            new = (numbers >= 0) & (where[texts] < 0)
+            order = np.argsort(numbers[new])
+            texts = texts[new][order]
+            numbers = numbers[new][order]
+            if not len(texts):
+                continue
+            at = copied.tell()
+            try:
+                _copy(donor.blocks(), numbers, (facts or donor.facts).dimension, copied, on_block)
+            except (BadVectorsError, FileNotFoundError) as error:
+                emit(Warned(f"{name}: no vectors are reused from {donor.place.words}: {error}"))
+                copied.seek(at)
+                continue
+            tokens.write(donor.tokens(numbers).astype("<i4").tobytes())
+            where[texts] = np.arange(done, done + len(texts))
+            facts = facts or donor.facts
+            done += len(texts)
+            places.append(replace(donor.place, texts=len(texts)))
+        copied.truncate()
+        copied.seek(0)
+        copied.write(npy_header(done, facts.dimension if facts is not None else 1))
+    encoded = np.flatnonzero(where < 0)
+    where[encoded] = ~np.arange(len(encoded))
+    if places:
+        files.where.write_bytes(where.tobytes())
+        files.encoded.write_bytes(encoded.astype("<i8").tobytes())
+    else:
+        files.copied.unlink()
+        files.tokens.unlink()
+    write_plan(folder, table.distinct, len(encoded), places)
+    sync_folder(folder.parent)
+    return facts
+
+
+def _copy(
+    found: Blocks, wanted: Rows, dimension: int, out: BinaryIO, on_block: Callable[[], None]
+) -> None:
+    """Write the vectors of the numbers `wanted`, which rise. All blocks are read, which checks them.
+
+    Raises BadVectorsError, also for a vector with NaN; OSError.
+    """
+    done = 0
+    for first, block in found:
+        if block.shape[1] != dimension:
+            raise BadVectorsError(f"it has vectors of {block.shape[1]} numbers, not {dimension}")
+        end = int(np.searchsorted(wanted, first + len(block)))
+        rows = block[wanted[done:end] - first]
+        if len(bad_rows(rows)[0]):
+            raise BadVectorsError("it has other rows without a vector than its record says")
+        out.write(rows.data)
+        done = end
+        on_block()
+    if done < len(wanted):
+        raise BadVectorsError("it has fewer rows than its record says")

@@ -1,0 +1,179 @@
+"""ABSENT ──► STAGED, and the next generation: the source is read, and it is fixed what the output is of."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.errors import config_error
+from chunkvisor.events.event import Emit, Note, Staging
+from chunkvisor.outputs.forms import asked_form, form_of
+from chunkvisor.outputs.join import find_rows_table
+from chunkvisor.outputs.state import Found, Stage, read
+from chunkvisor.sources.child import request_of, stage_table
+from chunkvisor.sources.resolve import IngestRequest, resolve, signature
+from chunkvisor.sources.table import StagedTable
+from chunkvisor.store.identity import Fixed, Identity, differences, identity_of
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, write_record
+from chunkvisor.units import counted
+from chunkvisor_worker.contract.files import make_folder, remove_folder, sync_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run wants of its outputs, and whom it tells."""
+
+    loaded: LoadedConfig
+    max_rows: int | None
+    from_scratch: bool
+    update: bool
+    place: Path | None
+    """Of the final file, if it is not to be in the workdir."""
+    more: dict[str, Any]
+    """What manifests say besides."""
+    revision: str
+    """Of the model."""
+    arithmetic: dict[str, str]
+    chunk_size: Callable[[str], int]
+    """Chooses that of an output that begins."""
+    load_ahead: Callable[[], None]
+    """Called before a source is read."""
+    emit: Emit
+    on_wait: Callable[[], None]
+    """Called now and then; it may raise to stop."""
+
+    def note(self, text: str) -> None:
+        """Say it to people."""
+        self.emit(Note(text))
+
+    def identity(self, name: str, digest: str, rows: int) -> Identity:
+        """Compute what the output is to be, of a source of so many rows."""
+        config = self.loaded.config
+        return identity_of(config, name, self.revision, digest, rows, self.arithmetic)
+
+
+def stage(found: Found, wanted: Wanted) -> Found:
+    """Have the texts staged of which the output is to be: of this generation, or of a next one.
+
+    They are put together in a folder that one rename makes the newest generation: killed before, the source is read
+    again; after it, what was read is kept. Raises Halt (78) if the source is wrong, or the config another one than
+    before; OSError.
+    """
+    layout = found.layout
+    name = layout.name
+    if found.stage is Stage.LOST and not wanted.from_scratch:
+        raise config_error(
+            f"{layout.identity} is missing or damaged; it says what the files next to it belong to",
+            remedy="Restore the file, or add --from-scratch to discard what is done.",
+        )
+    before = None if wanted.from_scratch else found.fixed
+    request = request_of(wanted.loaded.config, name, wanted.max_rows)
+    if before is not None:
+        was = before.identity
+        # A changed config is refused before minutes are spent on reading the source anew.
+        same = wanted.identity(name, was.source_digest, was.rows)
+        _refuse_changed(layout, before, same, wanted)
+        if same.fingerprint == was.fingerprint and _is_staged(found, before, request, wanted):
+            return found
+    staging = layout.of(0)
+    now = _read_source(staging, request, wanted)
+    if before is not None:
+        _refuse_changed(layout, before, now.identity, wanted)
+        if before.identity.fingerprint == now.identity.fingerprint:  # they belong to what is there
+            remove_folder(layout.table)
+            staging.table.rename(layout.table)
+            now = replace(now, chunk_size=before.chunk_size, anew=before.anew)
+            write_record(layout.identity, now)
+            return read(layout)
+    stands = found.standing.manifest.get("generation", 0) if found.standing is not None else 0
+    generation = max(layout.generation, stands) + 1
+    now = replace(now, chunk_size=wanted.chunk_size(name), anew=wanted.from_scratch)
+    if generation > 1:
+        rows = counted(now.identity.rows, "row")
+        wanted.note(f"{name}: this is generation {generation}, of {rows}")
+    write_record(staging.identity, now)  # with it the name of the table is on the disk
+    staging.state.rename(layout.of(generation).state)
+    sync_folder(layout.home)
+    return read(layout)
+
+
+def _is_staged(found: Found, before: Fixed, request: IngestRequest, wanted: Wanted) -> bool:
+    """Say whether what is staged is still the same, and what is needed of it is there."""
+    layout = found.layout
+    if (before.asked, before.place) != (_asked(request), _place_in(layout, wanted)):
+        return False
+    done = found.manifest
+    form = asked_form(wanted.loaded.config.outputs[layout.name], before.carried)
+    lacks_rows = form.carried is not None and find_rows_table(layout, form.carried) is None
+    if lacks_rows and (form.has_rows_table or done is None or form_of(done) != form):
+        return False
+    if done is not None:
+        return True
+    try:
+        if StagedTable.open(layout.table).digest == before.identity.source_digest:
+            return True
+    except DamagedError:
+        pass
+    wanted.note(f"{layout.name}: the staged texts are damaged; reading the source again")
+    return False
+
+
+def _read_source(staging: OutputLayout, request: IngestRequest, wanted: Wanted) -> Fixed:
+    """Read the source into the folder of a generation that has no number yet."""
+    name = staging.name
+    remove_folder(staging.state)
+    for folder in (staging.home.parent, staging.home):
+        make_folder(folder)
+    make_folder(staging.state, durable=False)
+    wanted.load_ahead()
+    wanted.emit(Staging(name))
+    asked = _asked(request)
+    table = stage_table(request, staging.table, wanted.on_wait)
+    if table.empty:
+        empty = f"{counted(table.empty, 'row')} of empty text, with one vector for all"
+        wanted.note(f"{name}: {empty}; `where` leaves them out")
+    files = tuple(file.place for file in table.files)
+    identity = wanted.identity(name, table.digest, table.rows)
+    place = _place_in(staging, wanted)
+    return Fixed(identity, 0, asked, table.distinct, files, table.carried, place)
+
+
+def _place_in(layout: OutputLayout, wanted: Wanted) -> str | None:
+    return None if wanted.place is None else os.path.relpath(wanted.place, layout.workdir)
+
+
+def _refuse_changed(layout: OutputLayout, fixed: Fixed, now: Identity, wanted: Wanted) -> None:
+    """Raise Halt (78) if the identity is another one; with --update, if vectors that are there do not serve."""
+    serve = now.of_vectors == fixed.identity.of_vectors
+    if fixed.identity.fingerprint == now.fingerprint or (serve and wanted.update):
+        return
+    remove_folder(layout.of(0).state)
+    changes = differences(fixed.identity, now)
+    by_options = wanted.loaded.by_options
+    what = f"output {layout.name} was begun with other settings"
+    if all(change.startswith("source: ") for change in changes):
+        what = f"the source of output {layout.name} has changed"
+    elsewhere = "name another file by -o" if by_options else "choose another workdir"
+    remedy = f"undo the change, or {elsewhere}, or discard what is done by adding --from-scratch."
+    if serve and not by_options:
+        remedy = f"add --update, which encodes only texts that have no vector yet, or {remedy}"
+    raise config_error(
+        "\n  ".join([f"{what}:", *changes]),
+        why="Vectors of both would be mixed in one file. Nothing has been touched.",
+        remedy=remedy[0].upper() + remedy[1:],
+    )
+
+
+def _asked(request: IngestRequest) -> dict[str, Any]:
+    """Say what the staged table depends on, but for the contents of the files. Raises Halt if a file is gone."""
+    values = asdict(replace(request, memory_limit_bytes=0))
+    return {"request": digest_of(values), "signature": signature(resolve(request.sources))}
+
+
+def staged_before(request: IngestRequest, layout: OutputLayout) -> bool:
+    """Say whether an earlier run staged the same request and untouched files. Raises Halt if a file is gone."""
+    fixed = read_if_whole(Fixed, layout.identity)
+    return fixed is not None and fixed.asked == _asked(request)

@@ -1,0 +1,128 @@
+"""Says where an output stands, by what is in its folder; nothing here writes.
+
+    ABSENT ──stage──► STAGED ──plan──► ENCODING ──publish──► PUBLISHING ──go_on──► COMPLETE
+        of other texts or settings, the next generation is STAGED; the final file stays until PUBLISHING
+    COMPLETE ──settle──► PUBLISHING (another form)
+    COMPLETE ──reopen──► ENCODING (`retry`; vectors that a rounded file does not have)
+    DAMAGED ──take_down──► ENCODING, or STAGED if its vectors are gone
+
+A join leaves nothing to go on with, and so is no state.
+"""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.outputs.forms import digest_in, file_of
+from chunkvisor.store.identity import Fixed, read_fixed
+from chunkvisor.store.layout import OutputLayout
+from chunkvisor.store.records import DamagedError, Stamp, digest_file, read_if_whole, read_sealed
+from chunkvisor.store.reuse import is_planned
+
+Stage = StrEnum(
+    "Stage", ["ABSENT", "LOST", "STAGED", "ENCODING", "PUBLISHING", "DAMAGED", "COMPLETE"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The record of the final file that stands, of whatever generation."""
+
+    manifest: dict[str, Any]
+    stamp: Stamp | None
+    """None: the record is lost, and the manifest next to the file stands in."""
+    reopened: bool = False
+    """Its rows are made again, in the same generation; it stays until then."""
+
+    def holds(self, layout: OutputLayout) -> bool:
+        """Say whether the file is as it was; reads it only if it was touched. Raises OSError."""
+        path = file_of(layout, self.manifest)
+        if self.stamp is not None:
+            return self.stamp.holds(path)
+        return has(path, digest_in(self.manifest))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was read of an output."""
+
+    stage: Stage
+    layout: OutputLayout
+    """Of the newest generation."""
+    fixed: Fixed | None = None
+    """None: there is none, or it is lost."""
+    standing: Standing | None = None
+
+    @property
+    def manifest(self) -> dict[str, Any] | None:
+        """Of the complete output."""
+        if self.stage is not Stage.COMPLETE or self.standing is None:
+            return None
+        return self.standing.manifest
+
+    @property
+    def earlier(self) -> OutputLayout | None:
+        """The generation whose final file stands, if it is not the newest."""
+        number = self.standing.manifest.get("generation", 0) if self.standing is not None else 0
+        return self.layout.of(number) if 0 < number < self.layout.generation else None
+
+
+def read(layout: OutputLayout, *, look: bool = True) -> Found:
+    """Read where an output stands; `look`: whether its final file is whole, and not only there. Raises OSError."""
+    layout = layout.newest
+    try:
+        fixed = read_fixed(layout) if layout.generation else None
+    except DamagedError:
+        fixed = None
+    if fixed is not None and fixed.place is not None:
+        place = os.path.normpath(layout.workdir / fixed.place)
+        layout = replace(layout, place=Path(place))
+    standing = standing_of(layout)
+    if fixed is None:
+        lost = layout.generation or layout.done.exists()
+        return Found(Stage.LOST if lost else Stage.ABSENT, layout, None, standing)
+    stage = Stage.ENCODING if is_planned(layout) else Stage.STAGED
+    if layout.publishing.exists():
+        stage = Stage.PUBLISHING
+    elif standing is not None and not standing.reopened and _is_of(standing, layout, fixed):
+        whole = standing.holds(layout) if look else file_of(layout, standing.manifest).exists()
+        if whole:
+            stage = Stage.COMPLETE
+        elif standing.stamp is not None:  # what only stands in for a record says nothing else
+            stage = Stage.DAMAGED
+    return Found(stage, layout, fixed, standing)
+
+
+def _is_of(standing: Standing, layout: OutputLayout, fixed: Fixed) -> bool:
+    # A record that was copied from elsewhere may have the same number.
+    said = standing.manifest.get("generation"), standing.manifest["fingerprint"]
+    return said == (layout.generation, fixed.identity.fingerprint)
+
+
+def standing_of(layout: OutputLayout) -> Standing | None:
+    """Return the record of the final file, or the manifest in its stead; None if both are lost."""
+    found = read_if_whole(Standing, layout.done)
+    if found is None and (twin := twin_of(layout)) is not None:
+        found = Standing(twin, None)
+    return found
+
+
+def twin_of(layout: OutputLayout) -> dict[str, Any] | None:
+    """Return the manifest next to the final file; None if it is lost."""
+    try:
+        return read_sealed(layout.manifest)
+    except (DamagedError, OSError):
+        return None
+
+
+def has(path: Path, digest: str) -> bool:
+    """Say whether the file has this sha256, hex. Raises OSError."""
+    return path.is_file() and digest_file(path) == digest
+
+
+def is_manifest(head: bytes) -> bool:
+    """Say whether a file that begins like this is one of ours, be it whole or not."""
+    return re.match(rb'\{\s*"rows": \d+,\s*"dimension": \d+,', head) is not None
