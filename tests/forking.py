@@ -112,10 +112,13 @@ def kind_for(
 
 
 def encoder_of(attempt: Path) -> str:
-    """Of the model that a worker or a template in that folder is to load; "" where its spec does not say."""
+    """Of the model that a worker or a template in that folder is to load; "" where its spec does not say.
+
+    Nor of one with a cache of its own, which must be known before the libraries are imported.
+    """
     path = AttemptFiles(attempt).spec
     spec = read_message(Spec, path) or read_message(TemplateSpec, path)
-    return spec.model.encoder if spec else ""
+    return spec.model.encoder if spec and not Path(spec.model.hub or "/none").is_dir() else ""
 
 
 class Zygote:

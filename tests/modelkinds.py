@@ -23,6 +23,7 @@ LAYERS: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 """Weights are wide, so that what should be seen in the vectors is."""
+T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 
 
 def tokenizer(template: str = "[CLS] $A [SEP]", **settings: Any) -> Any:
@@ -47,6 +48,57 @@ def tokenizer(template: str = "[CLS] $A [SEP]", **settings: Any) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, model_max_length=LENGTH, **{**names, **settings}
     )
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZÉéﬁ0123456789."
+MERGES = [("F", "o"), ("Fo", "x"), ("f", "o"), ("fo", "x"), ("1", "2")]
+
+
+def words(name: str) -> Any:
+    """A tokenizer of that class of transformers, with letters or bytes and a few longer tokens."""
+    import transformers
+    from tokenizers import pre_tokenizers
+
+    made = getattr(transformers, f"{name}Tokenizer")
+    special = made().get_vocab()
+    tokens, longer = sorted(special, key=special.get), ["".join(pair) for pair in MERGES]
+    given: dict[str, Any] = {"model_max_length": LENGTH}
+    if made.model.__name__ == "Unigram":
+        tokens += [token for token in ("▁", *LETTERS, *longer) if token not in special]
+        return made([(token, float(len(token) - len(LETTERS))) for token in tokens], **given)
+    if made.model.__name__ == "WordPiece":
+        tokens += [*LETTERS, *(f"##{letter}" for letter in LETTERS), *longer]
+    else:
+        tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+        tokens += ["▁", *sorted({*LETTERS, *pre_tokenizers.ByteLevel.alphabet()}), *longer]
+        given |= {"merges": MERGES, "pad_token": tokens[0]}
+    return made({token: number for number, token in enumerate(tokens)}, **given)
+
+
+def of_class(name: str, transformer: str = "", **changes: Any) -> Callable[[Path], Path]:
+    """A builder of a model with such a tokenizer, whose tokenizer.json is changed afterwards."""
+
+    def build(folder: Path) -> Path:
+        given = words(name)
+        layers = {"vocab_size": len(given), "pad_token_id": given.pad_token_id}
+        layers |= {"bos_token_id": 0, "eos_token_id": 0, "num_key_value_heads": 2, "head_dim": 8}
+        path = save(folder, of(transformer or name, **layers | T5), given)
+        file = path / "tokenizer.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        return path
+
+    return build
+
+
+def configured(build: Callable[[Path], Path], **keys: Any) -> Callable[[Path], Path]:
+    """A builder of that model with other keys in its tokenizer_config.json."""
+
+    def built(folder: Path) -> Path:
+        path = build(folder)
+        change(path / "tokenizer_config.json", **keys)
+        return path
+
+    return built
 
 
 def save(
@@ -153,7 +205,7 @@ def router(folder: Path) -> Path:
     from sentence_transformers.base.modules import Router
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    query = [backbone(folder / "query", of("Bert")), Pooling(WIDTH, "mean")]
+    query = [backbone(folder / "query", of("Bert"), words("Bert")), Pooling(WIDTH, "mean")]
     document = [backbone(folder / "document", of("Roberta")), Pooling(WIDTH, "cls")]
     both = Router.for_query_document(query, document)
     SentenceTransformer(modules=[both], device="cpu").save(str(folder / "model"))

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,19 @@ class ExitCode(IntEnum):
     CONFIG = 78
     INTERRUPTED = 130
     TERMINATED = 143
+
+
+class StopReason(Enum):
+    """Why a run ends, or continues without a device; `words` makes sentences of it."""
+
+    HALTED = "halted"  # as the outcome of the attempt says
+    BROKEN = "broken"  # the device cannot be used any more
+    BUSY = "busy"  # other processes held the device for too long
+    TOO_LARGE = "too large"  # the model does not fit into the memory of the device
+    CANARY = "canary"  # a text that was encoded before cannot be encoded any more
+    NOTHING_ENCODED = "nothing encoded"  # not one text, short ones tried alone
+    BAD_ROWS = "bad rows"  # more texts without a vector than the config allows
+    ALL_BAD = "all bad"  # no text of an output can be encoded
 
 
 KEPT = "; finished work is kept"  # at the end of a remedy; a run of which nothing is kept takes it away

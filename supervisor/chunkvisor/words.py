@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chunkvisor.errors import KEPT, ExitCode, Halt, is_empty
+from chunkvisor.errors import KEPT, ExitCode, Halt, StopReason, is_empty
 from chunkvisor.events import event
 from chunkvisor.judge import Verdict
 from chunkvisor.store.attempt import failed_as
@@ -150,7 +150,7 @@ def advice_on_row(outcome: str, rule: str) -> str:
 
 
 def end_in_words(
-    why: str,
+    why: StopReason,
     code: ExitCode,
     verdict: Verdict,
     work: tuple[str, int, int],
@@ -160,38 +160,38 @@ def end_in_words(
 ) -> Halt:
     """Put the end of a run, or of a device that it does without (`dropped`), into words.
 
-    `why` is as in `policy.Stop`; `work` is (output, chunk, texts of the output).
+    `work` is (output, chunk, texts of the output).
     """
     output, chunk, texts = work
     because = verdict.reason
     see = verdict.see
     remedy = f"{last_remedy(verdict)} Then run the same command again{KEPT}."
     match why:
-        case "broken":
+        case StopReason.BROKEN:
             what = f"{device} cannot be used any more"
             see = ""
             remedy = f"Repair the device, then run the same command again{KEPT}."
-        case "busy":
+        case StopReason.BUSY:
             what = f"{device} stayed busy for longer than recovery.wait_timeout"
             remedy = "End the other process, or wait for it. Then run the same command again."
-        case "too large":
+        case StopReason.TOO_LARGE:
             what = f"halted at {output} chunk {chunk}: the model is larger than the GPU's memory"
             because = f"{because}; no other process held much of it"
             remedy = f"Use a GPU with more memory, or a smaller model. Then run the same command again{KEPT}."
-        case "canary" | "first" if dropped:
-            # Not even a text that was encoded before, or (first) not one text, short ones tried alone.
+        case StopReason.CANARY | StopReason.NOTHING_ENCODED if dropped:
+            # Not even a text that was encoded before, or not one text at all, short ones tried alone.
             was = "can no longer encode a text that it encoded before"
-            was = was if why == "canary" else "has encoded no text, not even short ones"
+            was = was if why is StopReason.CANARY else "has encoded no text, not even short ones"
             code = ExitCode.MACHINE
             what = f"{device} {was}"
             because = f"it {was}: {because}"
             remedy = "Check that device with nvidia-smi and `chunkvisor doctor`. Then run the same command again."
-        case "canary":
+        case StopReason.CANARY:
             what = f"halted at {output}: a text that was encoded before can no longer be encoded"
             remedy = (
                 f"{last_remedy(verdict)} No text is the cause. Then run the same command again."
             )
-        case "first":
+        case StopReason.NOTHING_ENCODED:
             what = f"halted at {output}: no text has been encoded so far (0 of {texts:,}); short texts, each tried "
             what += f"alone, failed too, the last in chunk {chunk}"
             remedy = (

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import chunkvisor
-from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine.modelsource import ModelSource, resolve_local
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events.journal import read_events
@@ -37,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> ModelSource:
     """The folder as a run finds it."""
-    return resolve_local(ModelConfig(name=str(folder)), folder.parent / "cache.json")
+    return resolve_local(folder, folder.parent / "cache.json")
 
 
 def test_folders_behind_links_count(folder: Path) -> None:
@@ -133,6 +132,45 @@ def test_nothing_of_a_changed_model_is_committed(job: Workplace, folder: Path) -
     ended = job.run()
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(job.vectors(), expected(TEXTS))
+
+
+MODULE = '[{"path": "../base", "type": "sentence_transformers.models.Dense"}]'
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("adapter_config.json", '{"base_model_name_or_path": "BASE"}'),
+        ("sentence_bert_config.json", '{"tokenizer_name_or_path": "BASE"}'),
+        ("modules.json", MODULE),
+    ],
+)
+def test_what_the_files_name_outside_the_folder_counts(
+    job: Workplace, folder: Path, file: str, content: str
+) -> None:
+    """The base of an adapter, say: another content is another model, between runs and during one."""
+    settings = folder.with_name("base") / "config.json"
+    settings.parent.mkdir()
+    settings.write_text("{}")
+    (folder / file).write_text(content.replace("BASE", str(settings.parent)))
+    assert job.run().returncode == 0
+    (digest,) = job.manifest()["model"]["outside"].values()
+    assert digest.startswith("sha256:")
+    job.write_source([*TEXTS, "one more"])
+    settings.write_text('{"changed": 1}')
+    refused = job.run("--update")
+    assert refused.returncode == 78
+    assert "model.outside" in refused.stderr
+
+    def change(event: str, _: dict[str, Any]) -> None:
+        if event == "output_opened":
+            settings.write_text('{"changed": 2}')
+
+    settings.write_text("{}")
+    with pytest.raises(Halt, match="changed during the run"):
+        chunkvisor.run(job.config_path, update=True, on_event=change)
+    settings.write_text("{}")
+    assert job.run("--update").returncode == 0
 
 
 def test_what_is_loaded_while_the_digest_is_taken_counts_if_no_file_has_changed(

@@ -8,6 +8,7 @@ import pytest
 
 from chunkvisor.commands.plan import draw
 from harness import Workplace
+from modelkinds import decoder
 
 TEXTS = ["one", "two two", None, "one", "a longer text " * 40, ""]
 
@@ -118,6 +119,14 @@ def test_a_tokenizer_that_cannot_be_had(workplace: Workplace) -> None:
     found = plan_of(workplace, HF_HUB_OFFLINE="1", HF_HOME=str(workplace.folder / "hub"))
     assert found["outputs"]["out"]["distinct_texts"] == 4
     assert any(note.startswith("tokens could not be counted: ") for note in found["notes"])
+
+
+@pytest.mark.model
+def test_blanks_at_the_end(workplace: Workplace, tmp_path: Path) -> None:
+    """Where the last token makes the vector, the plan notes how many texts end with a blank."""
+    workplace.write_source(["a", "b ", "c\t"])
+    workplace.write_config("sentence-transformers", model__name=str(decoder("Qwen2")(tmp_path)))
+    assert any("at the end of 2 texts" in note for note in plan_of(workplace)["notes"])
 
 
 @pytest.mark.model

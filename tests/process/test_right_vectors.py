@@ -1,8 +1,10 @@
 """The model that is loaded is the model that is described: a table of kinds, equal to plain `encode` or refused."""
 
 import functools
+import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,14 +15,17 @@ import pytest
 
 import modelkinds as kinds
 from chunkvisor.config.load import from_values
-from chunkvisor.config.model import encode_spec, model_spec
+from chunkvisor.config.model import encode_spec
 from chunkvisor.engine.modelfolder import check_model_files
+from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import Halt
-from chunkvisor_worker.contract.messages import Limits, Loaded, Phase
+from chunkvisor_worker.contract.messages import Limits, Loaded, ModelSpec, Phase
 from chunkvisor_worker.contract.taxonomy import diagnose
 from chunkvisor_worker.faults import fault_of
-from chunkvisor_worker.model import WrongModelError
+from chunkvisor_worker.lengths import Counter
+from chunkvisor_worker.model import Heard, load_model
 from chunkvisor_worker.sentence_transformer import SentenceTransformerEncoder
+from chunkvisor_worker.tokenizer import WrongModelError
 from harness import Workplace
 
 pytestmark = pytest.mark.model
@@ -48,7 +53,7 @@ def encoded(
     }
     config = from_values(values, path)
     check_model_files(config, str(path))
-    spec = model_spec(config.model, str(path), None)
+    spec = ModelSource(str(path), None).spec(config.model)
     worker = SentenceTransformerEncoder(spec, encode_spec(config.effective_encode("out")), "cpu")
     progress = Mock(leaving=False, known_peak_flop_per_s=0.0)
     worker.load(progress)
@@ -100,6 +105,14 @@ def with_left_over(build: Build, *names: str) -> Build:
     return builder
 
 
+def of_words(words: Sequence[str], folder: Path) -> Path:
+    """A model whose vocabulary has these words and no other."""
+    from transformers import BertTokenizer
+
+    ids = {word: number for number, word in enumerate([*kinds.SPECIAL[:5], *words])}
+    return kinds.save(folder, kinds.of("Bert"), BertTokenizer(vocab=ids, do_lower_case=False))
+
+
 MODERN: dict[str, Any] = {
     "local_attention": 16,
     "pad_token_id": 0,
@@ -107,8 +120,7 @@ MODERN: dict[str, Any] = {
     "eos_token_id": 6,
 }
 MODERN |= {"cls_token_id": 2, "sep_token_id": 3, "global_attn_every_n_layers": 2}
-T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-t5 = kinds.encoder("T5Encoder", **T5)
+t5 = kinds.encoder("T5Encoder", **kinds.T5)
 gpt2 = kinds.encoder("GPT2", pad_token_id=0, bos_token_id=5, eos_token_id=6)
 mistral = kinds.decoder("Mistral")
 fewer_layers: dict[str, Any] = {"kwargs": {"config_kwargs": {"num_hidden_layers": 1}}}
@@ -153,6 +165,16 @@ EQUAL: dict[str, tuple[Build, dict[str, Any], dict[str, Any], dict[str, Any]]] =
     "code, left out on purpose": (with_negative_code, {"trust_remote_code": False}, {}, {}),
     **{kind: (build, {}, {}, {}) for kind, build in UNUSED.items()},
     "fewer layers on purpose": (kinds.bert, fewer_layers, {}, {}),
+    "proteins": (functools.partial(of_words, "LAGVSERTIDPKQNFYMHWC"), {}, {}, {}),
+    "DNA": (functools.partial(of_words, ["ACG", "CGT", "GTA", "TAC"]), {}, {}, {}),
+    "molecules": (functools.partial(of_words, ["C", "c", "(", ")", "=", "O", "1"]), {}, {}, {}),
+    "a large table": (kinds.encoder("Bert", vocab_size=3 * kinds.ROWS), {}, {}, {}),
+    "null settings": (
+        kinds.decoder("Qwen2"),
+        {"kwargs": {"config_kwargs": {"sliding_window": None}, "processor_kwargs": None}},
+        {},
+        {},
+    ),
 }
 
 
@@ -167,6 +189,165 @@ def test_equal_to_plain_encode(kind: str, tmp_path: Path) -> None:
     expected = plain(path, model, **same)
     assert vectors.shape == expected.shape
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+
+
+def together(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Normalizers or pre-tokenizers, one after the other."""
+    key = "normalizers" if parts[-1]["type"] in ("NFC", "Replace") else "pretokenizers"
+    return {"type": "Sequence", key: list(parts)}
+
+
+def around(token: str, number: int) -> dict[str, Any]:
+    """A post-processor that puts this token before a text."""
+    parts = [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokens = {token: {"id": token, "ids": [number], "tokens": [token]}}
+    return {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": tokens}
+
+
+of_class, configured = kinds.of_class, kinds.configured
+LOWER = {"type": "Lowercase"}
+DIGITS = {"type": "Digits", "individual_digits": True}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+WITHOUT_PREFIX = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": True}
+OLD_LLAMA = together(
+    {"type": "Prepend", "prepend": "▁"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+)
+FLAGS = {"special": False, "normalized": True, "single_word": False, "lstrip": False}
+WORD = {**FLAGS, "rstrip": False, "id": 142, "content": "foxab"}
+KNOWN = {"0": {**FLAGS, "rstrip": False, "content": "[PAD]", "special": True}}
+LOWER_QWEN2 = of_class("Qwen2", normalizer=together(LOWER, {"type": "NFC"}))
+LLAMA = functools.partial(of_class, "Llama", post_processor=around("<s>", 1))
+GEMMA = functools.partial(of_class, "Gemma", post_processor=around("<bos>", 2))
+SAID = "Fox  É ﬁ 12\nFoxab"
+
+TOKENIZERS: dict[str, tuple[Build, str, bool]] = {
+    # kind: (builder, the tokens of SAID under transformers 4.49, whether 5.23 alone gives others)
+    "BERT": (of_class("Bert"), "[CLS] fox e ﬁ 12 fox ##a ##b [SEP]", False),
+    "BERT, cased": (
+        configured(of_class("Bert"), do_lower_case=False),
+        "[CLS] Fox É ﬁ 12 Fox ##a ##b [SEP]",
+        False,
+    ),
+    "BERT, NFKC": (
+        of_class("Bert", normalizer={"type": "NFKC"}),
+        "[CLS] Fox É f ##i 12 Fox ##a ##b [SEP]",
+        True,
+    ),
+    "BERT, other ends": (
+        of_class("Bert", post_processor=around("[PAD]", 0)),
+        "[PAD] fox e ﬁ 12 fox ##a ##b",
+        True,
+    ),
+    "BERT, a word": (
+        configured(of_class("Bert", added_tokens=[WORD]), added_tokens_decoder=KNOWN),
+        "[CLS] fox e ﬁ 12 foxab [SEP]",
+        True,
+    ),
+    "RoBERTa": (of_class("Roberta"), "<s> Fox Ġ Ġ Ã ī Ġ ï ¬ ģ Ġ 12 Ċ Fox a b </s>", False),
+    "RoBERTa, lower": (
+        of_class("Roberta", normalizer=LOWER),
+        "<s> fox Ġ Ġ Ã © Ġ ï ¬ ģ Ġ 12 Ċ fox a b </s>",
+        True,
+    ),
+    "XLM-R": (of_class("XLMRoberta"), "<s> ▁ Fox ▁ É ▁ ﬁ ▁ 12 ▁ Fox a b </s>", False),
+    "XLM-R, no prefix": (
+        of_class("XLMRoberta", pre_tokenizer=WITHOUT_PREFIX),
+        "<s> Fox ▁ ▁ É ▁ ﬁ ▁ 12 <unk> Fox a b </s>",
+        True,
+    ),
+    "GPT-2": (of_class("GPT2"), "Fox Ġ Ġ Ã ī Ġ ï ¬ ģ Ġ 12 Ċ Fox a b", False),
+    "GPT-2, a space": (
+        configured(of_class("GPT2"), add_prefix_space=True),
+        "Ġ Fox Ġ Ġ Ã ī Ġ ï ¬ ģ Ġ 12 Ċ Fox a b",
+        False,
+    ),
+    "GPT-2, digits": (
+        of_class("GPT2", pre_tokenizer=together(DIGITS, BYTES)),
+        "Fox Ġ Ġ Ã ī Ġ ï ¬ ģ Ġ 1 2 Ċ Fox a b",
+        True,
+    ),
+    "Qwen2": (of_class("Qwen2"), "Fox Ġ Ġ Ã ī Ġ ï ¬ ģ Ġ 1 2 Ċ Fox a b", False),
+    "Qwen2, lower": (LOWER_QWEN2, "fox Ġ Ġ Ã © Ġ ï ¬ ģ Ġ 1 2 Ċ fox a b", True),
+    "Qwen2, lower, no class": (
+        configured(LOWER_QWEN2, tokenizer_class="PreTrainedTokenizerFast"),
+        "fox Ġ Ġ Ã © Ġ ï ¬ ģ Ġ 1 2 Ċ fox a b",
+        True,
+    ),
+    "T5": (of_class("T5", "T5Encoder"), "▁ Fox ▁ É ▁ ﬁ ▁ 12 ▁ Fox a b </s>", False),
+    "T5, digits": (
+        of_class("T5", "T5Encoder", pre_tokenizer=DIGITS),
+        "Fox <unk> É <unk> ﬁ <unk> 1 2 <unk> Fox a b </s>",
+        True,
+    ),
+    "Llama": (LLAMA(), "<s> ▁ Fox ▁ ▁ É ▁ ﬁ ▁ 12 <0x0A> Fox a b", False),
+    "Llama of before": (
+        LLAMA(normalizer=OLD_LLAMA, pre_tokenizer=None),
+        "<s> ▁ Fox ▁ ▁ É ▁ ﬁ ▁ 12 <0x0A> Fox a b",
+        True,
+    ),
+    "Gemma": (GEMMA(), "<bos> Fox ▁ ▁ É ▁ ﬁ ▁ 12 <0x0A> Fox a b", False),
+    "Gemma, lower": (
+        GEMMA(normalizer=LOWER),
+        "<bos> fox <0x20> <0x20> é <0x20> ﬁ <0x20> 12 <0x0A> fox a b",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_tokenizer_is_that_of_the_file(kind: str, tmp_path: Path) -> None:
+    """A folder's tokenizer.json decides the tokens, in a run and in a plan, with a note if the library drops it."""
+    build, tokens, changed = TOKENIZERS[kind]
+    path, heard = build(tmp_path), Heard()
+    spec = ModelSpec(str(path), path=str(path))
+
+    model = load_model(spec, "cpu", heard)
+
+    for each in (model.tokenizer, Counter(spec, path).tokenizer):
+        assert " ".join(each.convert_ids_to_tokens(each(SAID)["input_ids"])) == tokens
+    assert ["which is used" in note for note in heard.notes] == [True] * changed, heard.notes
+
+
+def test_the_other_end_is_kept(tmp_path: Path) -> None:
+    """If only an end token is asked for, the first token of tokenizer.json stays, as in transformers 4."""
+    path = LLAMA()(tmp_path)
+    kwargs = {"processor_kwargs": {"add_eos_token": True}}
+    model = load_model(ModelSpec(str(path), path=str(path), kwargs=kwargs), "cpu", Heard())
+    assert model.tokenizer.convert_ids_to_tokens(model.tokenizer("fox")["input_ids"]) == [
+        *("<s>", "▁", "fox", "</s>")
+    ]
+
+
+def test_vectors_are_those_of_the_files_tokenizer(tmp_path: Path) -> None:
+    """Each module has the tokenizer.json of its own folder: a Router's route, and a Transformer in a subfolder."""
+    from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedTokenizerFast
+
+    digits = of_class("Bert", pre_tokenizer=DIGITS)(tmp_path / "a")
+    path = tmp_path / "moved"
+    place = path / "0_Transformer"
+    shutil.copytree(digits, place)
+    shutil.move(place / "1_Pooling", path)
+    shutil.move(place / "modules.json", path)
+    modules = json.loads((path / "modules.json").read_text())
+    modules[0]["path"] = place.name
+    (path / "modules.json").write_text(json.dumps(modules))
+    library = SentenceTransformer(str(path), device="cpu")
+    library[0].processor = PreTrainedTokenizerFast.from_pretrained(place)
+    vectors, _ = encoded(path, {}, {})
+    expected = library.encode(TEXTS, batch_size=1, show_progress_bar=False)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+
+    path = kinds.router(tmp_path / "b")
+    place = path / "query_0_Transformer"
+    shutil.copy(digits / "tokenizer.json", place)
+    library = SentenceTransformer(str(path), device="cpu")
+    library[0].sub_modules["query"][0].processor = PreTrainedTokenizerFast.from_pretrained(place)
+    vectors, loaded = encoded(path, {}, {"task": "query"})
+    expected = library.encode_query(TEXTS, batch_size=1, show_progress_bar=False)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+    assert any("which is used" in note for note in loaded.notes)
 
 
 def sparse(folder: Path) -> Path:
@@ -233,6 +414,17 @@ def blind_to_is_causal(folder: Path) -> Path:
     return path
 
 
+def without_tokenizer(name: str) -> Build:
+    """A builder of a model whose folder lacks tokenizer.json."""
+
+    def build(folder: Path) -> Path:
+        path = kinds.of_class(name)(folder)
+        (path / "tokenizer.json").unlink()
+        return path
+
+    return build
+
+
 REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
     # kind: (builder, section model, words of the message, in this order)
     "sparse": (sparse, {}, "class SparseEncoder.*config_sentence_transformers.json.*plug-in"),
@@ -289,6 +481,21 @@ REFUSED: dict[str, tuple[Build, dict[str, Any], str]] = {
         without_pad("Qwen2"),
         {},
         "pad token <.endoftext.> has the id 263.*263 rows.*pad_token",
+    ),
+    "no vocabulary, BERT": (
+        without_tokenizer("Bert"),
+        {},
+        r"\(BertTokenizer, 5 tokens\) has special tokens and no words.*tokenizer\.json.*Download",
+    ),
+    "no vocabulary, Qwen2": (
+        without_tokenizer("Qwen2"),
+        {},
+        "special tokens and no words.*Download",
+    ),
+    "tokenizer of another model": (
+        kinds.encoder("Bert", vocab_size=kinds.ROWS // 2),
+        {},
+        "263 tokens.*131 rows.*another model",
     ),
     "length beyond positions": (
         too_long,
@@ -402,9 +609,13 @@ PROMPTS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "chosen by task": ({"query": "q: "}, {"task": "query"}, ""),
     "chosen by name": ({"query": "q: "}, {"prompt_name": "query"}, ""),
     "an author's empty one": ({"query": "q: "}, {"prompt_name": "document"}, ""),
-    "task without prompt": ({"mine": "m: "}, {"task": "query"}, "changes nothing.*'mine'"),
-    "task without prompts": ({}, {"task": "document"}, "changes nothing.*leave encode.task out"),
-    "task of its own": ({}, {"kwargs": {"task": "doc"}}, "changes nothing"),
+    "task without prompt": ({"mine": "m: "}, {"task": "query"}, "no route for the task.*'mine'"),
+    "task without prompts": (
+        {},
+        {"task": "document"},
+        "no route for the task.*leave encode.task out",
+    ),
+    "task of its own": ({}, {"kwargs": {"task": "doc"}}, "no route for the task"),
 }
 
 

@@ -182,11 +182,6 @@ def test_limits_and_length_change_the_work_and_not_the_vectors(
     [
         ({"max_length": 513}, {}, "513, but the model has positions for 512"),
         ({}, {"truncate_dim": 385}, "385, but the model's vectors have 384"),
-        (
-            {},
-            {"prompt_name": "passage"},
-            "'passage' is not a prompt of this model; it has: 'query', 'document'",
-        ),
     ],
 )
 def test_what_the_model_cannot_meet_is_refused(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.policy import Lesson
+from chunkvisor.heart.policy import BatchLimit
 from chunkvisor.outputs.forms import Form
 from chunkvisor.store.chunkfiles import ChunkFiles, Index, Part
 from chunkvisor.store.identity import FactsRecord, Plan
@@ -215,16 +215,16 @@ class Disk:
         ]
         self.outputs: list[Output] = []  # as the run of the moment has them
         self.published = set[int]()
-        self.lessons: dict[str, Lesson] = {}
-        self._synced: dict[str, Lesson] = {}
+        self.lessons: dict[str, BatchLimit] = {}
+        self._synced: dict[str, BatchLimit] = {}
 
-    def get(self, kind: str) -> Lesson | None:
+    def get(self, kind: str) -> BatchLimit | None:
         """What batches on devices of the kind are to hold; see LessonFile."""
         return self.lessons.get(kind)
 
     def save(self, kind: str, rows: int, tokens: int | None) -> None:
         """Keep it."""
-        self.lessons[kind] = Lesson(rows, tokens)
+        self.lessons[kind] = BatchLimit(rows, tokens)
 
     def die(self, chance: random.Random) -> None:
         """Lose, one time of two, what was written since the death before: it was not synced."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from chunkvisor.devices.stations import Health
-from chunkvisor.errors import ExitCode, Halt
+from chunkvisor.errors import ExitCode, Halt, StopReason
 from chunkvisor.heart.instructions import (
     AskToLeave,
     AttemptEnded,
@@ -27,11 +27,12 @@ from chunkvisor.heart.instructions import (
     OpenGate,
     QuarantineTexts,
     StartWorker,
+    Task,
     TellFailure,
     TellWait,
-    Work,
 )
 from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.policy import Canary, KnownText, OwnText
 from chunkvisor.heart.run import Run
 from chunkvisor.heart.scheduler import Scheduler
 from chunkvisor.heart.store import ResultStore
@@ -292,8 +293,8 @@ class _Run:
         )
         self.loop.watched = self
         self.scheduler: Scheduler = self.loop._scheduler
-        self._really_ended = self.scheduler.ended
-        self.scheduler.ended = self.judged  # type: ignore[method-assign]
+        self._really_ended = self.scheduler.attempt_finished
+        self.scheduler.attempt_finished = self.judged  # type: ignore[method-assign]
 
     @property
     def draining(self) -> bool:
@@ -399,16 +400,16 @@ class _Run:
                 watchdog.goes(self, self.processes[worker])
             case AskToLeave(worker) if worker in self.processes:
                 watchdog.leaves(self, self.processes[worker])
-            case KeepVectors(worker, work):
-                watchdog.keeps(self, worker, work)
-                files = self.disk.files[work.output]
-                if files.read_index(work.chunk).parts and life.mishap("damaged part"):
-                    files.damage_part(work.chunk)
-            case QuarantineTexts(work):
-                watchdog.quarantines(work)
+            case KeepVectors(worker, task):
+                watchdog.keeps(self, worker, task)
+                files = self.disk.files[task.output]
+                if files.read_index(task.chunk).parts and life.mishap("damaged part"):
+                    files.damage_part(task.chunk)
+            case QuarantineTexts(task):
+                watchdog.quarantines(task)
             case DropDevice(ending) if ending.device is not None:
                 self.devices[ending.device].left = True
-            case EndRun(ending) if ending.why == "bad rows":
+            case EndRun(ending) if ending.why is StopReason.BAD_ROWS:
                 watchdog.too_many(ending)
             case TellFailure(worker) if worker in self.ended:
                 watchdog.fails(self.ended[worker][0].device.number, instruction)
@@ -507,14 +508,16 @@ class _Run:
 
     # --- workers
 
-    def new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Process:
+    def new_attempt(
+        self, task: Task, station: Any, limits: Limits, canary: Canary | None
+    ) -> Process:
         """See OutputRun."""
         if within(self.world.disk_full, self.life.now_s):
             raise full()
         assert self.start is not None
         return Process(
             self.start.worker,
-            work,
+            task,
             station,
             limits,
             canary,
@@ -580,13 +583,16 @@ class _Run:
 
     def _compute(self, process: Process, fault: Failure) -> None:
         """What becomes of its batches, longest texts first."""
-        work, limits, canary = process.work, process.limits, process.canary
-        lengths, poison = self.world.lengths[work.output], self.world.poison[work.output]
+        task, limits, canary = process.task, process.limits, process.canary
+        lengths, poison = self.world.lengths[task.output], self.world.poison[task.output]
         room = process.device.gpu.tokens // (1 if process.alone else 2)
-        order = sorted(work.texts, key=lengths.__getitem__, reverse=True)
+        order = sorted(task.texts, key=lengths.__getitem__, reverse=True)
         first = None
-        if canary is not None:
-            first = canary if canary >= 0 else order.pop(max(0, len(order) + canary))
+        match canary:
+            case KnownText(text):
+                first = text
+            case OwnText(rank):
+                first = order.pop(max(0, len(order) - 1 - rank))
         took_s, at, count = 0.2, 0, len(order)
         transient = self.watchdog.may_fail_by_chance(process) and self.life.mishap("transient")
         while at < count or first is not None:
@@ -628,15 +634,15 @@ class _Run:
         self._at(took_s, self._writes, process)
 
     def _result(self, process: Process) -> Evidence:
-        work, poison = process.work, self.world.poison[process.work.output]
-        bad = [text for text in work.texts if text in poison] if poison else []
+        task, poison = process.task, self.world.poison[process.task.output]
+        bad = [text for text in task.texts if text in poison] if poison else []
         if any(poison[text] is Failure.DIMENSION for text in bad):
             # As if another attempt had found the right dimension.
-            known = process.canary is not None and process.canary >= 0
-            alike = all(poison.get(text) is Failure.DIMENSION for text in work.texts) and not known
+            known = isinstance(process.canary, KnownText)
+            alike = all(poison.get(text) is Failure.DIMENSION for text in task.texts) and not known
             return evidence(Failure.DIMENSION if alike else Failure.DIMENSIONS, rows=1)
         if bad:
-            return evidence(Failure.NAN, bad_rows=tuple(text - work.texts[0] for text in bad))
+            return evidence(Failure.NAN, bad_rows=tuple(text - task.texts[0] for text in bad))
         return evidence(Failure.NONE)
 
     def _frees(self, process: Process) -> None:
@@ -676,17 +682,17 @@ class _Run:
             return
         process.plan += 1
         process.left = left
-        batches, poison = process.batches, self.world.poison[process.work.output]
+        batches, poison = process.batches, self.world.poison[process.task.output]
         done = min(bisect_right(process.batch_ends_s, self.life.now_s), len(batches))
         known = process.canary is not None
         process.canary_is_good = process.canary_is_good or (known and done > 0)
         if left.result is not None or left.returncode == evidence(Failure.NODE).returncode:
             return
         if done < len(batches):
-            process.under_way = frozenset(batches[done]) & frozenset(process.work.texts)
+            process.under_way = frozenset(batches[done]) & frozenset(process.task.texts)
         texts = [text for batch in batches[:done] for text in batch]
         if not any(poison.get(text) is Failure.DIMENSION for text in texts):
-            own = frozenset(process.work.texts)
+            own = frozenset(process.task.texts)
             process.saved = frozenset(text for text in texts if text not in poison) & own
 
     def signalled(self, process: Process) -> None:
@@ -724,7 +730,7 @@ class _Run:
         output = Output(files, self.world.limits, self.world.lengths[number])
         output.new_attempt = self.new_attempt
         output.joined = number in self.disk.published
-        left = [each for each in self.life.left_behind if each.work.output == number]
+        left = [each for each in self.life.left_behind if each.task.output == number]
         output.attempts_left = lambda: left
         output.join = lambda on_block: self._join(number, on_block)
         return output

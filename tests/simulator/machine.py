@@ -13,7 +13,8 @@ from typing import Any
 from chunkvisor.devices.gpu import SMI_LOST, Device
 from chunkvisor.devices.stations import Health, MemoryHolder, Reading, Site, Station, Stations
 from chunkvisor.engine.engine import Worker as EngineWorker
-from chunkvisor.heart.instructions import Work
+from chunkvisor.heart.instructions import Task
+from chunkvisor.heart.policy import Canary
 from chunkvisor.judge import EndedBy, Evidence
 from chunkvisor.store.attempt import Salvage
 from chunkvisor_worker.contract.messages import (
@@ -71,10 +72,10 @@ class Worker:
     """A worker, and the folder of its attempt."""
 
     number: int  # its name with the scheduler
-    work: Work
+    task: Task
     station: Station
     limits: Limits
-    canary: int | None = None
+    canary: Canary | None = None
     warm: bool = False
     phase: Phase = Phase.START
     called: bool = False
@@ -90,11 +91,11 @@ class Worker:
     signals: list[signal.Signals] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        work = self.work
-        start = work.texts[0]
-        stop = work.texts[-1] + 1
-        skip = tuple(text - start for text in range(start, stop) if text not in work.texts)
-        self.spec = replace(_SPEC, chunk=work.chunk, start=start, stop=stop, skip=skip)
+        task = self.task
+        start = task.texts[0]
+        stop = task.texts[-1] + 1
+        skip = tuple(text - start for text in range(start, stop) if text not in task.texts)
+        self.spec = replace(_SPEC, chunk=task.chunk, start=start, stop=stop, skip=skip)
 
     # --- see engine.Worker
 

@@ -13,9 +13,9 @@ from types import FunctionType
 from typing import Any
 
 from chunkvisor.heart import loop
+from chunkvisor.heart.attempt import RunningAttempt
 from chunkvisor.heart.loop import Loop
 from chunkvisor.heart.scheduler import Scheduler
-from chunkvisor.heart.slot import Slot
 from chunkvisor.store.ledger import Parts
 
 
@@ -56,7 +56,7 @@ BUGS = {
     "E8: the scheduler does not hear at once that a worker is gone": Bug(
         Loop,
         "_conclude",
-        "self._scheduler.gone(slot.number)",
+        "self._scheduler.worker_exited(slot.number)",
         "pass",
         seed=484,
     ),
@@ -92,7 +92,7 @@ BUGS = {
         seed=311,
     ),
     "no worker is killed": Bug(
-        Slot,
+        RunningAttempt,
         "_next_signal",
         "self.worker.signal(number)",
         "number is not signal.SIGKILL and self.worker.signal(number)",
@@ -101,10 +101,12 @@ BUGS = {
     "a worker that has ended well has its device until the verdict": Bug(
         Loop,
         "_conclude",
-        "self._execute(self._scheduler.called(slot.number, freed=True))",
+        "self._execute(self._scheduler.worker_called(slot.number, freed=True))",
         "pass",
     ),
-    "a hang is not seen": Bug(Slot, "attend", "self.end(EndedBy.HANG, why, now_s)", "pass"),
+    "a hang is not seen": Bug(
+        RunningAttempt, "attend", "self.end(EndedBy.HANG, why, now_s)", "pass"
+    ),
     "finished batches of a failed attempt are forgotten": Bug(
         loop,
         "_judged",
@@ -115,8 +117,8 @@ BUGS = {
     "every attempt is taken for proven": Bug(
         loop,
         "_judged",
-        "proven=bool(left.done) or some_good or attempt.canary_passed()",
-        "proven=True",
+        "any_text_succeeded=bool(left.done) or some_good or attempt.canary_passed()",
+        "any_text_succeeded=True",
         seed=92,
     ),
     "a device that is dropped is used again": Bug(
@@ -125,20 +127,20 @@ BUGS = {
     "a damaged chunk is not computed again": Bug(
         Loop,
         "_turn",
-        "self._scheduler.lost(output, chunk)",
+        "self._scheduler.chunk_invalidated(output, chunk)",
         "pass",
         seed=63,
     ),
     "vectors that a full disk refused are forgotten": Bug(
         Scheduler,
         "stored",
-        "self._wait(step.delay_s, work, problem, None)",
+        "self._wait(step.delay_s, task, problem, None)",
         "pass",
         seed=381,
     ),
     "a signal that comes again stops nothing": Bug(
         Loop,
-        "_heed_signals",
+        "_check_signals",
         "self._execute(self._scheduler.stop(-math.inf))",
         "pass",
         seed=16,

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from chunkvisor.devices.stations import Health
-from chunkvisor.errors import Halt
+from chunkvisor.errors import Halt, StopReason
 from chunkvisor.events import event
 from chunkvisor.heart import policy
 from chunkvisor.heart.instructions import (
@@ -25,11 +25,12 @@ from chunkvisor.heart.instructions import (
     OpenGate,
     QuarantineTexts,
     StartWorker,
+    Task,
     TellFailure,
     TellWait,
-    Work,
 )
 from chunkvisor.heart.loop import Loop
+from chunkvisor.heart.policy import Canary, KnownText, OwnText
 from chunkvisor.heart.run import Run
 from chunkvisor.heart.store import ResultStore
 from chunkvisor.judge import Evidence
@@ -194,16 +195,14 @@ class Play:
     def _of(self, worker: str) -> Worker:
         """One that was not started may be waited for."""
         if int(worker) not in self.workers:
-            nobody = Work(0, 0, (0,))
+            nobody = Task(0, 0, (0,))
             return Worker(int(worker), nobody, cast("Any", None), Limits(1))
         return self.workers[int(worker)]
 
     def _end(self, worker: Worker, verb: str, rest: list[str]) -> None:
-        texts = list(worker.work.texts)
+        texts = list(worker.task.texts)
         # A canary fails only where the line says so; "done 3,4" are texts whose vectors are written.
-        worker.canary_is_good = (
-            worker.canary is not None and worker.canary >= 0 and "canary" not in rest
-        )
+        worker.canary_is_good = isinstance(worker.canary, KnownText) and "canary" not in rest
         match verb:
             case "refused":
                 worker.warm, worker.left = True, Evidence(WorkerExit.TAINTED_TEMPLATE)
@@ -238,11 +237,13 @@ class Play:
 
     # --- the machine
 
-    def _new_attempt(self, work: Work, station: Any, limits: Limits, canary: int | None) -> Worker:
+    def _new_attempt(
+        self, task: Task, station: Any, limits: Limits, canary: Canary | None
+    ) -> Worker:
         if self.disk_full:
             raise full()
         assert self._start is not None
-        return Worker(self._start.worker, work, station, limits, canary)
+        return Worker(self._start.worker, task, station, limits, canary)
 
     def _started(self, worker: Worker, fresh: bool) -> None:
         if self.host_oom:
@@ -268,19 +269,16 @@ class Play:
 
     def _words(self, instruction: Instruction) -> str | None:
         match instruction:
-            case StartWorker(worker, device, work, _, canary):
-                mark = " fresh" if self._templates and work.fresh else ""
-                if canary is not None:
-                    mark += (
-                        f" canary {canary}"
-                        if canary >= 0
-                        else " own first"
-                        if canary == -1
-                        else f" own {-canary}"
-                    )
-                mark += " alone" if work.one_by_one and len(work.texts) > 1 else ""
-                where = f"{work.output}/" if work.output else ""
-                return f"start {worker} on {device}: {where}{work.texts[0]}..{work.texts[-1] + 1}{mark}"
+            case StartWorker(worker, device, task, _, canary):
+                mark = " fresh" if self._templates and task.cold_start else ""
+                match canary:
+                    case KnownText(text):
+                        mark += f" canary {text}"
+                    case OwnText(rank):
+                        mark += f" own {rank + 1}" if rank else " own first"
+                mark += " alone" if task.singly and len(task.texts) > 1 else ""
+                where = f"{task.output}/" if task.output else ""
+                return f"start {worker} on {device}: {where}{task.texts[0]}..{task.texts[-1] + 1}{mark}"
             case OpenGate(worker, limits):
                 rows = (
                     limits.rows if limits.tokens is None else max(1, limits.tokens // self._longest)
@@ -294,17 +292,17 @@ class Play:
                 return f"look {device}"
             case KeepVectors(worker):
                 return f"keep {worker}"
-            case QuarantineTexts(work):
-                return f"quarantine {' '.join(map(str, work.texts))}"
-            case TellFailure(work=work, step=policy.GiveUp()):
-                return f"set aside {work.chunk}"
+            case QuarantineTexts(task):
+                return f"quarantine {' '.join(map(str, task.texts))}"
+            case TellFailure(task=task, step=policy.GiveUp()):
+                return f"set aside {task.chunk}"
             case TellWait(device_or_all):
                 return "wait for all" if device_or_all is None else f"wait for {device_or_all}"
-            case LowerLimits(kind, lesson):
-                most = lesson.rows if lesson.tokens is None else lesson.tokens // self._longest
+            case LowerLimits(kind, limit):
+                most = limit.rows if limit.tokens is None else limit.tokens // self._longest
                 return f"learn {kind.removesuffix(' 16 GiB')} {most}"
             case DropDevice(ending):
                 return f"drop {ending.device} {int(ending.code)}"
             case EndRun(ending):
-                return f"halt {int(ending.code)}{' bad rows' * (ending.why == 'bad rows')}"
+                return f"halt {int(ending.code)}{' bad rows' if ending.why is StopReason.BAD_ROWS else ''}"
         return None

@@ -41,9 +41,9 @@ def test_the_table_has_the_values_of_the_code() -> None:
     assert {"recovery.stall_timeout", "recovery.grace"} <= times(Config) <= rows().keys()
     of_code = {
         f"{judge.BACKOFF_S:g} s, doubled each time up to {judge.BACKOFF_MAX_S:g} s",
-        f"{policy.LIMITS['given up']} chunks set aside in a row",
-        f"{policy.LIMITS['fruitless']} failed attempts in a row",
-        f"{policy.LIMITS['canary']} canaries that fail",
+        f"{policy.MOST_GIVEN_UP} chunks set aside in a row",
+        f"{policy.MOST_WITHOUT_PROGRESS} failed attempts in a row",
+        f"{policy.MOST_CANARIES} canaries that fail",
     }
     assert of_code <= rows().keys()
     fifth, most = re.findall(r"in the last (\w+), ([\d.]+) s at most", rows()["recovery.grace"])[0]

@@ -153,4 +153,7 @@ def evidence(
 def is_taken_apart(failure: Failure) -> bool:
     """Whether the policy looks for the text that makes a worker fail so, however often it comes."""
     judged = judge(evidence(failure, rows=1, tokens=1))
-    return isinstance(decide(judged, History(texts=8, tries=2, part=True), RecoveryConfig()), Split)
+    return isinstance(
+        decide(judged, History(texts=8, charged_failures=2, bisecting=True), RecoveryConfig()),
+        Split,
+    )

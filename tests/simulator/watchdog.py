@@ -11,10 +11,11 @@ from chunkvisor.heart.instructions import (
     Ending,
     Instruction,
     StartWorker,
+    Task,
     TellFailure,
     TellWait,
-    Work,
 )
+from chunkvisor.heart.policy import KnownText
 from chunkvisor.judge import NODE_LOST, Verdict
 from chunkvisor_worker.contract.exits import Outcome, WorkerExit
 from chunkvisor_worker.contract.messages import Phase
@@ -69,7 +70,7 @@ class Watchdog:
 
     def may_fail_by_chance(self, process: "Process") -> bool:
         """Whether a fault without a cause would be fair now: twice at one text, and nobody could tell."""
-        key = process.work.output, process.work.chunk
+        key = process.task.output, process.task.chunk
         if self._fails or self._unforgiving or key in self._unlucky or key in self._early:
             return False
         self._unlucky.add(key)
@@ -79,7 +80,7 @@ class Watchdog:
 
     def starts(self, run: "_Run", start: StartWorker, device: "Device") -> None:
         """A worker is to be started."""
-        work = start.work
+        task = start.task
         if device.left:
             raise Broken(
                 "no start on a dropped device", f"worker {start.worker} on device {device.number}"
@@ -90,24 +91,24 @@ class Watchdog:
             raise Broken(
                 "no start on a paused device", f"worker {start.worker} on device {device.number}"
             )
-        if not len(work.texts):
-            raise Broken("no start without texts", f"{work}")
-        state = self._disk.outputs[work.output].state
-        if any(state[text] != MISSING for text in work.texts):
-            raise Broken("nothing is computed twice", f"{work} is known already")
-        first, last = self._disk.outputs[work.output].bounds(work.chunk)
-        if not first <= work.texts[0] <= work.texts[-1] < last:
-            raise Broken("tasks lie in their chunk", f"{work}")
+        if not len(task.texts):
+            raise Broken("no start without texts", f"{task}")
+        state = self._disk.outputs[task.output].state
+        if any(state[text] != MISSING for text in task.texts):
+            raise Broken("nothing is computed twice", f"{task} is known already")
+        first, last = self._disk.outputs[task.output].bounds(task.chunk)
+        if not first <= task.texts[0] <= task.texts[-1] < last:
+            raise Broken("tasks lie in their chunk", f"{task}")
         for other in run.processes.values():
-            same_chunk = (other.work.output, other.work.chunk) == (work.output, work.chunk)
-            if same_chunk and not frozenset(work.texts).isdisjoint(other.work.texts):
+            same_chunk = (other.task.output, other.task.chunk) == (task.output, task.chunk)
+            if same_chunk and not frozenset(task.texts).isdisjoint(other.task.texts):
                 raise Broken(
-                    "no two workers at a text", f"{work} while worker {other.number} is at it"
+                    "no two workers at a text", f"{task} while worker {other.number} is at it"
                 )
-        poison = self._world.poison[work.output]
-        if start.canary is not None and start.canary >= 0 and start.canary in poison:
-            raise Broken("a canary is a good text", f"{work} {start.canary}")
-        self._untouched[work.output] = max(self._untouched[work.output], work.chunk + 1)
+        poison = self._world.poison[task.output]
+        if isinstance(start.canary, KnownText) and start.canary.text in poison:
+            raise Broken("a canary is a good text", f"{task} {start.canary}")
+        self._untouched[task.output] = max(self._untouched[task.output], task.chunk + 1)
 
     def goes(self, run: "_Run", process: "Process") -> None:
         """A worker is to get its device."""
@@ -196,27 +197,27 @@ class Watchdog:
             if rows > self._world.config.recovery.min_batch_size:
                 self._known.append((process.device.gpu.kind, step, rows, tokens // rows))
 
-    def keeps(self, run: "_Run", worker: int, work: Work) -> None:
+    def keeps(self, run: "_Run", worker: int, task: Task) -> None:
         """Vectors are to be taken over."""
-        output = self._disk.outputs[work.output]
+        output = self._disk.outputs[task.output]
         process, judged = run.ended.get(worker, (None, None))
         if process is not None and process.left is not None and process.left.returncode == 0:
             self._none_waits_meanwhile(run, process.device)
         if process is None or judged is None:
-            raise Broken("what is kept was just verified", f"{work}")
-        own = frozenset(process.work.texts)
-        bad = frozenset(process.work.texts[0] + row for row in judged.bad_rows)
+            raise Broken("what is kept was just verified", f"{task}")
+        own = frozenset(process.task.texts)
+        bad = frozenset(process.task.texts[0] + row for row in judged.bad_rows)
         good = (
             own
             if judged.outcome is Outcome.COMMITTED
             else process.saved or (own - bad if bad else frozenset())
         )
-        if work.output != process.work.output or not frozenset(work.texts) <= own:
-            raise Broken("what is kept are the worker's own texts", f"{work}")
-        if frozenset(work.texts) != good or not good:
-            raise Broken("no bad vector is kept", f"{work} {good}")
-        if any(output.state[text] != MISSING for text in work.texts):
-            raise Broken("nothing is stored twice", f"{work}")
+        if task.output != process.task.output or not frozenset(task.texts) <= own:
+            raise Broken("what is kept are the worker's own texts", f"{task}")
+        if frozenset(task.texts) != good or not good:
+            raise Broken("no bad vector is kept", f"{task} {good}")
+        if any(output.state[text] != MISSING for text in task.texts):
+            raise Broken("nothing is stored twice", f"{task}")
 
     def _none_waits_meanwhile(self, run: "_Run", device: "Device") -> None:
         """To store vectors takes milliseconds: the next worker has the device by then."""
@@ -234,16 +235,16 @@ class Watchdog:
         if waiting and free > 0 and run.life.now_s >= paused_s:
             raise Broken("no device waits while vectors are stored", f"device {device.number}")
 
-    def quarantines(self, work: Work) -> None:
+    def quarantines(self, task: Task) -> None:
         """Texts are to get no vector."""
-        output = self._disk.outputs[work.output]
-        if any(output.state[text] != MISSING for text in work.texts):
-            raise Broken("quarantine is for missing texts", f"{work}")
-        if not self._world.poison[work.output].keys() >= set(work.texts):
-            raise Broken("no good text is quarantined", f"{work}")
-        bad = len(work.texts) + sum(each.bad_count for each in self._disk.outputs)
+        output = self._disk.outputs[task.output]
+        if any(output.state[text] != MISSING for text in task.texts):
+            raise Broken("quarantine is for missing texts", f"{task}")
+        if not self._world.poison[task.output].keys() >= set(task.texts):
+            raise Broken("no good text is quarantined", f"{task}")
+        bad = len(task.texts) + sum(each.bad_count for each in self._disk.outputs)
         if bad > self._world.config.recovery.max_bad_rows:
-            raise Broken("no more than max_bad_rows", f"{work}")
+            raise Broken("no more than max_bad_rows", f"{task}")
 
     def joins(self, number: int) -> None:
         """An output is to be joined."""

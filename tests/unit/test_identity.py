@@ -17,11 +17,16 @@ BASE: dict[str, Any] = {
 
 
 def identity(
-    revision: str = "abc", digest: str = "d1", rows: int = 1502, **sections: Any
+    revision: str = "abc",
+    digest: str = "d1",
+    rows: int = 1502,
+    outside: dict[str, str] | None = None,
+    **sections: Any,
 ) -> Identity:
     """The identity of output `a`."""
     config = Config.model_validate(BASE | sections)
-    return identity_of(config, "a", revision, digest, rows, arithmetic_variables({}, config.env))
+    arithmetic = arithmetic_variables({}, config.env)
+    return identity_of(config, "a", revision, digest, rows, arithmetic, outside)
 
 
 def output(**keys: Any) -> dict[str, Any]:
@@ -54,6 +59,7 @@ def test_way_of_working_is_not_identity(change: dict[str, Any]) -> None:
     [
         ({"model": {"name": "org/other"}}, 'model.name: "org/model" before, "org/other" now'),
         ({"revision": "def"}, 'model.revision: "abc" before, "def" now'),
+        ({"outside": {"a/b": "c"}}, 'model.outside: not set before, {"a/b": "c"} now'),
         (
             {"model": {"name": "org/model", "max_length": 256}},
             "model.max_length: not set before, 256 now",
@@ -153,6 +159,7 @@ def test_secrets_are_noted_as_digests() -> None:
         ({"outputs": {"a": {"source": "/b.txt", "column": "text", "skip_blank": True}}}, True),
         ({"model": {"name": "org/other"}}, False),
         ({"revision": "def"}, False),
+        ({"outside": {"a/b": "c"}}, False),
         ({"encode": {"truncate_dim": 8}}, False),
         ({"outputs": output(encode={"prompt": "query: "})}, False),
         ({"env": {"NVIDIA_TF32_OVERRIDE": "0"}}, False),

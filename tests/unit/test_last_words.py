@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chunkvisor.commands.explain import explain
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart.policy import code_of_nothing
 from chunkvisor.judge import Evidence, Verdict, judge
 from chunkvisor.words import advice_on_row, end_in_words, last_remedy
@@ -74,7 +74,7 @@ def test_on_the_cpu_no_gpu_is_to_blame(on_cpu: bool) -> None:
     fault = Fault(Phase.FORWARD, (Cause("builtins.RuntimeError", (), message),), "")
     verdict = judge(Evidence(20, fault=fault, on_cpu=on_cpu))
     assert verdict.outcome is Outcome.GPU_OOM
-    halt = end_in_words("first", ExitCode.MACHINE, verdict, ("out", 6, 1500))
+    halt = end_in_words(StopReason.NOTHING_ENCODED, ExitCode.MACHINE, verdict, ("out", 6, 1500))
     assert ("reboot" in halt.remedy) == (not on_cpu)
     assert ("look at its code" in halt.remedy) == on_cpu
     assert "0 of 1,500" in halt.what

@@ -1,16 +1,27 @@
 """Where a model is, told without asking the hub: on this machine, and on a node of a cluster."""
 
 import contextlib
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from chunkvisor.config.load import from_values
 from chunkvisor.config.model import ModelConfig
 from chunkvisor.engine import modelsource
-from chunkvisor.engine.modelsource import resolve_hub, resolve_local, source_at_hand
-from chunkvisor.engine.ray.agent import model_path
+from chunkvisor.engine.modelfolder import Repository
+from chunkvisor.engine.modelsource import (
+    ModelSource,
+    resolve_hub,
+    resolve_local,
+    source_at_hand,
+    take_outside,
+)
+from chunkvisor.engine.ray.agent import find_model
 from chunkvisor.errors import Halt
 from chunkvisor.judge import Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -52,19 +63,21 @@ def test_the_current_folder_makes_no_difference(
 
 def test_a_node_must_have_the_same_model(models: Path, tmp_path: Path) -> None:
     """The folder is there with the same files, has others, or is missing; a plug-in needs none."""
-    folder = models / "own" / "model"
-    found = resolve_local(ModelConfig(name=str(folder)), tmp_path / "cache.json")
-    model = ModelSpec(str(folder), str(folder), found.revision)
-    assert model_path(model, tmp_path) == str(folder)
-    assert model_path(ModelSpec("m"), Path("/nowhere")) is None
-    (folder / "config.json").write_text('{"changed": 1}')
+    folder, base = models / "own" / "model", models / "a" / "b" / "model"
+    adapter = {"base_model_name_or_path": str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    found, other = (resolve_local(each, tmp_path / "cache.json") for each in (folder, base))
+    outside = {str(base): str(other.revision)}
+    model = ModelSpec(str(folder), str(folder), found.revision, outside=outside)
+    assert find_model(model, tmp_path).path == str(folder)
+    assert find_model(ModelSpec("m"), Path("/nowhere")).path is None
+    (base / "config.json").write_text('{"changed": 1}')
     with pytest.raises(Halt, match="cannot do this job") as halt:
-        model_path(model, tmp_path)
+        find_model(model, tmp_path)
     assert "no model folder" in halt.value.why
-    (folder / "config.json").unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     with pytest.raises(Halt) as halt:
-        model_path(model, tmp_path)
+        find_model(model, tmp_path)
     assert "no model folder" in halt.value.why
 
 
@@ -87,8 +100,9 @@ def test_a_wait_for_the_hub_ends(
 
     monkeypatch.setattr(modelsource, "fetch_model", fetch)
     monkeypatch.setattr(modelsource, "time", SimpleNamespace(monotonic=lambda: now_s))
+    wanted = Repository("a/b", None)
     with pytest.raises(Halt, match="cannot be downloaded"):
-        resolve_hub(ModelConfig(name="a/b"), tmp_path / "m", tmp_path, limit_s, pause)
+        resolve_hub(wanted, "the model a/b", tmp_path / "m", tmp_path, limit_s, pause)
     assert began_s[-1] - (began_s[0] + try_s) <= limit_s
     assert 2 <= len(began_s) <= 40
 
@@ -123,3 +137,83 @@ def test_names_that_no_hub_can_have(name: str, tmp_path: Path) -> None:
         assert source_at_hand(ModelConfig(name=name), tmp_path / "cache.json") is None
     with pytest.raises(HFValidationError) if name in IMPOSSIBLE else contextlib.nullcontext():
         validate_repo_id(name)
+
+
+AUTO = {"AutoModel": "own/code--modeling.Own", "AutoConfig": "modeling.Own"}
+KIND = "sentence_transformers.models."
+NAMING: dict[str, Any] = {
+    "modules.json": [
+        {"path": "", "type": f"{KIND}Transformer"},
+        {"path": "1", "type": "own/module--custom.Own"},
+        {"path": "2", "type": f"{KIND}Asym"},
+    ],
+    "config.json": {"auto_map": AUTO},
+    "tokenizer_config.json": {"auto_map": ["own/tokenizer--tokens.Own", None]},
+    "preprocessor_config.json": {
+        "auto_map": {"AutoProcessor": [None, "own/processor--custom.Own"]}
+    },
+    "sentence_bert_config.json": {"tokenizer_name_or_path": "own/tokens"},
+    "1/config.json": {"auto_map": {"AutoModel": "own/later--modeling.Own"}},
+    "2/config.json": {"types": {"a": "own/route--custom.Own", "b": f"{KIND}Transformer"}},
+    "2/b/adapter_config.json": {"base_model_name_or_path": "own/adapter"},
+}
+"""Files of a model that names another repository in each place where it may."""
+ON_HUB: dict[str, dict[str, Any]] = {
+    "own/adapter": {"adapter_config.json": {"base_model_name_or_path": "own/base"}},
+    "own/base": {"config.json": {"auto_map": {"AutoModel": "own/of_base--modeling.Own"}}},
+}
+CODE = ("code", "module", "tokenizer", "processor", "later", "route", "of_base")
+
+
+def write(folder: Path, contents: dict[str, Any]) -> str:
+    """Write JSON files."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    return str(folder)
+
+
+@pytest.mark.parametrize("trusted", [True, False, None])
+def test_what_a_models_files_name_outside_it(trusted: bool | None, tmp_path: Path) -> None:
+    """It is fetched, and laid out for the workers: all that makes the vectors, and no code that is not trusted.
+
+    Undecided code of an adapter's base is refused.
+    """
+
+    def fetch(wanted: Repository, _: str) -> ModelSource:
+        name = f"models--{wanted.name.replace('/', '--')}"
+        place = tmp_path / "shared" / name / "snapshots" / wanted.name.replace("/", "-")
+        place.mkdir(parents=True)
+        return ModelSource(write(place, ON_HUB.get(wanted.name, {})), place.name)
+
+    source = ModelSource(write(tmp_path / "model", NAMING), None)
+    model = ModelConfig(name=str(source.path), trust_remote_code=trusted)
+    undecided = pytest.raises(Halt, match=r"modeling\.py of own/of_base")
+    with undecided if trusted is None else contextlib.nullcontext():
+        take_outside(source, model, fetch, tmp_path / "hub")
+    if trusted is None:
+        return
+
+    expected = {"tokens", "adapter", "base", *(CODE if trusted else ())}
+    assert source.revisions == {f"own/{name}": f"own-{name}" for name in expected}
+    for name in expected:
+        repository = tmp_path / "hub" / f"models--own--{name}"
+        assert (repository / "refs" / "main").read_text() == f"own-{name}"
+        assert (repository / "snapshots" / f"own-{name}").is_dir()
+
+
+def test_a_model_that_names_itself(tmp_path: Path) -> None:
+    """Its code is of the commit that is loaded, whatever the newest one is."""
+    snapshot = tmp_path / "models--own--code" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"auto_map": AUTO}))
+    source, model = (
+        ModelSource(str(snapshot), "abc"),
+        ModelConfig(name="own/code", trust_remote_code=True),
+    )
+
+    take_outside(source, model, Mock(side_effect=AssertionError), tmp_path / "hub")
+
+    source.check()
+    assert source.revisions == {"own/code": "abc"}
+    assert (tmp_path / "hub" / "models--own--code" / "refs" / "main").read_text() == "abc"

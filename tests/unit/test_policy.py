@@ -1,20 +1,23 @@
 """The next step after an attempt, as a table of verdicts and histories."""
 
+import inspect
 import itertools
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 
 from chunkvisor.config.model import RecoveryConfig
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart.policy import (
-    LIMITS,
-    OWN,
+    BatchLimit,
     GiveUp,
     History,
     How,
-    Lesson,
+    KnownText,
+    OwnText,
     Quarantine,
+    Repeated,
     Retry,
     Split,
     Step,
@@ -50,36 +53,40 @@ WAITED = (
     (Outcome.DISK_FULL, ExitCode.DISK),
 )
 IN_BATCH: dict[str, Any] = {"limits": Limits(32, 512), "batch_rows": 32}
-DOUBTED: dict[str, Any] = {"canary": 7, "good": True}
-PROVEN: dict[str, Any] = {**DOUBTED, "proven": True}
+DOUBTED: dict[str, Any] = {"canary": KnownText(7), "output_has_vectors": True}
+PROVEN: dict[str, Any] = {**DOUBTED, "any_text_succeeded": True}
 LOADING: dict[str, Any] = {"phase": Phase.MODEL_LOAD}
 ON_DEVICE: dict[str, Any] = {"phase": Phase.CUDA_INIT}
-CANARY = Retry(0.5, charge=False, note="canary")
-START = Retry(0.5, charge=False, note="start")
+CANARY = Retry(0.5, charge=False, counts=Repeated.CANARY)
+START = Retry(0.5, charge=False, counts=Repeated.START)
 
 TABLE: dict[str, tuple[Verdict, History, Step]] = {
     **{f"{o}, first": (of(o), History(), Retry(0.5)) for o in RETRIED},
-    **{f"{o}, second": (of(o), History(tries=1), Retry(1.0)) for o in RETRIED},
-    **{f"{o}, third": (of(o), History(tries=2), GiveUp()) for o in RETRIED},
+    **{f"{o}, second": (of(o), History(charged_failures=1), Retry(1.0)) for o in RETRIED},
+    **{f"{o}, third": (of(o), History(charged_failures=2), GiveUp()) for o in RETRIED},
     "device fault with a code, third": (
         of(Outcome.DEVICE_FAULT, 69),
-        History(tries=2),
+        History(charged_failures=2),
         Stop(ExitCode.MACHINE),
     ),
     "third chunk given up in a row": (
         of(Outcome.CRASHED),
-        History(tries=2, given_up=2),
+        History(charged_failures=2, given_up=2),
         Stop(ExitCode.TRY_AGAIN),
     ),
-    "twentieth in a row": (of(Outcome.CRASHED), History(fruitless=19), Stop(ExitCode.TRY_AGAIN)),
+    "twentieth in a row": (
+        of(Outcome.CRASHED),
+        History(without_progress=19),
+        Stop(ExitCode.TRY_AGAIN),
+    ),
     "twentieth in a row, nothing encoded": (
         suspect(),
-        History(fruitless=19),
-        Stop(ExitCode.MACHINE, why="first"),
+        History(without_progress=19),
+        Stop(ExitCode.MACHINE, why=StopReason.NOTHING_ENCODED),
     ),
     "twentieth in a row, looked at alone": (
         suspect(),
-        History(fruitless=19, texts=1, **PROVEN),
+        History(without_progress=19, texts=1, **PROVEN),
         Retry(),
     ),
     # Whose fault is it?
@@ -87,43 +94,43 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "a canary failed": (suspect(), History(**DOUBTED), CANARY),
     "two canaries failed": (
         suspect(),
-        History(canaries=1, **DOUBTED),
-        Stop(ExitCode.TRY_AGAIN, local=True, why="canary"),
+        History(failed_canaries=1, **DOUBTED),
+        Stop(ExitCode.TRY_AGAIN, local=True, why=StopReason.CANARY),
     ),
     "two canaries of another dimension": (
         suspect(Outcome.BAD_OUTPUT),
-        History(canaries=1, **DOUBTED),
-        Stop(ExitCode.CONFIG, local=True, why="canary"),
+        History(failed_canaries=1, **DOUBTED),
+        Stop(ExitCode.CONFIG, local=True, why=StopReason.CANARY),
     ),
     "three shortest failed": (
         suspect(),
-        History(canary=OWN, canaries=2),
-        Stop(ExitCode.MACHINE, local=True, why="first"),
+        History(canary=OwnText(0), failed_canaries=2),
+        Stop(ExitCode.MACHINE, local=True, why=StopReason.NOTHING_ENCODED),
     ),
     "three shortest refused": (
         suspect(Outcome.BAD_OUTPUT),
-        History(canary=OWN, canaries=2),
-        Stop(ExitCode.CONFIG, local=True, why="first"),
+        History(canary=OwnText(0), failed_canaries=2),
+        Stop(ExitCode.CONFIG, local=True, why=StopReason.NOTHING_ENCODED),
     ),
     "proven, first look": (suspect(), History(**PROVEN), Retry(0.5)),
-    "proven, second look": (suspect(), History(tries=1, **PROVEN), Split(How.HALVES)),
+    "proven, second look": (suspect(), History(charged_failures=1, **PROVEN), Split(How.HALVES)),
     "proven, batch known": (
         suspect(),
-        History(tries=1, texts=9, under_way=3, **PROVEN),
+        History(charged_failures=1, texts=9, in_flight=3, **PROVEN),
         Split(How.SUSPECTS),
     ),
     "proven, one by one": (
         suspect(),
-        History(tries=1, texts=9, under_way=9, one_by_one=True, **PROVEN),
+        History(charged_failures=1, texts=9, in_flight=9, singly=True, **PROVEN),
         Split(How.HALVES),
     ),
     "a part is taken apart at once": (
         suspect(),
-        History(part=True, texts=4, **PROVEN),
+        History(bisecting=True, texts=4, **PROVEN),
         Split(How.HALVES),
     ),
     "alone, first look": (suspect(), History(texts=1, **PROVEN), Retry()),
-    "alone, second look": (suspect(), History(texts=1, tries=1, **PROVEN), Quarantine()),
+    "alone, second look": (suspect(), History(texts=1, charged_failures=1, **PROVEN), Quarantine()),
     "refused by the encoder": (suspect(Outcome.BAD_INPUT), History(texts=1), Quarantine()),
     "one of many refused": (suspect(Outcome.BAD_INPUT), History(), Split(How.HALVES)),
     "some vectors bad": (
@@ -140,72 +147,72 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "first start": (of(Outcome.CRASHED, **ON_DEVICE), History(), START),
     "third start": (
         of(Outcome.CRASHED, **ON_DEVICE),
-        History(starts=2),
+        History(failed_starts=2),
         Stop(ExitCode.MACHINE, local=True),
     ),
     "third load": (
         of(Outcome.CRASHED, **LOADING),
-        History(starts=2),
+        History(failed_starts=2),
         Stop(ExitCode.CONFIG, local=True),
     ),
     "set up wrongly": (of(Outcome.SETUP, **LOADING), History(), Stop(ExitCode.CONFIG, local=True)),
-    "set up, and worked": (of(Outcome.SETUP, **LOADING), History(worked=True), START),
+    "set up, and worked": (of(Outcome.SETUP, **LOADING), History(succeeded_before=True), START),
     "waited for a start": (
         of(Outcome.CRASHED, **ON_DEVICE),
-        History(starts=2, worked=True, failing_s=600),
+        History(failed_starts=2, succeeded_before=True, failing_s=600),
         Stop(ExitCode.MACHINE, local=True),
     ),
     "too large alone": (
         suspect(Outcome.GPU_OOM),
-        History(texts=1, tries=1, too_large=3, **PROVEN),
+        History(texts=1, charged_failures=1, oom_singletons=3, **PROVEN),
         Quarantine(),
     ),
     "not even its shortest has memory": (
         suspect(Outcome.GPU_OOM),
-        History(canary=OWN, chosen=True, good=True),
-        Retry(0.5, charge=False, note="too large"),
+        History(canary=OwnText(0), shortest_first=True, output_has_vectors=True),
+        Retry(0.5, charge=False, counts=Repeated.OOM_SINGLETON),
     ),
     "three of its shortest": (
         suspect(Outcome.GPU_OOM),
-        History(canary=OWN - 2, chosen=True, good=True, too_large=2),
+        History(canary=OwnText(2), shortest_first=True, output_has_vectors=True, oom_singletons=2),
         GiveUp(),
     ),
     "a shortest that is bad itself": (
         suspect(Outcome.CRASHED),
-        History(canary=OWN, chosen=True, good=True),
+        History(canary=OwnText(0), shortest_first=True, output_has_vectors=True),
         Retry(0.5),
     ),
     "host memory, alone": (
         suspect(Outcome.HOST_OOM),
-        History(texts=1, tries=3, **PROVEN),
+        History(texts=1, charged_failures=3, **PROVEN),
         Retry(32.0),
     ),
     # Memory
     "a batch is halved": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
         History(),
-        Retry(charge=False, lesson=Lesson(32, 160)),
+        Retry(charge=False, limit=BatchLimit(32, 160)),
     ),
     "halved in rows where tokens are not known": (
         of(Outcome.GPU_OOM, limits=Limits(32), batch_rows=20),
         History(),
-        Retry(charge=False, lesson=Lesson(10, None)),
+        Retry(charge=False, limit=BatchLimit(10, None)),
     ),
     "while texts are tokenized": (
         of(Outcome.HOST_OOM, phase=Phase.TOKENIZE, **IN_BATCH),
         History(),
         Retry(0.5),
     ),
-    "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(company=Company.CAME), Wait(1.0)),
+    "others came": (of(Outcome.GPU_OOM, **IN_BATCH), History(others=Company.CAME), Wait(1.0)),
     "others stay": (
         of(Outcome.GPU_OOM, batch_tokens=320, **IN_BATCH),
-        History(company=Company.CAME, waited_s=600),
-        Retry(charge=False, lesson=Lesson(32, 160)),
+        History(others=Company.CAME, waited_s=600),
+        Retry(charge=False, limit=BatchLimit(32, 160)),
     ),
     "the model is larger than the GPU": (
         of(Outcome.GPU_BUSY, rule="gpu-full-before-work"),
-        History(company=Company.ALONE),
-        Stop(ExitCode.MACHINE, local=True, why="too large"),
+        History(others=Company.ALONE),
+        Stop(ExitCode.MACHINE, local=True, why=StopReason.TOO_LARGE),
     ),
     # The world
     **{f"{o}: wait": (of(o), History(waited_s=50), Wait(6.0)) for o, _ in WAITED},
@@ -214,7 +221,7 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
     "an error in the code": (suspect(rule="encoder-broken"), History(), CANARY),
     "an error in the code, after vectors": (
         suspect(rule="encoder-broken"),
-        History(good=True),
+        History(output_has_vectors=True),
         Retry(0.5),
     ),
     "busy for too long": (
@@ -228,11 +235,11 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
         History(waited_s=600),
         Stop(ExitCode.DISK, local=True),
     ),
-    "a machine is lost": (of(Outcome.LOST), History(tries=8), Retry()),
-    "the tenth machine is lost": (of(Outcome.LOST), History(tries=9), GiveUp()),
+    "a machine is lost": (of(Outcome.LOST), History(charged_failures=8), Retry()),
+    "the tenth machine is lost": (of(Outcome.LOST), History(charged_failures=9), GiveUp()),
     "stopped by us": (
         of(Outcome.INTERRUPTED, asked_for=True),
-        History(tries=9),
+        History(charged_failures=9),
         Retry(charge=False),
     ),
     "hardware": (of(Outcome.HARDWARE_FAULT), History(), Stop(ExitCode.MACHINE, local=True)),
@@ -244,6 +251,13 @@ TABLE: dict[str, tuple[Verdict, History, Step]] = {
 def test_step(verdict: Verdict, history: History, step: Step) -> None:
     """Each row of the policy."""
     assert decide(verdict, history, RECOVERY) == step
+
+
+def test_the_table_in_the_docstring_is_true() -> None:
+    """Each line of the table of `decide` names a case, and the step that it has."""
+    lines = re.findall(r"^ {4}(\S.*?) {2,}([A-Z]\w+)\b", inspect.getdoc(decide) or "", re.MULTILINE)
+    assert {name: type(TABLE[name][2]).__name__ for name, _ in lines} == dict(lines)
+    assert set(get_args(Step)) == {type(TABLE[name][2]) for name, _ in lines}
 
 
 def test_one_attempt_blames_at_the_first_proven_look_but_for_a_hang() -> None:
@@ -264,7 +278,7 @@ def test_a_model_larger_than_its_gpu_by_the_figures_of_its_message() -> None:
     )
     verdict = of(Outcome.GPU_BUSY, rule="gpu-full-before-work", figures=figures)
     assert decide(verdict, History(), RECOVERY) == Stop(
-        ExitCode.MACHINE, local=True, why="too large"
+        ExitCode.MACHINE, local=True, why=StopReason.TOO_LARGE
     )
 
 
@@ -274,12 +288,18 @@ def test_every_failure_has_a_step(outcome: Outcome) -> None:
     for phase, row, good, texts, tries in itertools.product(
         (None, *Phase), (0, 1), (0, 1), (1, 8), (0, 9)
     ):
-        verdict, proven = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
-        canary = 7 if good else None
-        history = History(texts=texts, tries=tries, canary=canary, proven=proven, good=proven)
+        verdict, any_text_succeeded = of(outcome, phase=phase, row_can_cause=bool(row)), bool(good)
+        canary = KnownText(7) if good else None
+        history = History(
+            texts=texts,
+            charged_failures=tries,
+            canary=canary,
+            any_text_succeeded=any_text_succeeded,
+            output_has_vectors=any_text_succeeded,
+        )
         decide(verdict, history, RECOVERY)
         step = decide(suspect(outcome, phase=phase), History(texts=1, canary=canary), RECOVERY)
-        if isinstance(step, Retry) and not (step.charge or step.note) and step.lesson is None:
+        if isinstance(step, Retry) and not (step.charge or step.counts) and step.limit is None:
             assert canary is None
 
 
@@ -287,4 +307,3 @@ def test_pauses_double_up_to_a_minute() -> None:
     """Half a second, one, two, and so on."""
     assert [backoff_s(tries) for tries in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert backoff_s(100) == BACKOFF_MAX_S
-    assert set(LIMITS) == {"canary", "first", "given up", "fruitless", "lost", "too large"}

@@ -15,7 +15,17 @@ from chunkvisor.events.event import (
     Waiting,
     WorkPlanned,
 )
-from chunkvisor.heart.policy import GiveUp, How, Lesson, Quarantine, Retry, Split, Step, Stop
+from chunkvisor.heart.policy import (
+    BatchLimit,
+    GiveUp,
+    How,
+    Quarantine,
+    Repeated,
+    Retry,
+    Split,
+    Step,
+    Stop,
+)
 from chunkvisor.heart.reports import what_follows
 from chunkvisor.heart.run import WaitTeller
 from chunkvisor.judge import Verdict
@@ -28,12 +38,12 @@ from chunkvisor_worker.contract.files import AttemptFiles
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (Retry(lesson=Lesson(8, None)), "retrying with batches of at most 8 rows"),
-        (Retry(lesson=Lesson(1, None)), "retrying with batches of at most 1 row"),
-        (Retry(lesson=Lesson(32, 512)), "retrying with batches of at most 512 tokens"),
+        (Retry(limit=BatchLimit(8, None)), "retrying with batches of at most 8 rows"),
+        (Retry(limit=BatchLimit(1, None)), "retrying with batches of at most 1 row"),
+        (Retry(limit=BatchLimit(32, 512)), "retrying with batches of at most 512 tokens"),
         (Retry(0.5), "retrying"),
         (Retry(4), "retrying in 4 s"),
-        (Retry(2, note="start"), "starting another worker in 2 s"),
+        (Retry(2, counts=Repeated.START), "starting another worker in 2 s"),
         (Split(How.SUSPECTS), "trying the texts of that batch one by one"),
         (Split(How.HALVES), "trying it in two halves"),
         (

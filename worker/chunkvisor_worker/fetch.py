@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from chunkvisor_worker.contract.files import AttemptFiles, write_atomic
-from chunkvisor_worker.contract.messages import ONLY_ASK, Phase
+from chunkvisor_worker.contract.files import SMALL_FILES, AttemptFiles, write_atomic
+from chunkvisor_worker.contract.messages import NO_WEIGHTS, ONLY_ASK, Phase
 from chunkvisor_worker.faults import recorded
 
 _OTHER_FRAMEWORKS = [
@@ -21,7 +21,8 @@ def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
     """(local folder, commit hash) of the model; whatever huggingface_hub raises goes through.
 
     Offline, the newest snapshot in the local cache is taken. Weights in old formats are left out if there are new ones.
-    `backend` is sentence-transformers': for another than torch all files are taken; with ONLY_ASK, none.
+    `backend` is sentence-transformers': for another than torch all files are taken; with NO_WEIGHTS, code, settings and
+    tokenizers; with ONLY_ASK, none.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
@@ -29,14 +30,16 @@ def fetch(name: str, revision: str | None, backend: str) -> tuple[str, str]:
     ignored = list(_OTHER_FRAMEWORKS) if backend == "torch" else []
     if not HF_HUB_OFFLINE:
         info = HfApi().model_info(name, revision=revision)
-        revision = info.sha
         if backend == ONLY_ASK:
-            return "", str(revision)
+            return "", str(info.sha)
         if backend == "torch" and any(
             sibling.rfilename.endswith(".safetensors") for sibling in info.siblings or []
         ):
             ignored += _OLD_WEIGHTS
-    path = Path(snapshot_download(name, revision=revision, ignore_patterns=ignored))
+    wanted = SMALL_FILES if backend == NO_WEIGHTS else None
+    path = Path(
+        snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=ignored)
+    )
     # A snapshot's folder bears the hash of its commit.
     return str(path), path.name
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from chunkvisor_worker.batching import Indices, cut, estimated_tokens, padded_tokens
 from chunkvisor_worker.contract.exits import WorkerExit
-from chunkvisor_worker.contract.files import AttemptFiles, read_json
+from chunkvisor_worker.contract.files import SMALL_FILES, AttemptFiles, read_json
 from chunkvisor_worker.contract.messages import (
     EncodeSpec,
     LengthsAnswer,
@@ -27,14 +27,19 @@ from chunkvisor_worker.faults import recorded
 from chunkvisor_worker.liveness import die_with_parent, leave
 from chunkvisor_worker.model import (
     NO_LIMIT,
-    check_tokenizer,
     chosen_prompt,
     first_module,
     split_kwargs,
+    use_hub,
+)
+from chunkvisor_worker.tokenizer import (
+    asked_of,
+    check_tokenizer,
+    own_tokenizer,
+    transformer_settings,
 )
 
 BLOCK_TEXTS = 1024  # tokenized at once; more of them keep more cores busy, and more memory
-_TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 
 
 class Counter:
@@ -45,10 +50,7 @@ class Counter:
         own, _ = split_kwargs(model.kwargs)
         self._prompts = read_json(folder / "config_sentence_transformers.json") | own
         kind, place = first_module(folder)
-        others = sorted(place.glob("sentence_*_config.json"))
-        settings = read_json(place / "sentence_bert_config.json") or (
-            read_json(others[0]) if others else {}
-        )
+        settings = transformer_settings(place)
         self.lower = bool(settings.get("do_lower_case"))  # whether texts are made lower case before
         self.max_length = model.max_length
         self.tokenizer: Any = None  # if the model has none
@@ -56,15 +58,14 @@ class Counter:
             return
         from transformers import AutoTokenizer, logging
 
-        kwargs = _tokenizer_kwargs(settings) | _tokenizer_kwargs(own)
+        kwargs = asked_of(settings, own)
         logging.set_verbosity_error()  # each text longer than the model's limit would be warned of
         trust = model.trust_remote_code is True
-        self.tokenizer = AutoTokenizer.from_pretrained(
-            str(place), trust_remote_code=trust, **kwargs
-        )
+        made = AutoTokenizer.from_pretrained(str(place), trust_remote_code=trust, **kwargs)
+        self.tokenizer = own_tokenizer(made, place, own)
         config = read_json(place / "config.json")
-        if hasattr(self.tokenizer, "unk_token"):
-            check_tokenizer(self.tokenizer, config.get("vocab_size"))
+        rows = config.get("vocab_size")
+        list(check_tokenizer(self.tokenizer, place, own, rows))  # a run has the notes
         if self.max_length is None:
             # What sentence-transformers would read: its own setting, else the tokenizer's, within the positions.
             length = kwargs.get("model_max_length") or settings.get("max_seq_length")
@@ -76,7 +77,7 @@ class Counter:
             self.max_length = int(length) if length < NO_LIMIT else None
 
     def prompt(self, encode: EncodeSpec) -> str:
-        """The text put before every text, as the encoder has it. Raises ValueError for an unknown `prompt_name`."""
+        """The text put before every text, as the encoder has it."""
         # Every model has these two, empty if its files say nothing.
         prompts = {"query": "", "document": "", **(self._prompts.get("prompts") or {})}
         return chosen_prompt(encode, prompts, self._prompts.get("default_prompt_name")) or ""
@@ -100,14 +101,14 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
     """Count, cut into batches chunk by chunk, and save the lengths to `out`. Raises OSError."""
     prompt = counter.prompt(task.encode)
     found: list[Indices] = []
-    tokens = padded = batches = 0
+    tokens = padded = batches = blank_ends = 0
     for start in range(0, task.count, task.chunk_size * task.every):
         stop = min(task.count, start + task.chunk_size)
         counts: list[int] = []
         for first in range(start, stop, BLOCK_TEXTS):
-            counts += counter.count(
-                [prompt + text for text in _texts(task, first, min(stop, first + BLOCK_TEXTS))]
-            )
+            texts = _texts(task, first, min(stop, first + BLOCK_TEXTS))
+            counts += counter.count([prompt + text for text in texts])
+            blank_ends += sum(text[-1:].isspace() for text in texts)
         lengths = np.array(counts, dtype=np.int64)
         kept = lengths if counter.max_length is None else np.minimum(lengths, counter.max_length)
         parts = cut(kept, task.limits)
@@ -121,7 +122,13 @@ def measure(counter: Counter, task: LengthsTask, out: Path) -> LengthsReport:
         allow_pickle=False,
     )
     return LengthsReport(
-        str(out), counter.max_length, counter.tokenizer is None, tokens, padded, batches
+        str(out),
+        counter.max_length,
+        counter.tokenizer is None,
+        tokens,
+        padded,
+        batches,
+        blank_ends,
     )
 
 
@@ -137,17 +144,6 @@ def _texts(task: LengthsTask, first: int, stop: int) -> list[str]:
     ]
 
 
-def _tokenizer_kwargs(settings: dict[str, Any]) -> dict[str, Any]:
-    names = (
-        "tokenizer_args",
-        "tokenizer_kwargs",
-        "processor_kwargs",
-    )  # oldest first, as the library renamed them
-    merged = {key: value for name in names for key, value in (settings.get(name) or {}).items()}
-    merged.pop("trust_remote_code", None)  # not for a model's files to say
-    return merged
-
-
 def main() -> None:
     """Answer, and leave result.json or fault.json in the folder."""
     folder = Path(sys.argv[1])
@@ -158,11 +154,12 @@ def main() -> None:
         leave(WorkerExit.USAGE, f"{files.spec} is missing or is not a request")
     with recorded(files.fault, Phase.TOKENIZE):
         model, path = request.model, request.model.path
+        use_hub(model)
         if path is None:
             from huggingface_hub import snapshot_download
 
             path = snapshot_download(
-                model.name, revision=model.revision, allow_patterns=_TOKENIZER_FILES
+                model.name, revision=model.revision, allow_patterns=SMALL_FILES
             )
         counter = Counter(model, Path(path))
         tasks = enumerate(request.tasks)

@@ -5,10 +5,10 @@ loading shows: weights that were made up, a tokenizer of another model, a settin
 """
 
 import contextlib
-import importlib.metadata
 import inspect
 import json
 import logging
+import os
 import re
 import sys
 import traceback
@@ -20,6 +20,13 @@ from typing import Any
 from chunkvisor_worker.contract.files import read_json
 from chunkvisor_worker.contract.messages import EncodeSpec, Loaded, ModelSpec
 from chunkvisor_worker.contract.wire import masked
+from chunkvisor_worker.tokenizer import (
+    WrongModelError,
+    check_tokenizer,
+    library,
+    own_tokenizer,
+    probe_ids,
+)
 
 # Keys of `model.kwargs` that are SentenceTransformer's own; all others are the transformers model's.
 CONSTRUCTOR_KWARGS = {
@@ -40,7 +47,6 @@ EXCLUDE_PROMPT = frozenset(
 # Modules of sentence-transformers that need nothing but the padded token ids.
 TEXT_MODULES = frozenset({"Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm"})
 NO_LIMIT = 10**9  # a tokenizer without a maximum length says 10**30
-_PROBE = "A short text."  # whose token ids stand in the manifest
 _MOST_NOTES, _NOTE_CHARS = 20, 300  # notes come with each result of a worker, so they are short
 # A row of the table that transformers logs about weights.
 _REPORTED = re.compile(
@@ -57,19 +63,6 @@ _POOLER = re.compile(
 _AUTO_CONFIG = frozenset(
     {"attn_implementation", "cache_dir", "code_revision", "dtype", "revision", "torch_dtype"}
 )
-# A tokenizer of any language knows the words of one of these; one without its vocabulary knows none.
-_SAMPLES = (
-    "The quick brown fox jumps over the lazy dog.",
-    "Москва является столицей России.",
-    "床前明月光",
-    "吾輩は猫である。",
-    "모든 인간은 태어날 때부터 자유롭다.",
-    "يولد جميع الناس أحرارا متساوين.",
-)
-
-
-class WrongModelError(ValueError):
-    """The model that was loaded is not the one that its files describe; the vectors would be finite and wrong."""
 
 
 class Heard(logging.Handler):
@@ -129,6 +122,13 @@ class Heard(logging.Handler):
             transformers_logging.set_verbosity(verbosity)
 
 
+def use_hub(spec: ModelSpec) -> None:
+    """Have libraries that are not imported yet find the commits of `spec.hub`, and ask the network for no others."""
+    if spec.hub is not None and Path(spec.hub).is_dir():
+        places = dict.fromkeys(("HF_HUB_CACHE", "SENTENCE_TRANSFORMERS_HOME"), spec.hub)
+        os.environ |= places | {"HF_HUB_OFFLINE": "1"}
+
+
 def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
     """The SentenceTransformer in eval mode on `device`, with its maximum length set as asked, and checked.
 
@@ -159,9 +159,6 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         if spec.name in EXCLUDE_PROMPT:
             model.set_pooling_include_prompt(False)
         _fit_length(model, spec.max_length)
-        transformer, tokenizer = model.transformers_model, getattr(model, "tokenizer", None)
-        if transformer is not None and hasattr(tokenizer, "unk_token"):
-            check_tokenizer(tokenizer, table_rows(transformer))
         model.eval()
     backbones = [
         module
@@ -170,17 +167,46 @@ def load_model(spec: ModelSpec, device: str, heard: Heard) -> Any:
         and hasattr(getattr(module, "model", None), "config")
     ]
     _check_weights(heard, [module.model for module in backbones], spec)
-    if refused := next(
-        (note for note in heard.notes if "is not trusted, falling back" in note), None
-    ):
-        raise WrongModelError(f"{refused} Set model.trust_remote_code to true if you trust it.")
     for module in backbones:
         _check_buffers(module.model, spec)
-        _check_config_kwargs(module.model.config, _own(spec, "config_kwargs"))
-        if getattr(module, "tokenizer", None) is not None:
-            _check_pad_token(module.tokenizer, module.model)
-            _check_added_tokens(module.tokenizer, spec)
+        _check_config_kwargs(module.model.config, spec.kwargs.get("config_kwargs") or {})
+    for module, place in _placed(model, Path(spec.path or spec.name)):
+        tokenizer: Any = getattr(module, "tokenizer", None)
+        if not hasattr(tokenizer, "name_or_path"):  # StaticEmbedding reads tokenizer.json itself
+            continue
+        folder = Path(tokenizer.name_or_path, place)  # of another model, if the files say so
+        own = own_tokenizer(tokenizer, folder, spec.kwargs)
+        if own is not tokenizer:
+            made = f"the tokenizer that {library()} makes of the model's folder"
+            heard.hear(
+                f"{made} ({type(tokenizer).__name__}) is not that of its tokenizer.json, which is used"
+            )
+            holder = getattr(
+                module, "processor", module
+            )  # a class of the model's own may have none
+            if holder is tokenizer:
+                module.processor = own
+            else:
+                holder.tokenizer = own
+        rows = table_rows(getattr(module, "model", None))
+        for note in check_tokenizer(own, folder, spec.kwargs, rows):
+            heard.hear(note)
     return model
+
+
+def _placed(model: Any, folder: Path) -> Iterator[tuple[Any, Path]]:
+    """Yield each module, or those of a Router's routes, with its place in the model's folder."""
+    saved = read_json(folder / "modules.json", list) or [{}]
+    for module, entry in zip(model, saved, strict=False):
+        place = Path(str(entry.get("path", "")))
+        # An Asym, as the Router was called before, has it in config.json.
+        names = ("config.json", "router_config.json")
+        found = [read_json(folder / place / name).get("structure") for name in names]
+        routes = found[-1] or found[0] or {}
+        for route, parts in routes.items():
+            yield from zip(module.sub_modules[route], map(place.joinpath, parts), strict=False)
+        if not routes:
+            yield module, place
 
 
 def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -215,20 +241,13 @@ def is_plain_text_model(model: Any) -> bool:
 def chosen_prompt(
     encode: EncodeSpec, prompts: Mapping[str, str], default_name: str | None
 ) -> str | None:
-    """Choose the text put before every text, None for none. Raises ValueError for an unknown `prompt_name`."""
+    """Choose the text put before every text, None for none, as `encode`, `encode_query` and `encode_document` do.
+
+    `prompts` are those of the loaded model: query and document, and others. The parent has refused unknown names.
+    """
     if encode.prompt is not None:
         return encode.prompt
-    if encode.prompt_name is None and encode.task is not None:
-        # As `encode_query` and `encode_document` choose.
-        for name in ("query",) if encode.task == "query" else ("document", "passage", "corpus"):
-            if name in prompts:
-                return prompts[name]
-    if encode.prompt_name is not None and encode.prompt_name not in prompts:
-        known = ", ".join(map(repr, prompts)) or "none"
-        raise ValueError(
-            f"prompt_name {encode.prompt_name!r} is not a prompt of this model; it has: {known}"
-        )
-    return prompts.get(encode.prompt_name or default_name or "")
+    return prompts.get(encode.prompt_name or encode.task or default_name or "")
 
 
 def max_length(model: Any) -> int | None:
@@ -312,15 +331,11 @@ def _code_of(spec: ModelSpec) -> Iterator[None]:
         ):
             raise
         raise WrongModelError(
-            f"the code that comes with the model does not run under transformers {_version()}: {error}. {_older(spec)} "
+            f"the code that comes with the model does not run under {library()}: {error}. {_older(spec)} "
             "Or set model.trust_remote_code to false, to take the class of transformers, if it has one of this type."
         ) from error
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=only_warn)
-
-
-def _version() -> str:
-    return importlib.metadata.version("transformers")
 
 
 def _older(spec: ModelSpec) -> str:
@@ -329,7 +344,7 @@ def _older(spec: ModelSpec) -> str:
     The last sentence-transformers that takes transformers 4 is 5.7.0; code of before 4.50 calls what later ones lack.
     """
     saved = str(_json(spec, "config.json").get("transformers_version") or "4")
-    if saved == _version():
+    if f"transformers {saved}" == library():
         return ""
     numbers = [int(each) for each in saved.split(".") if each.isdigit()]
     if numbers < [5]:
@@ -357,12 +372,12 @@ def _check_weights(heard: Heard, backbones: Iterable[Any], spec: ModelSpec) -> N
         name
         for backbone in backbones
         for name in heard.left_over
-        if _is_unused_layer(name, backbone, _own(spec, "config_kwargs"))
+        if _is_unused_layer(name, backbone, spec.kwargs.get("config_kwargs") or {})
     }
     if unused:
         raise WrongModelError(
             f"weights of the model's own layers are in its files and are not used: {_some(sorted(unused))}. Its "
-            f"config.json describes other layers, or transformers {_version()} has none of this kind. Take the "
+            f"config.json describes other layers, or {library()} has none of this kind. Take the "
             f"config.json that was saved with these weights. {_older(spec)}"
         )
     if heard.left_over:
@@ -410,7 +425,7 @@ def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
                 empty += [f"{prefix}.{name}".lstrip(".")] if bool(unset.any()) else []
     if empty:
         raise WrongModelError(
-            f"the code that comes with the model has buffers that transformers {_version()} leaves empty: "
+            f"the code that comes with the model has buffers that {library()} leaves empty: "
             f"{_some(empty)}. The vectors would be NaN, or finite and wrong. {_older(spec)}"
         )
 
@@ -418,69 +433,13 @@ def _check_buffers(transformer: Any, spec: ModelSpec) -> None:
 def _check_config_kwargs(config: Any, asked: Mapping[str, Any]) -> None:
     for key, value in asked.items():
         found, wanted = getattr(config, key, None), json.dumps(value)
-        differs = isinstance(value, bool | int | float | str) and found != value
-        if key not in _AUTO_CONFIG and (found is None or differs):
+        plain = value is None or isinstance(value, bool | int | float | str)
+        if key not in _AUTO_CONFIG and (found != value if plain else found is None):
             raise WrongModelError(
                 f"model.kwargs has config_kwargs: {{{key}: {wanted}}}, which has no effect on this model: "
-                f"{type(config).__name__} of transformers {_version()} has no such setting. Leave it out; or copy the "
+                f"{type(config).__name__} of {library()} has no such setting. Leave it out; or copy the "
                 f'model\'s folder, write "{key}": {wanted} into its config.json, and give that folder as model.name.'
             )
-
-
-def _check_pad_token(tokenizer: Any, transformer: Any) -> None:
-    rows, pad_id = table_rows(transformer), getattr(tokenizer, "pad_token_id", None)
-    if getattr(tokenizer, "pad_token", "") is None:
-        wrong = "the tokenizer has no pad token"
-    elif rows and isinstance(pad_id, int) and pad_id >= rows:
-        wrong = f"the tokenizer's pad token {tokenizer.pad_token} has the id {pad_id}, but the model's embedding table "
-        wrong += f"has {rows} rows"
-    else:
-        return
-    raise WrongModelError(
-        f"{wrong}: two texts of different lengths could not be encoded in one batch. Name the one that the model's "
-        "author used, often the end token: model.kwargs: {processor_kwargs: {pad_token: TOKEN}}."
-    )
-
-
-def _check_added_tokens(tokenizer: Any, spec: ModelSpec) -> None:
-    saved = _json(spec, "tokenizer_config.json") | _own(spec, "processor_kwargs")
-    for key, kind, place in (("add_bos_token", "bos", 0), ("add_eos_token", "eos", -1)):
-        token_id = getattr(tokenizer, f"{kind}_token_id", None)
-        ids = _ids(tokenizer) if saved.get(key) is True and token_id is not None else []
-        if not ids or ids[place] == token_id:
-            continue
-        token, at = getattr(tokenizer, f"{kind}_token", ""), "last" if kind == "eos" else "first"
-        raise WrongModelError(
-            f'tokenizer_config.json says "{key}": true, but the tokenizer of transformers {_version()} does not put '
-            f"{token} {at}: the model would read another text than it was trained with. Add to the config: model: "
-            f"{{kwargs: {{processor_kwargs: {{{key}: true}}}}}} (or false, if the vectors that you compare with were "
-            f"made without it). If it is there already, add {token} to the post_processor in tokenizer.json."
-        )
-
-
-def check_tokenizer(tokenizer: Any, table_rows: int | None) -> None:
-    """Refuse a tokenizer that cannot be the one the model was trained with. Raises WrongModelError.
-
-    If a model folder lacks its files, transformers builds a tokenizer of the special tokens and says nothing. Embedding
-    tables (None = not known) are padded by a few percent at most, and may lack a few tokens.
-    """
-    known, table = len(tokenizer), f"but the model's embedding table has {table_rows} rows: "
-    if table_rows and known < 0.5 * table_rows:
-        wrong = (
-            f"knows {known} tokens, {table}most words would be unknown. Tokenizer files "
-            "(tokenizer.json, vocab.txt, ...) are probably missing from its folder"
-        )
-    elif table_rows and known > 1.01 * table_rows:
-        wrong = f"knows {known} tokens, {table}its files belong to another model"
-    else:
-        samples = [tokenizer.tokenize(sample) for sample in _SAMPLES]
-        if any(2 * tokens.count(tokenizer.unk_token) < max(1, len(tokens)) for tokens in samples):
-            return
-        wrong = f"({type(tokenizer).__name__}, {known} tokens) knows the words of no language: {_SAMPLES[0]!r} is "
-        wrong += "unknown to it. Its vocabulary is damaged or missing"
-    raise WrongModelError(
-        f"the tokenizer {wrong}. Download the model again, with all its tokenizer files."
-    )
 
 
 def check_attention(model: Any, spec: ModelSpec) -> bool | None:
@@ -501,7 +460,7 @@ def check_attention(model: Any, spec: ModelSpec) -> bool | None:
             else " Then set model.trust_remote_code to true, for its own attention."
         )
         raise WrongModelError(
-            f"config.json says {key}, but in the model as transformers {_version()} loads it a token sees only those "
+            f"config.json says {key}, but in the model as {library()} loads it a token sees only those "
             f"before it: the vectors would be those of another model. {_older(spec)}{then}"
         )
     return causal
@@ -546,7 +505,7 @@ def describe(model: Any, prompt: str | None, causal: bool | None, notes: Iterabl
         causal=causal,
         prompt=prompt or None,
         padding_side=str(tokenizer.padding_side) if ours else "",
-        probe_ids=tuple(_ids(tokenizer)) if ours else (),
+        probe_ids=tuple(probe_ids(tokenizer)) if ours else (),
         notes=tuple(notes),
     )
 
@@ -562,16 +521,6 @@ def _class_of(module: Any) -> str:
         return f"{kind} ({'; '.join(routes)})"
     inner = getattr(module, "model", None) if kind == "Transformer" else None
     return f"{kind} ({type(inner).__name__})" if inner is not None else kind
-
-
-def _ids(tokenizer: Any) -> list[int]:
-    return [int(each) for each in tokenizer(_PROBE)["input_ids"]]
-
-
-def _own(spec: ModelSpec, name: str) -> dict[str, Any]:
-    """Return a mapping of `model.kwargs` that is the library's own, by its name of today or of before."""
-    old = {"processor_kwargs": "tokenizer_kwargs"}.get(name, name)
-    return {**(spec.kwargs.get(old) or {}), **(spec.kwargs.get(name) or {})}
 
 
 def _json(spec: ModelSpec, name: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from chunkvisor_worker.model import (
     load_model,
     max_length,
     table_rows,
+    use_hub,
 )
 from chunkvisor_worker.plugin import BadOutputError
 
@@ -166,6 +167,7 @@ class SentenceTransformerEncoder:
         progress.phase(Phase.IMPORT)
         # What an import makes stays. To look for what can be freed among its 400,000 objects takes 0.8 of its 6 s.
         gc.disable()
+        use_hub(self._spec)
         import huggingface_hub.utils
         import sentence_transformers  # noqa: F401 - the import is the work of this phase
         import transformers

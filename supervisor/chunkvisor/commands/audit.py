@@ -117,6 +117,7 @@ def _of_output(
             raise config_error(f"the model of the run is not here: {path}", remedy=remedy)
     given = {
         "path": path,
+        "hub": str(layout.hub),
         "dtype": "float32",
         "trust_remote_code": bool(values["model.trust_remote_code"]),
     }

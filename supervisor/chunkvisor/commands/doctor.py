@@ -14,13 +14,19 @@ import psutil
 
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig, load
-from chunkvisor.config.model import Config, encode_spec, model_spec
+from chunkvisor.config.model import Config, encode_spec
 from chunkvisor.devices import gpu as gpus
 from chunkvisor.devices.gpu import Device, ProbeReading, SmiAnswer, advised_dtype, unfit_dtype
 from chunkvisor.devices.stations import Health, Opinion, judge_gpu, read_gpu
 from chunkvisor.engine import modelfolder
-from chunkvisor.engine.modelfolder import ModelFolder
-from chunkvisor.engine.modelsource import ModelSource, fetch_model, source_at_hand
+from chunkvisor.engine.modelfolder import ModelFolder, Repository, repository_of
+from chunkvisor.engine.modelsource import (
+    ModelSource,
+    fetch_model,
+    pinned_source,
+    source_at_hand,
+    take_outside,
+)
 from chunkvisor.engine.process import worker_environment
 from chunkvisor.engine.trial import Expected, Trial, read_expected, try_texts
 from chunkvisor.errors import ExitCode, Halt
@@ -90,7 +96,8 @@ class Case:
     model: ModelFolder = field(default_factory=ModelFolder)
     dtype: str | None = None
     doubts: Sequence[tuple[str, str]] = ()  # on the model's files, and what to do
-    no_download: Verdict | None = None  # why the hub does not give the model
+    missing: str = ""  # hub id of what is not here: the model, or what its files name
+    no_download: Verdict | None = None  # why the hub does not give it
     expected: Expected | None = None
     samples: list[Sample] = field(default_factory=list)
 
@@ -186,27 +193,39 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
             if halt.code is ExitCode.CONFIG:
                 case.sources[name] = halt
 
-    def ask_hub(backend: str, **variables: str) -> ModelSource | Verdict:
+    def ask_hub(wanted: Repository, **variables: str) -> ModelSource | Verdict:
         folder, environment = Path(tempfile.mkdtemp(dir=scratch)), {**os.environ, **variables}
-        return fetch_model(model.name, model.revision, backend, folder, lambda: None, environment)
+        return fetch_model(wanted, folder, lambda: None, environment)
 
-    source: ModelSource | Verdict = ModelSource(None, model.revision)
-    if not model.is_plugin:
-        at_hand = source_at_hand(model, Layout(config.workdir).model)
-        source = at_hand or ask_hub(str(model.kwargs.get("backend", "torch")), HF_HUB_OFFLINE="1")
-    if isinstance(source, Verdict):
-        say(f"asking the model hub for {model.name}")
-        answer = ask_hub(ONLY_ASK)
-        case.place, case.no_download = "hub", answer if isinstance(answer, Verdict) else None
+    class NotHereError(Exception):
+        """It has been said what is not."""
+
+    def at_hand(wanted: Repository, _: str) -> ModelSource:
+        pinned = pinned_source(cache, wanted)
+        found = pinned if pinned and pinned.path else ask_hub(wanted, HF_HUB_OFFLINE="1")
+        if isinstance(found, ModelSource):
+            return found
+        say(f"asking the model hub for {wanted.name}")
+        answer = ask_hub(replace(wanted, backend=ONLY_ASK))
+        case.place, case.missing = "hub", wanted.name
+        case.no_download = answer if isinstance(answer, Verdict) else None
+        raise NotHereError
+
+    cache, source = Layout(config.workdir).model, ModelSource(None, model.revision)
+    here = None if model.is_plugin else source_at_hand(model, cache)
+    try:
+        if not model.is_plugin:
+            source = here or at_hand(repository_of(model), "")
+            case.doubts = modelfolder.check_model_files(config, source.path)
+            take_outside(source, model, at_hand, scratch / "hub")
+    except NotHereError:
         return
+    except Halt as halt:
+        case.refused["right-vectors"] = halt
     case.place = (
         "plugin" if source.path is None else "folder" if source.path == model.name else "cache"
     )
     case.expected = expected = read_expected(model.expect) if model.expect is not None else None
-    try:
-        case.doubts = modelfolder.check_model_files(config, source.path)
-    except Halt as halt:
-        case.refused["right-vectors"] = halt
     case.model = modelfolder.read_model_folder(Path(source.path)) if source.path else case.model
     case.dtype = case.model.computes_in(model)
     if case.busy_pid is not None or "right-vectors" in case.refused:
@@ -218,7 +237,7 @@ def _read_job(case: Case, loaded: LoadedConfig, scratch: Path, say: Callable[[st
         else config.effective_encode(next(iter(config.outputs)))
     )
     spec, texts = (
-        model_spec(model, source.path, source.revision),
+        source.spec(model),
         expected.texts if expected is not None else (),
     )
     for device in case.devices:
@@ -391,7 +410,7 @@ def _model(case: Case) -> Iterator[Finding]:
     if case.config is None or not case.place:
         return
     name, weights_bytes = case.config.model.name, case.model.weights_bytes
-    fetch, missing = f"hf download {name}", f"{name} is not in the local cache"
+    fetch, missing = f"hf download {case.missing}", f"{case.missing} is not in the local cache"
     where = {"plugin": "is passed to the plug-in encoder unchanged", "folder": "is a local folder"}
     size = f", {human_bytes(weights_bytes)} of weights" if weights_bytes else ""
     if case.place != "hub":

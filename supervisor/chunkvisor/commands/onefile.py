@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.load import LoadedConfig, from_values
+from chunkvisor.engine.modelfolder import outside_of
 from chunkvisor.errors import ExitCode, Halt, config_error, to_check
 from chunkvisor.outputs.forms import FORM_KEYS
 from chunkvisor.outputs.state import is_manifest
@@ -68,7 +69,11 @@ def encode(request: Request, out: Path, observer: Observer, *, keep: bool) -> Ex
         config.model.revision or "",
     )
     if config.model.is_folder:
-        files = sorted(path for path in Path(config.model.name).rglob("*") if path.is_file())
+        outside = outside_of(Path(config.model.name), config.model)
+        folders = [config.model.name, *(each.name for each in outside)]
+        files = sorted(
+            path for folder in folders for path in Path(folder).rglob("*") if path.is_file()
+        )
         revision = digest_of(
             [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         )

@@ -15,7 +15,7 @@ import psutil
 from chunkvisor.child import run_child
 from chunkvisor.config.choices import EngineKind
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, unfit_dtype, weakest
 from chunkvisor.engine import modelfolder
 from chunkvisor.engine.modelfolder import ModelFolder
@@ -248,7 +248,7 @@ def _count_tokens(
         tasks.append(
             LengthsTask(str(paths.texts), str(paths.offsets), *numbers, encode_spec(encode), limits)
         )
-    spec = model_spec(config.model, source.path, source.revision)
+    spec = source.spec(config.model)
     write_message(files.spec, LengthsRequest(spec, tuple(tasks)), durable=False)
     command = [sys.executable, "-P", "-m", "chunkvisor_worker.lengths", str(folder)]
     # No GPU may be touched; and a message of a library must not look like one of chunkvisor's.
@@ -267,8 +267,8 @@ def _count_tokens(
     else:
         path = answer.path  # it may have found the tokenizer's files on the hub
         doubts = modelfolder.check_model_files(config, path)
-        for told, table, report in zip(
-            outputs.values(), tables.values(), answer.reports, strict=True
+        for name, told, table, report in zip(
+            outputs, outputs.values(), tables.values(), answer.reports, strict=True
         ):
             lengths = np.load(report.lengths, allow_pickle=False)
             told["lengths"], told["max_length"] = (
@@ -278,6 +278,10 @@ def _count_tokens(
             told["length_unit"] = "estimated_tokens" if report.estimated else "tokens"
             told["batches"] = round(report.batches * table.distinct / len(lengths))
             told["padding_share"] = 1 - report.tokens / max(1, report.padded_tokens)
+            if report.blank_ends and modelfolder.pools_last_token(Path(path), config.model):
+                blank = counted(report.blank_ends, "text")
+                what = "a vector is that of the last token, and sentence-transformers strips none since 5.4"
+                notes.append(f"{name}: blanks at the end of {blank} change their vectors: {what}")
     notes += map("; ".join, doubts)
     return path
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from chunkvisor.commands.plan import table_of
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import encode_spec, resolve_limits
 from chunkvisor.devices.gpu import find_devices, has_bfloat16, unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import read_model_folder
 from chunkvisor.engine.modelsource import source_at_hand
@@ -62,7 +62,7 @@ def tune(
     if (source := source_at_hand(config.model, Layout(config.workdir).model)) is None:
         remedy = f"hf download {name} --local-dir MODEL; then chunkvisor tune CONFIG --set model.name=MODEL"
         raise config_error(f"the model {name} is not on this machine yet", remedy=remedy)
-    model = model_spec(config.model, source.path, source.revision)
+    model = source.spec(config.model)
     if any(
         read_facts(Layout(config.workdir).output(output)) is not None for output in config.outputs
     ):

@@ -31,7 +31,7 @@ from pydantic import (
 
 from chunkvisor.config.choices import Dtype, EngineKind, FinalDtype, FinalFormat, OnBadRow, Start
 from chunkvisor.units import did_you_mean
-from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
+from chunkvisor_worker.contract.messages import EncodeSpec, Limits
 
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 """The value of `model.encoder` that is not a plug-in."""
@@ -537,14 +537,6 @@ class Config(Section):
     def effective_chunk_size(self, output: str) -> int | Literal["auto"]:
         """Give the number of distinct texts in a chunk of that output."""
         return self.outputs[output].chunk.size or self.chunk.size
-
-
-def model_spec(model: ModelConfig, path: str | None, revision: str | None) -> ModelSpec:
-    """Make what workers get, with the folder (None = a plug-in, or not known) and the revision that were found."""
-    said = model.model_dump(
-        include={*ModelSpec.__dataclass_fields__} - {"path", "revision"}, mode="json"
-    )
-    return ModelSpec(**said, path=path, revision=revision)
 
 
 def encode_spec(encode: EncodeConfig) -> EncodeSpec:

@@ -150,6 +150,7 @@ class Site:
     name: str = ""  # for people
     threads: int = 0  # of a worker there; 0 = as many as here
     model_path: str | None = None  # where the model's files are on it; None = as here
+    hub: str | None = None  # likewise, see ModelSpec
 
 
 Look = Callable[[str], Future[Reading]]

@@ -15,7 +15,8 @@ from typing import Any
 from chunkvisor.config.model import Config, EncodeConfig, ModelConfig
 from chunkvisor.errors import config_error
 from chunkvisor.units import listed
-from chunkvisor_worker.contract.files import read_json
+from chunkvisor_worker.contract.files import SMALL_FILES, read_json
+from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
 
 # Names of weight files, of the best kind first; a folder may have the same weights under several of them.
 _WEIGHTS = (
@@ -27,23 +28,21 @@ _WEIGHTS = (
 _DECIDING = ("backend", "device_map", "quantization_config", "dtype", "torch_dtype")
 
 _OURS = "SentenceTransformer"
-# What is read of a model besides its weights; and how a file begins that Git LFS has put in the place of a large one.
-_TEXTS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
+# How a file begins that Git LFS has put in the place of a large one.
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _ROUTERS = ("Router", "Asym")  # the second is its name in sentence-transformers 2 to 4
 # sentence-transformers gives every model these, and saves them, empty.
 _OWN_PROMPTS = ("query", "document")
 # Files with an `auto_map`: transformers looks there for Python code that comes with a model.
-_CODE = ("config.json", "tokenizer_config.json", "processor_config.json")
+_CODE = (
+    *("config.json", "tokenizer_config.json", "processor_config.json"),
+    *("preprocessor_config.json", "video_preprocessor_config.json"),
+)
 _NAMED_IN = "config_sentence_transformers.json"
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _read_mapping(path: Path) -> dict[str, Any]:
-    return _mapping(read_json(path))
 
 
 def _read_modules(folder: Path) -> list[dict[str, Any]] | None:
@@ -58,7 +57,7 @@ def _kind_of(module: dict[str, Any]) -> str:
 def _read_router(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return name and content of the file that has a Router's routes."""
     for name in ("router_config.json", "config.json"):
-        if found := _read_mapping(folder / name):
+        if found := read_json(folder / name):
             return name, found
     return "", {}
 
@@ -79,7 +78,7 @@ def _modules_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def _files_of(folder: Path, others: Iterable[str] = _TEXTS) -> Iterator[Path]:
+def _files_of(folder: Path, others: Iterable[str] = SMALL_FILES) -> Iterator[Path]:
     """Yield the weights that are loaded, and the files whose name is like one of the `others`."""
     for place in map(folder.joinpath, _modules_of(folder)):
         weights = (
@@ -113,7 +112,7 @@ class ModelFolder:
 def read_model_folder(folder: Path) -> ModelFolder:
     """Read the JSON files; what is missing or strange is None. Raises nothing."""
     modules = _read_modules(folder) or []
-    config = _read_mapping(
+    config = read_json(
         (folder / str(modules[0].get("path", "")) if modules else folder) / "config.json"
     )
     text = _mapping(config.get("text_config")) or config
@@ -133,6 +132,20 @@ def read_model_folder(folder: Path) -> ModelFolder:
     )
 
 
+def pools_last_token(folder: Path, model: ModelConfig) -> bool:
+    """Say whether a text's vector is that of its last token."""
+    modules = _modules_of(folder).items()
+    found = [
+        read_json(folder / path / "config.json")
+        for path, kind in modules
+        if kind.endswith("Pooling")
+    ]
+    return str(model.pooling) == "lasttoken" or any(
+        saved.get("pooling_mode_lasttoken") or "lasttoken" in (saved.get("pooling_mode") or ())
+        for saved in found
+    )
+
+
 def _dimension(
     folder: Path, config: Mapping[str, Any], further: list[dict[str, Any]]
 ) -> int | None:
@@ -140,7 +153,7 @@ def _dimension(
     widths = (config.get(key) for key in ("hidden_size", "d_model", "dim"))
     dimension: Any = next((width for width in widths if isinstance(width, int)), None)
     for module in further:
-        settings = _read_mapping(folder / str(module.get("path", "")) / "config.json")
+        settings = read_json(folder / str(module.get("path", "")) / "config.json")
         if _kind_of(module) == "Pooling":
             width = settings.get(
                 "embedding_dimension", settings.get("word_embedding_dimension", dimension)
@@ -161,6 +174,39 @@ def _dimension(
     return dimension if isinstance(dimension, int) else None
 
 
+# --- what they name outside the folder
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """Files that a model needs."""
+
+    name: str  # hub id, or path of a folder
+    asked: str | None  # branch, tag or commit; None = the newest
+    backend: str = "torch"  # whose weights are needed; NO_WEIGHTS = of none
+
+
+def repository_of(model: ModelConfig | ModelSpec) -> Repository:
+    """Return that of the model itself."""
+    return Repository(model.name, model.revision, str(model.kwargs.get("backend", "torch")))
+
+
+def outside_of(folder: Path, model: ModelConfig | ModelSpec) -> Iterator[Repository]:
+    """Yield what the folder's files name elsewhere: modules, bases of adapters, tokenizers, code that is trusted."""
+    for path in _modules_of(folder):
+        here = folder / path
+        if path.startswith(("..", "/")):
+            yield Repository(os.path.normpath(here), None, NO_WEIGHTS)
+        if base := read_json(here / "adapter_config.json").get("base_model_name_or_path"):
+            yield Repository(str(base), None)
+        for settings in here.glob("sentence_*_config.json"):
+            if tokenizer := read_json(settings).get("tokenizer_name_or_path"):
+                yield Repository(str(tokenizer), None, NO_WEIGHTS)
+    for _, name in _code_of(folder) if model.trust_remote_code else ():
+        if "--" in name:
+            yield Repository(name.rpartition("--")[0], None, NO_WEIGHTS)
+
+
 # --- whether they fit the config
 
 
@@ -172,21 +218,11 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
     if folder is None or config.model.is_plugin:
         return []
     model, here, warnings = config.model, Path(folder), list[tuple[str, str]]()
-    saved = _read_mapping(here / _NAMED_IN)
-    _refuse_pointers(model, here)
+    saved = read_json(here / _NAMED_IN)
+    code = check_folder(here, model)
     _refuse_wrong_kind(model, _read_modules(here), saved)
-    code = list(_code_of(here))
-    names = listed(list(dict.fromkeys(name for _, name in code)), 6)
-    if code and model.trust_remote_code is None:
-        raise config_error(
-            f"{model.name} brings Python code ({names}), and model.trust_remote_code does not say whether to run it",
-            why=f"{listed([place for place, _ in code], 4)} names it; without that code transformers takes its own "
-            "class, and the vectors may be others than the author's",
-            remedy="Read that code; then set model.trust_remote_code to true to run it, or to false to take the class "
-            "of transformers on purpose.",
-        )
     if code and model.trust_remote_code is False:
-        what = f"the Python code of {model.name} ({names}) is left out, because model.trust_remote_code is false"
+        what = f"the Python code of {model.name} ({code}) is left out, because model.trust_remote_code is false"
         warnings.append((what, "compare some vectors with the author's, by model.expect"))
     encodes = {name: config.effective_encode(name) for name in config.outputs}
     heeds_task = model.trust_remote_code is True and bool(code)
@@ -197,11 +233,6 @@ def check_model_files(config: Config, folder: str | None) -> list[tuple[str, str
         elif name in _ROUTERS:
             _refuse_undecided_route(model, here, path, encodes)
             heeds_task = True
-        for settings in (here / path).glob("sentence_*_config.json"):
-            lengths = ("query_", "document_")
-            heeds_task |= any(
-                key.startswith(lengths) and value for key, value in _read_mapping(settings).items()
-            )
     return warnings + list(_check_prompts(model, saved, encodes, heeds_task=heeds_task))
 
 
@@ -218,19 +249,17 @@ def _check_prompts(
         known = {name: text for name, text in known.items() if name not in _OWN_PROMPTS}
     known |= _mapping(model.kwargs.get("prompts"))
     names = ", ".join(repr(name) for name, text in known.items() if text)
-    asked = {"model.kwargs.default_prompt_name": model.kwargs.get("default_prompt_name")}
-    asked |= {
-        f"encode.prompt_name of output {output}": encode.prompt_name
-        for output, encode in encodes.items()
-        if encode.prompt is None
+    asked: dict[str, Any] = {
+        f"encode.prompt_name of {name}": each.prompt_name for name, each in encodes.items()
     }
+    asked["model.kwargs.default_prompt_name"] = model.kwargs.get("default_prompt_name")
     for key, name in asked.items():
         if name is not None and name not in known:
             raise config_error(
                 f"{key}: the model {model.name} has no prompt {name!r}",
                 why=f"it has {', '.join(map(repr, known)) or 'none'}",
-                remedy='Set it to one that the model has; or take it out, and set encode.prompt to the text itself, "" '
-                "for none.",
+                remedy=("Set it to one of these; or take" if known else "Take")
+                + ' it out, and set encode.prompt to the text itself, "" for none.',
             )
     default = str(model.kwargs.get("default_prompt_name") or saved.get("default_prompt_name") or "")
     without, idle = list[str](), list[str]()
@@ -248,7 +277,7 @@ def _check_prompts(
         mend = 'set encode.prompt_name to one of them, or encode.task; encode.prompt: "" says that none is wanted'
         yield what, mend
     if idle:
-        what = f"{listed(idle, 3)}: the task changes nothing, since {model.name} has no prompt and no route for it"
+        what = f"{listed(idle, 3)}: the model {model.name} has no prompt and no route for the task"
         one = f"set encode.prompt_name to one of its prompts ({names})"
         yield what, one if names else "leave encode.task out"
 
@@ -264,17 +293,42 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
+def check_folder(folder: Path, model: ModelConfig | ModelSpec) -> str:
+    """Name the Python code that the files of the model's folder name, or of that of its base.
+
+    Raises Halt (78) if the config does not say whether to run it, or if pointers of Git LFS stand in their place.
+    """
+    _refuse_pointers(model, folder)
+    places, names = list[str](), list[str]()
+    for place, name in _code_of(folder):
+        repository, _, inner = name.rpartition("--")
+        places.append(place)
+        names.append(
+            f"{inner.rpartition('.')[0] or inner}.py" + f" of {repository}" * bool(repository)
+        )
+    code = listed(list(dict.fromkeys(names)), 6)
+    if code and model.trust_remote_code is None:
+        raise config_error(
+            f"{model.name} brings Python code ({code}), and model.trust_remote_code does not say whether to run it",
+            why=f"{listed(places, 4)} names it; without that code transformers takes its own "
+            "class, and the vectors may be others than the author's",
+            remedy="Read that code; then set model.trust_remote_code to true to run it, or to false to take the class "
+            "of transformers on purpose.",
+        )
+    return code
+
+
 def _code_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (file that names it, file of the code) of each piece of Python code that comes with the model."""
+    """Yield (file that names it, name of its class) of each piece of Python code that comes with the model."""
     for path, kind in _modules_of(folder).items():
         for place in (os.path.normpath(f"{path}/{name}") for name in _CODE):
-            for name in _strings(_read_mapping(folder / place).get("auto_map")):
-                yield place, f"{name.rpartition('.')[0] or name}.py"
+            for name in _strings(read_json(folder / place).get("auto_map")):
+                yield place, name
         if kind and not kind.startswith("sentence_transformers."):
-            yield "modules.json", f"{kind.rpartition('.')[0] or kind}.py"
+            yield "modules.json", kind
 
 
-def _refuse_pointers(model: ModelConfig, folder: Path) -> None:
+def _refuse_pointers(model: ModelConfig | ModelSpec, folder: Path) -> None:
     """Refuse files of a Git checkout whose content Git LFS has not fetched."""
     found = list[str]()
     for path in _files_of(folder):
@@ -311,7 +365,7 @@ def _refuse_wrong_kind(
 
 
 def _refuse_activation(model: ModelConfig, folder: Path, path: str) -> None:
-    name = _read_mapping(folder / path / "config.json").get("activation_function")
+    name = read_json(folder / path / "config.json").get("activation_function")
     if isinstance(name, str) and not name.startswith("torch."):
         raise config_error(
             f"{model.name} has a Dense layer with the activation {name}, which is not part of torch",

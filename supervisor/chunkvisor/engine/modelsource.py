@@ -12,15 +12,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from chunkvisor.child import run_child
 from chunkvisor.config.model import ModelConfig
+from chunkvisor.engine.modelfolder import Repository, check_folder, outside_of, repository_of
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.judge import Verdict, pause_s
 from chunkvisor.store.attempt import verdict_of_child
 from chunkvisor.store.records import Pin, Stamp, read_models, stamp_file, write_record
 from chunkvisor_worker.contract.exits import Outcome
-from chunkvisor_worker.contract.files import AttemptFiles, make_folder, read_bounded
+from chunkvisor_worker.contract.files import (
+    AttemptFiles,
+    make_folder,
+    make_folders,
+    read_bounded,
+    remove_folder,
+)
+from chunkvisor_worker.contract.messages import NO_WEIGHTS, ModelSpec
 
 NAME_REMEDY = (
     "Write model.name as the path of a model's folder, from the root or from the folder of the config (with `encode`, "
@@ -44,9 +53,25 @@ class ModelSource:
     )  # commit hash of the hub, `sha256:…` of a local folder, or what a plug-in's config says
     # Of each file of a local folder, by its full path; none of a snapshot of the hub, whose files are named by content.
     stamps: dict[str, Stamp] = field(default_factory=dict)
+    # What its files name outside its folder, by hub id or path.
+    outside: dict[str, "ModelSource"] = field(default_factory=dict)
+    hub: str | None = None  # if it is there, a cache of the hub in which workers find its commits
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """Those of what its files name outside its folder."""
+        return {name: str(each.revision) for name, each in self.outside.items()}
+
+    def spec(self, model: ModelConfig) -> ModelSpec:
+        """Return what workers get."""
+        found: dict[str, Any] = {"path": self.path, "revision": self.revision, "hub": self.hub}
+        said = model.model_dump(include={*ModelSpec.__dataclass_fields__} - {*found}, mode="json")
+        return ModelSpec(**said, **found, outside=self.revisions)
 
     def check(self) -> None:
         """Raise Halt (78) if a local folder has changed since the run began."""
+        for each in self.outside.values():
+            each.check()
         if not self.stamps:
             return
         try:
@@ -77,8 +102,7 @@ class ModelSource:
 def _stamp_files(
     folder: Path, known: Mapping[str, Stamp], on_wait: Callable[[], None] = lambda: None
 ) -> dict[str, Stamp]:
-    """Stamp all files of the model, by full path; those that are untouched since `known` are not read again."""
-    _require_model(folder)
+    """Stamp all files of the folder, by their path; those that are untouched since `known` are not read again."""
     stamps = dict[str, Stamp]()
     for path in _files_of(folder):
         on_wait()
@@ -109,16 +133,16 @@ def _require_model(folder: Path) -> None:
 
 
 def resolve_local(
-    model: ModelConfig, cache: Path, on_wait: Callable[[], None] = lambda: None
+    folder: Path, cache: Path, on_wait: Callable[[], None] = lambda: None
 ) -> ModelSource:
     """Resolve a local folder to `sha256:…` over the names and contents of its files.
 
-    Those that are untouched since `cache` are not read again. Calls `on_wait` before each file. Raises Halt (78) if
-    the folder holds no model; OSError if it cannot be read.
+    Those that are untouched since `cache` are not read again. Calls `on_wait` before each file. Raises OSError if the
+    folder cannot be read.
     """
-    folder, record = Path(model.name), read_models(cache)
+    record = read_models(cache)
     stamps = _stamp_files(folder, record.stamps, on_wait)
-    write_record(cache, replace(record, stamps=stamps))
+    write_record(cache, replace(record, stamps=record.stamps | stamps))
     content = json.dumps(
         [
             [Path(path).relative_to(folder).as_posix(), stamp.digest]
@@ -131,7 +155,8 @@ def resolve_local(
 
 
 def resolve_hub(
-    model: ModelConfig,
+    wanted: Repository,
+    what: str,
     cache: Path,
     scratch: Path,
     timeout_s: float,
@@ -144,20 +169,17 @@ def resolve_hub(
 
     With `anew` the hub is asked in any case, and the answer replaces what was fixed. `pause(seconds, waited_s, why)` is
     called between tries, `on_wait` about ten times a second; what they raise ends the download. Raises Halt: 75 if the
-    hub stays out of reach, 78 if the model is not to be had; OSError.
+    hub stays out of reach, 78 if `what` is not to be had; OSError.
     """
-    pinned = None if anew else pinned_source(cache, model)
-    if pinned is not None and Path(str(pinned.path)).is_dir():
+    pinned = None if anew else pinned_source(cache, wanted)
+    if pinned is not None and pinned.path is not None:
         return pinned
-    revision, backend = (
-        pinned.revision if pinned else model.revision,
-        str(model.kwargs.get("backend", "torch")),
-    )
+    revision = pinned.revision if pinned else wanted.asked
     failed_s: float | None = None
     while True:
-        found = fetch_model(model.name, revision, backend, scratch, on_wait)
+        found = fetch_model(replace(wanted, asked=revision), scratch, on_wait)
         if isinstance(found, ModelSource):
-            record, asked = read_models(cache), (model.name, model.revision)
+            record, asked = read_models(cache), (wanted.name, wanted.asked)
             others = (each for each in record.pins if (each.name, each.asked) != asked)
             pin = Pin(*asked, str(found.path), str(found.revision))
             write_record(cache, replace(record, pins=(*others, pin)))
@@ -165,11 +187,14 @@ def resolve_hub(
         failed_s = failed_s or time.monotonic()
         waited_s = time.monotonic() - failed_s
         if waited_s >= timeout_s or found.outcome not in (Outcome.HUB, Outcome.DISK_FULL):
+            name = f"{wanted.name} --revision {revision}" if revision else wanted.name
             raise Halt(
                 ExitCode(found.exit_code or ExitCode.CONFIG),
-                f"the model {model.name} cannot be downloaded",
-                why=f"{found.reason.rstrip('.')}; and next to the config there is no model folder of that name",
-                remedy=_OFFLINE if found.outcome is Outcome.HUB else found.remedy,
+                f"{what} cannot be downloaded",
+                why=f"{found.reason.rstrip('.')}; and there is no folder of that name here",
+                remedy=_OFFLINE
+                if found.outcome is Outcome.HUB
+                else found.remedy.replace("OWNER/NAME", name),
                 log=AttemptFiles(scratch).log,
                 see=found.see,
             )
@@ -178,9 +203,7 @@ def resolve_hub(
 
 
 def fetch_model(
-    name: str,
-    revision: str | None,
-    backend: str,
+    wanted: Repository,
     scratch: Path,
     on_wait: Callable[[], None],
     environment: Mapping[str, str] | None = None,
@@ -193,16 +216,8 @@ def fetch_model(
     make_folder(scratch, durable=False)
     for leftover in (files.result, files.fault):
         leftover.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "chunkvisor_worker.fetch",
-        str(scratch),
-        name,
-        revision or "",
-        backend,
-    ]
+    arguments = [str(scratch), wanted.name, wanted.asked or "", wanted.backend]
+    command = [sys.executable, "-P", "-m", "chunkvisor_worker.fetch", *arguments]
     returncode = run_child(command, files.log, on_wait, environment)
     try:
         found = json.loads(read_bounded(files.result) or b"")
@@ -211,11 +226,57 @@ def fetch_model(
         return verdict_of_child(returncode, files.fault, files.log)
 
 
-def pinned_source(cache: Path, model: ModelConfig) -> ModelSource | None:
-    """Give the commit of the hub that this workdir has fixed for the model, or None."""
-    asked = (model.name, model.revision)
+def pinned_source(cache: Path, wanted: Repository) -> ModelSource | None:
+    """Give the commit of the hub that this workdir has fixed, if any; the path is None if its files are gone."""
+    asked = (wanted.name, wanted.asked)
     pin = next((each for each in read_models(cache).pins if (each.name, each.asked) == asked), None)
-    return ModelSource(pin.path, pin.revision) if pin is not None else None
+    if pin is None:
+        return None
+    return ModelSource(pin.path if Path(pin.path).is_dir() else None, pin.revision)
+
+
+def take_outside(
+    source: ModelSource,
+    model: ModelConfig | ModelSpec,
+    fetch: Callable[[Repository, str], ModelSource],
+    hub: Path,
+    read: Callable[[Path], ModelSource] = lambda folder: ModelSource(str(folder), None),
+) -> None:
+    """Find what the model's files name outside its folder, and what that names.
+
+    `read` gets the path of a folder, `fetch` what is none, and words for it. What is of the hub is laid out in `hub`
+    for workers: a cache like the one that it lies in, but with these commits as the newest, whatever is downloaded
+    later. Raises what they raise, and Halt (78) as `check_folder`.
+    """
+    waiting, snapshots = [Path(str(source.path))], list[Path]()
+    while waiting:
+        for each in outside_of(waiting.pop(), model):
+            if each.name in source.outside:
+                continue
+            if Path(each.name).is_dir():
+                found = read(Path(each.name))
+            elif each.name == model.name:  # its code is that of the commit that is loaded
+                found = ModelSource(source.path, source.revision)
+            else:
+                found = fetch(each, f"{each.name}, which {model.name} needs,")
+            place = Path(str(found.path))
+            snapshots += [] if Path(each.name).is_dir() else [place]
+            source.outside[each.name] = found
+            if each.backend != NO_WEIGHTS:
+                check_folder(place, model)
+                waiting.append(place)
+    remove_folder(hub)
+    source.hub = str(hub)
+    for snapshot in snapshots:
+        place = hub / snapshot.parents[1].name / "refs"
+        make_folders(place)
+        (place / "main").write_text(snapshot.name)
+    for repository in snapshots[0].parents[2].iterdir() if snapshots else ():
+        place = hub / repository.name
+        if place.exists():
+            (place / "snapshots").symlink_to(repository / "snapshots")
+        else:
+            place.symlink_to(repository)
 
 
 def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
@@ -223,17 +284,17 @@ def source_at_hand(model: ModelConfig, cache: Path) -> ModelSource | None:
 
     Raises Halt (78) if `model.name` is a path without a model, or nothing that a hub could have.
     """
-    name = model.name
     if model.is_folder:
-        _require_model(Path(name))
-        return ModelSource(name, model.revision)
-    if _HUB_ID.fullmatch(name) is None:
+        _require_model(Path(model.name))
+        found: ModelSource | None = ModelSource(model.name, None)
+    elif _HUB_ID.fullmatch(model.name):
+        found = pinned_source(cache, repository_of(model))
+    else:
         raise config_error(
-            f"there is no model folder {name} here, and no hub id looks like that",
+            f"there is no model folder {model.name} here, and no hub id looks like that",
             remedy=NAME_REMEDY,
         )
-    return (
-        pinned
-        if (pinned := pinned_source(cache, model)) is not None and Path(str(pinned.path)).is_dir()
-        else None
-    )
+    if found is None or found.path is None:
+        return None
+    found.hub = str(cache.with_name("hub"))
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart import policy
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
@@ -16,25 +16,29 @@ from chunkvisor_worker.contract.messages import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Task:
     """Texts of one chunk, to be encoded by one worker; what failed so far travels with them."""
 
     output: int
     chunk: int
     texts: Sequence[int]  # in order; a range for a whole chunk, else a tuple
     due_s: float = 0.0  # when they may be started
-    tries: tuple[Outcome, ...] = ()  # how they failed so far, as far as that counts against them
-    avoid: int | None = None  # the device on which they failed last: others are asked first
-    doubt: bool = False  # they may be what made an attempt fail: the next one begins with a canary
-    part: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
-    one_by_one: bool = (
+    charged_failures: tuple[
+        Outcome, ...
+    ] = ()  # how they failed so far, as far as that counts against them
+    avoid_device: int | None = None  # the device on which they failed last: others are asked first
+    needs_canary: bool = (
+        False  # they may be what made an attempt fail: the next one begins with a canary
+    )
+    bisecting: bool = False  # the chunk is searched for texts that fail: they are taken apart at the first failure
+    singly: bool = (
         False  # each text is a batch by itself, so that the next end tells which one it is
     )
-    fresh: bool = False  # it does not start from a template: something has failed before
+    cold_start: bool = False  # it does not start from a template: something has failed before
 
-    def of(self, texts: Collection[int], **changes: Any) -> "Work":
+    def subset(self, texts: Collection[int], **changes: Any) -> "Task":
         """Take some of the texts, of which nothing is known yet."""
-        return replace(self, texts=tuple(texts), **{"tries": (), **changes})
+        return replace(self, texts=tuple(texts), **{"charged_failures": (), **changes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +47,17 @@ class AttemptEnded:
 
     worker: int
     verdict: Verdict | None  # None = its template would not begin it: that was no attempt
-    company: Company = Company.UNTOLD
+    others: Company = Company.UNTOLD
     began_s: float | None = (
         None  # when it was started; None = a failure before the first batch proves nothing
     )
     done: frozenset[int] = (
         frozenset()
     )  # texts whose vectors it has left, verified, though it failed
-    under_way: frozenset[int] = (
+    in_flight: frozenset[int] = (
         frozenset()
     )  # texts of the batches that had begun and were not finished
-    proven: bool = False  # any text, a canary too, got its vector in it
+    any_text_succeeded: bool = False  # any text, a canary too, got its vector in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,9 @@ class Ending:
     """Why the run ends, or continues without a device; `words` makes sentences of it."""
 
     code: ExitCode
-    why: str  # as in policy.Stop; or "bad rows" or "all bad"
+    why: StopReason
     worker: int = 0
-    work: Work | None = None
+    task: Task | None = None
     verdict: Verdict | None = None
     device: int | None = None  # whose end it is
 
@@ -73,13 +77,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """`canary` is the text that makes its first batch, or OWN and less; None = as they come."""
+    """`canary` makes its first batch; None = the batches as they come."""
 
     worker: int
     device: int
-    work: Work
+    task: Task
     limits: Limits
-    canary: int | None
+    canary: policy.Canary | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +116,14 @@ class KeepVectors:
     """Store the vectors of these texts, which the worker has left."""
 
     worker: int
-    work: Work
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineTexts:
     """Note that these texts get no vector."""
 
-    work: Work
+    task: Task
     verdict: Verdict
 
 
@@ -152,7 +156,7 @@ class LowerLimits:
     """Batches on devices of this kind are no larger from now on; `lasting`: in later runs as well."""
 
     kind: str
-    lesson: policy.Lesson
+    limit: policy.BatchLimit
     lasting: bool
 
 
@@ -164,18 +168,18 @@ class TellFailure:
     """An attempt has failed, and this follows; no step: nothing has to, as all its texts are done."""
 
     worker: int
-    work: Work
+    task: Task
     verdict: Verdict
     step: policy.Step | None
-    under_way: tuple[int, ...]
+    in_flight: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TellSplit:
     """The texts are tried in these pieces."""
 
-    work: Work
-    pieces: tuple[Work, ...]
+    task: Task
+    pieces: tuple[Task, ...]
     how: policy.How
 
 

@@ -22,6 +22,7 @@ from chunkvisor.engine.engine import Engine
 from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.events import event
 from chunkvisor.heart import policy
+from chunkvisor.heart.attempt import RunningAttempt
 from chunkvisor.heart.instructions import (
     AskToLeave,
     AttemptEnded,
@@ -35,16 +36,15 @@ from chunkvisor.heart.instructions import (
     OpenGate,
     QuarantineTexts,
     StartWorker,
+    Task,
     TellFailure,
     TellSplit,
     TellWait,
-    Work,
 )
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.reports import Reports
 from chunkvisor.heart.run import Run, WaitTeller
 from chunkvisor.heart.scheduler import Scheduler
-from chunkvisor.heart.slot import Slot
 from chunkvisor.heart.store import ResultStore
 from chunkvisor.judge import NODE_LOST, ONE_ROW, STATUS_LOST, EndedBy, Evidence, Verdict, judge
 from chunkvisor.store.attempt import Salvage
@@ -88,8 +88,8 @@ class Loop:
         self._waits = WaitTeller(run.emit, config.recovery.wait_timeout)
         self._opened = False  # the engine
         self._scheduler = Scheduler(outputs, config, lessons.get, run.clock)
-        self._slots: dict[int, Slot] = {}  # running workers, by number
-        self._ended: dict[int, Slot] = {}  # those that have ended in this turn
+        self._running: dict[int, RunningAttempt] = {}  # running workers, by number
+        self._ended: dict[int, RunningAttempt] = {}  # those that have ended in this turn
         self._news: list[
             tuple[Station, Opinion | None, bool]
         ] = []  # of devices, since the last turn
@@ -122,7 +122,7 @@ class Loop:
     # --- turns
 
     def _turn(self) -> None:
-        self._heed_signals()
+        self._check_signals()
         if (
             not self._opened and self._pending()
         ):  # at the beginning, or once a chunk is found damaged
@@ -135,13 +135,15 @@ class Loop:
         news, self._news = self._news, []
         for station, opinion, gone in news:
             node, kind = station.site.node, station.device.model
-            self._execute(self._scheduler.seen(station.number, node, kind, opinion, gone=gone))
-        for slot in list(self._slots.values()):
+            self._execute(
+                self._scheduler.device_changed(station.number, node, kind, opinion, gone=gone)
+            )
+        for slot in list(self._running.values()):
             self._attend(slot, self._clock())
         if self._clock() >= self._scheduler.last_s:
             self._store.stop()
         for output, chunk in self._store.attend():
-            self._scheduler.lost(output, chunk)
+            self._scheduler.chunk_invalidated(output, chunk)
         self._tick()
         held = [each.number for each in self._stations.alive if self._engine.holding(each)]
         self._execute(self._scheduler.tick(held))
@@ -151,7 +153,7 @@ class Loop:
             slot.attempt.drop_bulk()
         self._ended.clear()
 
-    def _heed_signals(self) -> None:
+    def _check_signals(self) -> None:
         signals = self._signals
         if signals.draining and self._drains != (drains := (signals.why, signals.until_s)):
             self._drains = drains
@@ -164,31 +166,31 @@ class Loop:
             self._execute(self._scheduler.stop(-math.inf))
 
     def _sleep(self) -> None:
-        watched = (fd for slot in self._slots.values() for fd in slot.worker.watched())
+        watched = (fd for slot in self._running.values() for fd in slot.worker.watched())
         self._signals.sleep(_PAUSE_S, [*self._engine.watched(), *watched])
 
     def _answer_calls(self) -> None:
         """Give devices that were given back meanwhile to the next worker."""
         now_s = self._clock()
-        for slot in self._slots.values():
+        for slot in self._running.values():
             self._hear(slot, now_s)
 
-    def _hear(self, slot: Slot, now_s: float) -> None:
+    def _hear(self, slot: RunningAttempt, now_s: float) -> None:
         if (freed := slot.heard(now_s)) is not None:
-            self._execute(self._scheduler.called(slot.number, freed=freed))
+            self._execute(self._scheduler.worker_called(slot.number, freed=freed))
 
     def _pids(self) -> dict[int, frozenset[int]]:
         """Name the workers that have each device, or have just given it back."""
         pairs = [
             (slot.station.number, slot.worker.pid)
-            for slot in self._slots.values()
+            for slot in self._running.values()
             if slot.go_s is not None
         ]
         return {number: frozenset(pid for at, pid in pairs if at == number) for number, _ in pairs}
 
     # --- workers
 
-    def _attend(self, slot: Slot, now_s: float) -> None:
+    def _attend(self, slot: RunningAttempt, now_s: float) -> None:
         returncode = slot.worker.poll()
         if returncode is not None:
             self._conclude(slot, returncode, now_s)
@@ -198,23 +200,23 @@ class Loop:
         if slot.stuck(now_s):
             raise Halt(
                 ExitCode.MACHINE,
-                f"worker {slot.worker.pid} of {slot.names[0]} chunk {slot.work.chunk} cannot be killed",
+                f"worker {slot.worker.pid} of {slot.names[0]} chunk {slot.task.chunk} cannot be killed",
                 why="it hangs inside the kernel (D state): the GPU driver or the disk is stuck",
                 remedy="Reboot the machine, then run the same command again.",
                 log=slot.attempt.files.log,
             )
 
-    def _conclude(self, slot: Slot, returncode: int, now_s: float) -> None:
+    def _conclude(self, slot: RunningAttempt, returncode: int, now_s: float) -> None:
         """Judge a worker that has ended."""
-        del self._slots[slot.number]
+        del self._running[slot.number]
         self._ended[slot.number] = slot
-        self._scheduler.gone(slot.number)
+        self._scheduler.worker_exited(slot.number)
         self._emit(event.WorkerEnded(*slot.names, returncode, **slot.figures(now_s)))
         # The end of a warm worker that never had the device is its template's doing, not a text's.
         unused = slot.worker.warm and slot.go_s is None and slot.ended_by is EndedBy.ITSELF
         if unused and returncode in (WorkerExit.TAINTED_TEMPLATE, STATUS_LOST):
             slot.attempt.remove()
-            self._execute(self._scheduler.ended(AttemptEnded(slot.number, None)))
+            self._execute(self._scheduler.attempt_finished(AttemptEnded(slot.number, None)))
             return
         if returncode == NODE_LOST:
             # That its device was dropped is how we heard of it, and not why it ended.
@@ -224,22 +226,22 @@ class Loop:
             slot.ended_by = EndedBy.STOP
         elif returncode == 0:
             # After any other end the verdict comes before the next `go`: it may have something to teach.
-            self._execute(self._scheduler.called(slot.number, freed=True))
+            self._execute(self._scheduler.worker_called(slot.number, freed=True))
         self._answer_calls()  # all of its vectors are read now
         others = (
             each
-            for each in self._slots.values()
+            for each in self._running.values()
             if each.has_device and each.station is slot.station
         )
         siblings = frozenset(each.worker.pid for each in others)
-        ended = _judged(slot, returncode, self._outputs[slot.work.output], siblings, self._emit)
+        ended = _judged(slot, returncode, self._outputs[slot.task.output], siblings, self._emit)
         if slot.go_s is not None:
             slot.station.alone = False  # what is on it may have changed since the last look
-        self._execute(self._scheduler.ended(ended))
+        self._execute(self._scheduler.attempt_finished(ended))
 
     def _end_all(self) -> None:
         """End the workers that are left after a halt: politely, then by force; gives up on one in the kernel."""
-        slots = self._slots
+        slots = self._running
         while slots and not all(slot.stuck(self._clock()) for slot in slots.values()):
             now_s = self._clock()
             for slot in list(slots.values()):
@@ -264,7 +266,7 @@ class Loop:
 
     def _do(self, instruction: Instruction) -> Sequence[Instruction]:  # noqa: C901 - a case for each
         """Execute it; returns what the scheduler says to what came of it."""
-        slots = self._slots
+        slots = self._running
         match instruction:
             case StartWorker():
                 return self._start(instruction)
@@ -281,15 +283,15 @@ class Loop:
             case EndWorker(worker):
                 if worker in slots:
                     slots[worker].end(EndedBy.STOP, "", self._clock())
-            case KeepVectors(worker, work):
+            case KeepVectors(worker, task):
                 self._answer_calls()
                 slot = self._ended[worker]
                 return self._stored(
-                    work, self._store.keep(work, slot.attempt, salvaged=not slot.has_result)
+                    task, self._store.keep(task, slot.attempt, salvaged=not slot.has_result)
                 )
-            case QuarantineTexts(work, verdict):
+            case QuarantineTexts(task, verdict):
                 self._answer_calls()
-                return self._stored(work, self._store.quarantine(work, verdict))
+                return self._stored(task, self._store.quarantine(task, verdict))
             case LookAtDevice(device):
                 self._stations[device].ask()
             case DropDevice(ending):
@@ -302,9 +304,9 @@ class Loop:
                 self._stations.leave(ending.device, halt)
             case EndRun(ending):
                 raise self._reports.halt_of(ending, self._ended.get(ending.worker))
-            case LowerLimits(kind, lesson, lasting):
+            case LowerLimits(kind, limit, lasting):
                 if lasting:
-                    self._lessons.save(kind, *lesson)
+                    self._lessons.save(kind, *limit)
                 self._reports.lower_limits(instruction)
             case TellFailure():
                 self._failed(instruction)
@@ -318,14 +320,18 @@ class Loop:
 
     def _start(self, start: StartWorker) -> Sequence[Instruction]:
         self._answer_calls()
-        work, station = start.work, self._stations[start.device]
-        output = self._outputs[work.output]
+        task, station = start.task, self._stations[start.device]
+        output = self._outputs[task.output]
         try:
-            attempt = output.new_attempt(work, station, start.limits, start.canary)
+            attempt = output.new_attempt(task, station, start.limits, start.canary)
             # CUDA_LAUNCH_BLOCKING=1, so that the traceback names the kernel that failed.
-            blocking = work.tries[-1:] == (Outcome.DEVICE_FAULT,)
+            blocking = task.charged_failures[-1:] == (Outcome.DEVICE_FAULT,)
             process = self._engine.start(
-                station, attempt.files, attempt.spec, fresh=work.fresh, blocking_launches=blocking
+                station,
+                attempt.files,
+                attempt.spec,
+                fresh=task.cold_start,
+                blocking_launches=blocking,
             )
         except OSError as error:
             if (gone := output.gone(error)) is not None:
@@ -336,17 +342,19 @@ class Loop:
                 reason = with_room(reason, output.workdir)
             # A batch of one row, so that the policy does not take it for a matter of batches.
             verdict = Verdict(outcome, reason, remedy, limits=ONE_ROW, batch_rows=1)
-            return self._scheduler.ended(AttemptEnded(start.worker, verdict))
-        slot = Slot(start.worker, work, station, attempt, process, start.limits, self._clock())
-        self._slots[start.worker] = slot
+            return self._scheduler.attempt_finished(AttemptEnded(start.worker, verdict))
+        slot = RunningAttempt(
+            start.worker, task, station, attempt, process, start.limits, self._clock()
+        )
+        self._running[start.worker] = slot
         kind = StartKind.WARM if process.warm else StartKind.FRESH
         self._emit(event.AttemptStarted(*slot.names, process.pid, station.number, str(kind)))
         return ()
 
-    def _stored(self, work: Work, problem: Verdict | None) -> Sequence[Instruction]:
-        follows = self._scheduler.stored(work, problem)
-        if problem is None and not self._store.compose(work.output, work.chunk):
-            self._scheduler.lost(work.output, work.chunk)
+    def _stored(self, task: Task, problem: Verdict | None) -> Sequence[Instruction]:
+        follows = self._scheduler.stored(task, problem)
+        if problem is None and not self._store.compose(task.output, task.chunk):
+            self._scheduler.chunk_invalidated(task.output, task.chunk)
         return follows
 
     def _failed(self, told: TellFailure) -> None:
@@ -361,7 +369,11 @@ class Loop:
 
 
 def _judged(
-    slot: Slot, returncode: int, output: OutputRun, siblings: frozenset[int], emit: event.Emit
+    slot: RunningAttempt,
+    returncode: int,
+    output: OutputRun,
+    siblings: frozenset[int],
+    emit: event.Emit,
 ) -> AttemptEnded:
     """Say what became of the attempt, and what it has left; `siblings` are our other workers on its device, by pid."""
     attempt, spec = slot.attempt, slot.attempt.spec
@@ -371,7 +383,7 @@ def _judged(
     )
     verdict = judge(attempt.gather(end))
     if returncode not in (0, STATUS_LOST) and verdict.outcome is Outcome.COMMITTED:
-        emit(event.LateCrash(output.name, slot.work.chunk, returncode))
+        emit(event.LateCrash(output.name, slot.task.chunk, returncode))
     slot.has_result = verdict.outcome in (Outcome.COMMITTED, Outcome.BAD_OUTPUT)
     # With a result, what is wrong is known; if its form is wrong, no batch of it can be believed.
     left = Salvage() if slot.has_result else attempt.salvage()
@@ -380,14 +392,14 @@ def _judged(
     ):  # the disks of another machine are not ours
         temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - what is there
         verdict = replace(verdict, reason=with_room(verdict.reason, output.workdir, temporary))
-    some_good = 0 < len(verdict.bad_rows) < len(slot.work.texts)
+    some_good = 0 < len(verdict.bad_rows) < len(slot.task.texts)
     return AttemptEnded(
         slot.number,
         verdict,
         slot.station.company(verdict.figures, siblings),
         # A first try from a template proves little: the next one, in a new interpreter, tells more.
-        began_s=slot.started_s if slot.work.fresh or not slot.worker.warm else None,
+        began_s=slot.started_s if slot.task.cold_start or not slot.worker.warm else None,
         done=frozenset(spec.start + row for row in left.done),
-        under_way=frozenset(spec.start + row for row in left.under_way),
-        proven=bool(left.done) or some_good or attempt.canary_passed(),
+        in_flight=frozenset(spec.start + row for row in left.under_way),
+        any_text_succeeded=bool(left.done) or some_good or attempt.canary_passed(),
     )

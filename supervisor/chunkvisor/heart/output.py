@@ -10,8 +10,8 @@ from typing import Any
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.modelsource import ModelSource
 from chunkvisor.errors import ExitCode, Halt
-from chunkvisor.heart import policy
-from chunkvisor.heart.instructions import Work
+from chunkvisor.heart.instructions import Task
+from chunkvisor.heart.policy import Canary, KnownText, OwnText
 from chunkvisor.outputs.forms import Form
 from chunkvisor.sources.table import StagedTable, rows_of
 from chunkvisor.store.attempt import AttemptFolder, last_log, write_attempt
@@ -160,30 +160,31 @@ class OutputRun:
     # --- attempts
 
     def new_attempt(
-        self, work: Work, station: Station, limits: Limits, canary: int | None
+        self, task: Task, station: Station, limits: Limits, canary: Canary | None
     ) -> AttemptFolder:
         """Make the folder of an attempt at these texts, with `canary` as in `StartWorker`.
 
         Raises OSError; Halt if the texts are damaged.
         """
-        first = work.texts[0]
-        stop = work.texts[-1] + 1
-        wanted = work.texts if isinstance(work.texts, range) else frozenset(work.texts)
-        number, files = self._new_folder(work.chunk)
+        first = task.texts[0]
+        stop = task.texts[-1] + 1
+        wanted = task.texts if isinstance(task.texts, range) else frozenset(task.texts)
+        number, files = self._new_folder(task.chunk)
         good = None
-        if canary is not None and canary > policy.OWN:
-            good = next(self.texts_of([canary]))
         own = None
-        if canary is not None and good is None:
-            own = self._shortest(canary, work)
+        match canary:
+            case KnownText(text):
+                good = next(self.texts_of([text]))
+            case OwnText(rank):
+                own = self._shortest(rank, task)
         # Another machine may have the model elsewhere, and other cores.
         site = station.site
         model = self.job.model
         if site.model_path is not None:
-            model = replace(model, path=site.model_path)
+            model = replace(model, path=site.model_path, hub=site.hub)
         draft = replace(
             self.job,
-            chunk=work.chunk,
+            chunk=task.chunk,
             attempt=number,
             start=first,
             device=station.device.kind,
@@ -193,7 +194,7 @@ class OutputRun:
             limits=limits,
             canary_row=own,
         )
-        spec = write_attempt(files, draft, self.texts_of(work.texts), good)
+        spec = write_attempt(files, draft, self.texts_of(task.texts), good)
         return AttemptFolder(files, spec, lambda: self.ledger.facts, self.blank_test(spec))
 
     def _new_folder(self, chunk: int) -> tuple[int, AttemptFiles]:
@@ -227,14 +228,14 @@ class OutputRun:
         began_ns = files.spec.stat().st_mtime_ns
         return chunk < self.ledger.plan.count and self.model.settled_since(began_ns)
 
-    def _shortest(self, canary: int, work: Work) -> int:
-        """Find the position of the shortest text, or one of the next.
+    def _shortest(self, rank: int, task: Task) -> int:
+        """Find the position of the shortest text, or one of the next; the longest, if there are fewer.
 
         Blank ones count as long: they may have no vector.
         """
-        texts = enumerate(self.texts_of(work.texts))
+        texts = enumerate(self.texts_of(task.texts))
         sizes = ((not text.strip(), len(text), at) for at, text in texts)
-        return heapq.nsmallest(policy.OWN - canary + 1, sizes)[-1][2]
+        return heapq.nsmallest(rank + 1, sizes)[-1][2]
 
     def last_log(self, chunk: int) -> Path | None:
         """Find the newest log of all attempts at the chunk."""

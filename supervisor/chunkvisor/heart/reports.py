@@ -6,12 +6,12 @@ from chunkvisor import words
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.stations import Stations
-from chunkvisor.errors import Halt
+from chunkvisor.errors import Halt, StopReason
 from chunkvisor.events import event
 from chunkvisor.heart import policy
+from chunkvisor.heart.attempt import RunningAttempt
 from chunkvisor.heart.instructions import Ending, LowerLimits, TellFailure, TellSplit
 from chunkvisor.heart.output import OutputRun
-from chunkvisor.heart.slot import Slot
 from chunkvisor.judge import Verdict
 from chunkvisor.units import counted, human_time
 from chunkvisor_worker.contract.exits import Outcome
@@ -33,20 +33,20 @@ class Reports:
         self._emit = emit
         self.given_up: list[words.GivenUp] = []
 
-    def failure(self, told: TellFailure, slot: Slot | None) -> None:
+    def failure(self, told: TellFailure, slot: RunningAttempt | None) -> None:
         """Report that an attempt has failed, and what follows."""
-        work = told.work
+        task = told.task
         verdict = told.verdict
         step = told.step
-        run = self._outputs[work.output]
+        run = self._outputs[task.output]
         # One that could not be started: the folder of the chunk has the logs of those before.
-        output, chunk, attempt = slot.names if slot is not None else (run.name, work.chunk, 0)
-        log = slot.attempt.last_log() if slot is not None else run.last_log(work.chunk)
+        output, chunk, attempt = slot.names if slot is not None else (run.name, task.chunk, 0)
+        log = slot.attempt.last_log() if slot is not None else run.last_log(task.chunk)
         kind = (
             event.AttemptInterrupted
             if verdict.asked_for
             else event.PartFailed
-            if work.part
+            if task.bisecting
             else event.AttemptFailed
         )
         failed = kind(
@@ -55,13 +55,13 @@ class Reports:
             attempt,
             verdict.outcome,
             verdict.reason,
-            start=work.texts[0],
-            stop=work.texts[-1] + 1,
+            start=task.texts[0],
+            stop=task.texts[-1] + 1,
             rule=verdict.rule,
             phase=str(verdict.phase or ""),
             log=str(log or ""),
             then=what_follows(step, verdict) if step is not None else "",
-            rows=run.which_rows(told.under_way),
+            rows=run.which_rows(told.in_flight),
         )
         self._emit(failed)
         if isinstance(step, policy.GiveUp):
@@ -70,12 +70,14 @@ class Reports:
 
     def split(self, told: TellSplit) -> None:
         """Report that the texts are tried in these pieces."""
-        output = self._outputs[told.work.output]
+        output = self._outputs[told.task.output]
         left = sorted(text for piece in told.pieces for text in piece.texts)
         suspects = list(told.pieces[0].texts) if told.how is policy.How.SUSPECTS else left
         rows = output.which_rows(suspects)
         self._emit(
-            event.ChunkSplit(output.name, told.work.chunk, len(left), rows, again=told.work.part)
+            event.ChunkSplit(
+                output.name, told.task.chunk, len(left), rows, again=told.task.bisecting
+            )
         )
 
     def lower_limits(self, told: LowerLimits) -> None:
@@ -83,9 +85,11 @@ class Reports:
         # With one kind of GPU, its name would only be noise.
         several = len({station.device.model for station in self._stations.alive}) > 1
         on = f" on {told.kind}" if several else ""
-        self._emit(event.LimitsLowered(told.lesson.rows, told.lesson.tokens, on))
+        self._emit(event.LimitsLowered(told.limit.rows, told.limit.tokens, on))
 
-    def halt_of(self, ending: Ending, slot: Slot | None, *, dropped: bool = False) -> Halt:
+    def halt_of(
+        self, ending: Ending, slot: RunningAttempt | None, *, dropped: bool = False
+    ) -> Halt:
         """Put the end of the run, or of a device that is `dropped`, into words."""
         halt = self._in_words(ending, dropped=dropped)
         if halt.log is None and slot is not None:
@@ -93,32 +97,32 @@ class Reports:
         return halt
 
     def _in_words(self, ending: Ending, *, dropped: bool) -> Halt:
-        work = ending.work
+        task = ending.task
         verdict = ending.verdict
-        output = self._outputs[work.output if work is not None else 0]
-        if ending.why == "all bad":
+        output = self._outputs[task.output if task is not None else 0]
+        if ending.why is StopReason.ALL_BAD:
             return words.all_bad(output.name, output.last_bad())
         assert verdict is not None, ending
-        if ending.why == "bad rows" and work is not None:
-            count = len(work.texts) + sum(each.bad_count for each in self._outputs)
+        if ending.why is StopReason.BAD_ROWS and task is not None:
+            count = len(task.texts) + sum(each.bad_count for each in self._outputs)
             most = (
                 None if self._recovery.on_bad_row is OnBadRow.FAIL else self._recovery.max_bad_rows
             )
-            _, where = output.place_of(work.texts[-1])
+            _, where = output.place_of(task.texts[-1])
             return words.too_bad(output.name, where, count, verdict, most)
         device = str(self._stations[ending.device]) if ending.device is not None else "this machine"
-        at = output.name, work.chunk if work is not None else 0, output.texts
+        at = output.name, task.chunk if task is not None else 0, output.texts
         return words.end_in_words(ending.why, ending.code, verdict, at, device, dropped=dropped)
 
 
 def what_follows(step: policy.Step, verdict: Verdict) -> str:
     """Say what the run does next, in a few words; empty if the next event says it better."""
     match step:
-        case policy.Retry(lesson=lesson) if lesson is not None:
+        case policy.Retry(limit=limit) if limit is not None:
             most = (
-                counted(lesson.rows, "row")
-                if lesson.tokens is None
-                else counted(lesson.tokens, "token")
+                counted(limit.rows, "row")
+                if limit.tokens is None
+                else counted(limit.tokens, "token")
             )
             return f"retrying with batches of at most {most}"
         case policy.Retry(delay_s=delay_s):
@@ -127,7 +131,7 @@ def what_follows(step: policy.Step, verdict: Verdict) -> str:
                 return (
                     f"retrying{soon}, with CUDA_LAUNCH_BLOCKING=1 so that the log names the place"
                 )
-            return f"{'starting another worker' if step.note == 'start' else 'retrying'}{soon}"
+            return f"{'starting another worker' if step.counts is policy.Repeated.START else 'retrying'}{soon}"
         case policy.Split(how=how):
             return how.value
     return ""

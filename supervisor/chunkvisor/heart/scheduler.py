@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from chunkvisor.config.choices import OnBadRow
 from chunkvisor.config.model import Config
 from chunkvisor.devices.stations import Health, Opinion
-from chunkvisor.errors import ExitCode
+from chunkvisor.errors import ExitCode, StopReason
 from chunkvisor.heart import policy
 from chunkvisor.heart.instructions import (
     AskToLeave,
@@ -29,12 +29,21 @@ from chunkvisor.heart.instructions import (
     OpenGate,
     QuarantineTexts,
     StartWorker,
+    Task,
     TellFailure,
     TellSplit,
     TellWait,
-    Work,
 )
-from chunkvisor.heart.policy import OWN, How, Memory, cause_of, start_of
+from chunkvisor.heart.policy import (
+    Canary,
+    FailureHistory,
+    How,
+    KnownText,
+    OwnText,
+    Repeated,
+    cause_of,
+    start_of,
+)
 from chunkvisor.judge import Company, Verdict
 from chunkvisor_worker.contract.exits import Outcome
 from chunkvisor_worker.contract.messages import Limits, Phase
@@ -49,35 +58,35 @@ RESERVE, RESERVE_S = (
 )  # of the time until a run has to end, kept for what follows the last worker; at most
 
 
-class Backlog:
+class TaskQueue:
     """What is pending: a position in each output, and what was put back."""
 
     def __init__(self, outputs: "Sequence[OutputRun]") -> None:
         self._outputs = outputs
         self._next = [0] * len(outputs)
-        self._again: list[Work] = []
+        self._again: list[Task] = []
         self._left: set[tuple[int, int]] = set()  # chunks left to the next run
 
-    def put_back(self, work: Work) -> None:
+    def put_back(self, task: Task) -> None:
         """Have the texts tried, or tried again."""
-        if (work.output, work.chunk) not in self._left:
+        if (task.output, task.chunk) not in self._left:
             insort(
                 self._again,
-                work,
+                task,
                 key=lambda each: (each.due_s, each.output, each.texts[0], each.texts[-1]),
             )
 
     def lost(self, output: int, chunk: int) -> None:
         """Note that something stored of the chunk is gone."""
         if chunk < self._next[output] and (texts := self._outputs[output].missing(chunk)):
-            self.put_back(Work(output, chunk, tuple(texts)))
+            self.put_back(Task(output, chunk, tuple(texts)))
 
     def leave(self, output: int, chunk: int) -> None:
         """Leave what is pending of the chunk to the next run, and what still comes back."""
         self._left.add((output, chunk))
-        self._again = [work for work in self._again if (work.output, work.chunk) != (output, chunk)]
+        self._again = [task for task in self._again if (task.output, task.chunk) != (output, chunk)]
 
-    def take(self, now_s: float, device: int, *, alone: bool) -> Work | None:
+    def take(self, now_s: float, device: int, *, alone: bool) -> Task | None:
         """Take the next that may start on this device.
 
         What failed last on this device is left for others unless the device is `alone`.
@@ -85,18 +94,18 @@ class Backlog:
         # While no text of the output has a vector, a chunk that failed may be bad throughout: another one may show that
         # the model works, and gives a canary.
         any_new = self._any_new()
-        for position in range(bisect_right(self._again, now_s, key=lambda work: work.due_s)):
-            work = self._again[position]
-            if any_new and work.doubt and self._outputs[work.output].known_good() is None:
+        for position in range(bisect_right(self._again, now_s, key=lambda task: task.due_s)):
+            task = self._again[position]
+            if any_new and task.needs_canary and self._outputs[task.output].known_good() is None:
                 continue
-            if alone or work.avoid != device:
+            if alone or task.avoid_device != device:
                 return self._again.pop(position)
         for number, output in enumerate(self._outputs):
             if (chunk := output.next_pending(self._next[number])) is not None:
                 self._next[number] = chunk + 1
                 # A range costs nothing to hold; a tuple of the texts of 50,000 chunks would.
                 missing, whole = output.missing(chunk), range(*output.bounds(chunk))
-                return Work(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
+                return Task(number, chunk, whole if len(missing) == len(whole) else tuple(missing))
         return None
 
     @property
@@ -124,9 +133,9 @@ class WorkerState:
     """From the order to start it to its judged end."""
 
     number: int
-    work: Work
+    task: Task
     device: "DeviceState"
-    canary: int | None = None
+    canary: Canary | None = None
     gate: GateState = GateState.SHUT
     ready: bool = False
     ending: bool = False  # or ended already, and not judged yet
@@ -144,8 +153,8 @@ class DeviceState:
     watched: bool  # there is something to look with
     gone: bool = False
     paused_until_s: float = 0.0
-    doubt: bool = False  # the last attempt on it failed: the next begins with a canary
-    fresh: bool = False  # a worker from a template did not start on it
+    needs_canary: bool = False  # the last attempt on it failed: the next begins with a canary
+    cold_start: bool = False  # a worker from a template did not start on it
     suspected_s: float | None = (
         None  # since when it is to be looked at before the next worker gets it
     )
@@ -170,32 +179,32 @@ class Scheduler:
         """`recall` has what earlier runs learnt of each kind of device."""
         self._outputs, self._clock = outputs, clock
         self._workers, self._recovery = config.workers, config.recovery
-        self._memory = Memory(recall)
-        self._backlog = Backlog(outputs)
+        self._failures = FailureHistory(recall)
+        self._queue = TaskQueue(outputs)
         self.devices: dict[int, DeviceState] = {}
         self.workers: dict[int, WorkerState] = {}
         self.paused_until_s = 0.0
         self._started = 0
-        self._said: list[Instruction] = []
+        self._instructions: list[Instruction] = []
         self._draining = False
         self.last_s = math.inf  # when the workers have to be gone
 
     @property
     def finished(self) -> bool:
         """Whether nothing is in progress, and nothing left to do."""
-        return not self.workers and (self._draining or self._backlog.empty)
+        return not self.workers and (self._draining or self._queue.empty)
 
     @property
     def alive(self) -> list[DeviceState]:
         """The devices that are left to the run."""
         return [device for device in self.devices.values() if not device.gone]
 
-    def _answer(self) -> list[Instruction]:
-        said, self._said = self._said, []
+    def _take_instructions(self) -> list[Instruction]:
+        said, self._instructions = self._instructions, []
         return said
 
-    def _say(self, instruction: Instruction) -> None:
-        self._said.append(instruction)
+    def _add(self, instruction: Instruction) -> None:
+        self._instructions.append(instruction)
 
     # --- turns: who gets which texts, and who its device
 
@@ -204,51 +213,55 @@ class Scheduler:
         now_s, alive = self._clock(), self.alive
         if self._draining:
             self._drain(now_s)
-            return self._answer()
+            return self._take_instructions()
         working = [each for each in alive if now_s >= max(each.paused_until_s, self.paused_until_s)]
         for device in working:
             self._open_gates(device, now_s)
         # Each time that memory of the machine ran out, one worker less is prepared ahead.
-        places = self._workers.per_device + max(0, self._workers.standby - self._memory.host_ooms)
+        places = self._workers.per_device + max(0, self._workers.standby - self._failures.host_ooms)
         for place in range(places):  # every device gets its first worker before any gets a second
             for device in working:
                 if device.at(GateState.SHUT, GateState.OPEN) > place or device.number in held:
                     continue
                 if (
-                    work := self._backlog.take(now_s, device.number, alone=len(working) == 1)
+                    task := self._queue.take(now_s, device.number, alone=len(working) == 1)
                 ) is not None:
-                    self._start(work, device)
-        return self._answer()
+                    self._start(task, device)
+        return self._take_instructions()
 
-    def _start(self, work: Work, device: DeviceState) -> None:
-        canary = None
-        if device.doubt or work.doubt:
-            own = _shows_its_shortest(work)
-            canary = None if own else self._outputs[work.output].known_good()
-            if canary is None:  # each time another of its own: the shortest may be bad itself
-                failed = (
-                    ("too large", (work.output, work.chunk)) if own else ("canary", device.number)
-                )
-                canary = OWN - self._memory.count(*failed)
+    def _start(self, task: Task, device: DeviceState) -> None:
+        canary: Canary | None = None
+        if device.needs_canary or task.needs_canary:
+            canary = self._canary(task, device)
         # A template that failed to start on a device may be what is broken: the next worker gets a new interpreter.
-        work = replace(work, fresh=work.fresh or device.fresh)
+        task = replace(task, cold_start=task.cold_start or device.cold_start)
         self._started += 1
-        worker = WorkerState(self._started, work, device, canary)
+        worker = WorkerState(self._started, task, device, canary)
         self.workers[worker.number] = worker
         device.workers.append(worker)
-        self._say(StartWorker(worker.number, device.number, work, self._limits(worker), canary))
+        self._add(StartWorker(worker.number, device.number, task, self._limits(worker), canary))
+
+    def _canary(self, task: Task, device: DeviceState) -> Canary:
+        """Choose a text that is known to be good; else one of its own, each time another: it may be bad itself."""
+        if _shows_its_shortest(task):
+            chunk = task.output, task.chunk
+            return OwnText(self._failures.count(Repeated.OOM_SINGLETON, chunk))
+        good = self._outputs[task.output].known_good()
+        if good is not None:
+            return KnownText(good)
+        return OwnText(self._failures.count(Repeated.CANARY, device.number))
 
     def _limits(self, worker: WorkerState) -> Limits:
-        limits = self._memory.limits(self._outputs[worker.work.output].limits, worker.device.kind)
-        return replace(limits, rows=1, alone=True) if worker.work.one_by_one else limits
+        limits = self._failures.limits(self._outputs[worker.task.output].limits, worker.device.kind)
+        return replace(limits, rows=1, alone=True) if worker.task.singly else limits
 
-    def called(self, number: int, *, freed: bool) -> list[Instruction]:
+    def worker_called(self, number: int, *, freed: bool) -> list[Instruction]:
         """Hear that the worker waits at the gate, or (`freed`) has given its device back."""
         if (worker := self.workers.get(number)) is not None:
             worker.ready = True
             worker.gate = GateState.PASSED if freed else worker.gate
             self._open_gates(worker.device, self._clock())
-        return self._answer()
+        return self._take_instructions()
 
     def _open_gates(self, device: DeviceState, now_s: float) -> None:
         if self._draining or device.gone or now_s < max(device.paused_until_s, self.paused_until_s):
@@ -263,18 +276,18 @@ class Scheduler:
             if device.suspected_s is not None:
                 if now_s >= device.look_s:
                     device.look_s = math.inf
-                    self._say(LookAtDevice(device.number))
+                    self._add(LookAtDevice(device.number))
                 return
             worker.gate, worker.go_s = GateState.OPEN, now_s
-            self._say(OpenGate(worker.number, self._limits(worker)))
+            self._add(OpenGate(worker.number, self._limits(worker)))
 
-    def gone(self, number: int) -> None:
+    def worker_exited(self, number: int) -> None:
         """Hear that the worker has ended; how, comes later: until then no gate is opened for it."""
         self.workers[number].ending = True
 
     # --- devices
 
-    def seen(
+    def device_changed(
         self, number: int, node: str, kind: str, opinion: Opinion | None, *, gone: bool
     ) -> list[Instruction]:
         """Hear that a device may be worked on, was looked at, or is gone.
@@ -291,7 +304,7 @@ class Scheduler:
             if opinion is not None and opinion.health is Health.BROKEN:
                 # Others may be about to join: it is looked at again before a worker gets it.
                 device.suspected_s = self._clock()
-        return self._answer()
+        return self._take_instructions()
 
     def _looked(self, device: DeviceState, opinion: Opinion, since_s: float) -> None:
         now_s = self._clock()
@@ -299,13 +312,13 @@ class Scheduler:
         if opinion.health is Health.BROKEN:
             verdict = Verdict(Outcome.HARDWARE_FAULT, opinion.why)
             self._do_without(
-                device, Ending(ExitCode.MACHINE, "broken", verdict=verdict), local=True
+                device, Ending(ExitCode.MACHINE, StopReason.BROKEN, verdict=verdict), local=True
             )
         elif opinion.health is Health.BUSY:
-            if now_s - max(since_s, self._memory.success_s) > self._recovery.wait_timeout:
+            if now_s - max(since_s, self._failures.success_s) > self._recovery.wait_timeout:
                 verdict = Verdict(Outcome.GPU_BUSY, opinion.why)
                 self._do_without(
-                    device, Ending(ExitCode.TRY_AGAIN, "busy", verdict=verdict), local=True
+                    device, Ending(ExitCode.TRY_AGAIN, StopReason.BUSY, verdict=verdict), local=True
                 )
         else:
             device.suspected_s = None
@@ -326,81 +339,92 @@ class Scheduler:
     def _do_without(self, device: DeviceState, ending: Ending, *, local: bool) -> None:
         """Do without the device, or end the run if it is the last of our own machine, or not `local`."""
         # On our own machine the set-up and the disk are those of every device.
-        of_machine = ending.why == "halted" and ending.code in (ExitCode.CONFIG, ExitCode.DISK)
+        of_machine = ending.why is StopReason.HALTED and ending.code in (
+            ExitCode.CONFIG,
+            ExitCode.DISK,
+        )
         if not local or (of_machine and not device.node):
-            self._say(EndRun(ending))
+            self._add(EndRun(ending))
         elif not device.gone:
             ending, last = replace(ending, device=device.number), len(self.alive) == 1
             # On a cluster others may join.
-            self._say(EndRun(ending) if last and not device.node else DropDevice(ending))
+            self._add(EndRun(ending) if last and not device.node else DropDevice(ending))
             self._leave(device)
 
     # --- ends
 
-    def ended(self, end: AttemptEnded) -> list[Instruction]:
+    def attempt_finished(self, end: AttemptEnded) -> list[Instruction]:
         """Hear what became of a worker."""
         worker, verdict, now_s = self.workers.pop(end.worker), end.verdict, self._clock()
-        device, work = worker.device, worker.work
+        device, task = worker.device, worker.task
         device.workers.remove(worker)
         self._tidy(device)
         if verdict is None:
-            self._backlog.put_back(replace(work, fresh=True))
+            self._queue.put_back(replace(task, cold_start=True))
         elif verdict.outcome is Outcome.COMMITTED:
             # It has worked: the next attempt needs no canary, and may come from the template again.
-            device.doubt = device.fresh = False
-            self._memory.encoded(device.number, device.node)
-            self._keep(end.worker, work)
+            device.needs_canary = device.cold_start = False
+            self._failures.encoded(device.number, device.node)
+            self._keep(end.worker, task)
         else:
             if worker.gate is not GateState.SHUT and verdict.can_touch_gpu and device.watched:
                 device.suspected_s = now_s if device.suspected_s is None else device.suspected_s
-            left = work.texts
+            left = task.texts
             if end.done:
                 # Before the decision: what it has brought counts, though the disk has not answered yet. Otherwise a
                 # run could end for want of any vector with the first one in its hands.
-                self._memory.stored(work.output, now_s)
+                self._failures.stored(task.output, now_s)
                 self._keep(
                     end.worker,
-                    work.of([text for text in work.texts if text in end.done], part=True),
+                    task.subset([text for text in task.texts if text in end.done], bisecting=True),
                 )
-                left = [text for text in work.texts if text not in end.done]
+                left = [text for text in task.texts if text not in end.done]
             if left:
-                rest = work.of(left, tries=work.tries) if end.done else work
+                rest = (
+                    task.subset(left, charged_failures=task.charged_failures) if end.done else task
+                )
                 self._fail(rest, end, verdict, worker)
             else:
-                self._say(TellFailure(end.worker, work, verdict, None, ()))
+                self._add(TellFailure(end.worker, task, verdict, None, ()))
         # The verdict comes before the next `go` of the device: it may have something to teach.
         self._open_gates(device, now_s)
-        return self._answer()
+        return self._take_instructions()
 
-    def _keep(self, worker: int, work: Work) -> None:
-        self._memory.forget("too large", (work.output, work.chunk))
-        self._say(KeepVectors(worker, work))
+    def _keep(self, worker: int, task: Task) -> None:
+        self._failures.forget(Repeated.OOM_SINGLETON, (task.output, task.chunk))
+        self._add(KeepVectors(worker, task))
 
-    def _fail(self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
+    def _fail(self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState) -> None:
         """Carry out what follows of an attempt that failed."""
-        memory, device = self._memory, worker.device
-        step = policy.decide(verdict, self._history(work, end, verdict, worker), self._recovery)
-        suspects = tuple(text for text in work.texts if text in end.under_way)
-        self._say(TellFailure(end.worker, work, verdict, step, suspects))
+        memory, device = self._failures, worker.device
+        step = policy.decide(verdict, self._history(task, end, verdict, worker), self._recovery)
+        suspects = tuple(text for text in task.texts if text in end.in_flight)
+        self._add(TellFailure(end.worker, task, verdict, step, suspects))
         # Remembered for the whole run: whoever prepares workers ahead takes the memory that was short.
         memory.host_ooms += verdict.outcome is Outcome.HOST_OOM
-        if policy.fruitless(step, verdict, len(work.texts)):
-            memory.note("fruitless")
+        if policy.fruitless(step, verdict, len(task.texts)):
+            memory.note(Repeated.NO_PROGRESS)
         # A wait, a lesson and a start that failed say nothing of the texts.
         passing = isinstance(step, policy.Wait) or (
-            isinstance(step, policy.Retry) and step.lesson is not None
+            isinstance(step, policy.Retry) and step.limit is not None
         )
-        doubt = verdict.row_can_cause and not (passing or verdict.before_first_batch)
-        doubt = doubt and verdict.outcome is not Outcome.BAD_INPUT
-        device.doubt = device.doubt or doubt
+        needs_canary = verdict.row_can_cause and not (passing or verdict.before_first_batch)
+        needs_canary = needs_canary and verdict.outcome is not Outcome.BAD_INPUT
+        device.needs_canary = device.needs_canary or needs_canary
         if verdict.phase in (Phase.FORWARD, Phase.WRITE, Phase.DONE):  # it got to its first batch
-            device.fresh = False
+            device.cold_start = False
             memory.started(device.number, device.node, verdict.outcome)
-        if end.proven:
-            memory.forget("canary", device.number)
-        avoid = work.avoid if verdict.blameless else device.number
-        fresh = work.fresh or verdict.outcome is not Outcome.LOST
-        again = replace(work, avoid=avoid, fresh=fresh, doubt=work.doubt or doubt, due_s=0.0)
+        if end.any_text_succeeded:
+            memory.forget(Repeated.CANARY, device.number)
+        avoid_device = task.avoid_device if verdict.blameless else device.number
+        cold_start = task.cold_start or verdict.outcome is not Outcome.LOST
+        again = replace(
+            task,
+            avoid_device=avoid_device,
+            cold_start=cold_start,
+            needs_canary=task.needs_canary or needs_canary,
+            due_s=0.0,
+        )
         match step:
             case policy.Retry():
                 self._retry(step, again, end, verdict, worker)
@@ -410,83 +434,88 @@ class Scheduler:
             case policy.Split():
                 self._split(step.how, again, end, verdict)
             case policy.Quarantine():
-                bad = self._keep_good(again, end, verdict) or work
+                bad = self._keep_good(again, end, verdict) or task
                 count = len(bad.texts) + sum(each.bad_count for each in self._outputs)
                 if (
                     self._recovery.on_bad_row is OnBadRow.FAIL
                     or count > self._recovery.max_bad_rows
                 ):
-                    self._say(EndRun(Ending(ExitCode.CONFIG, "bad rows", end.worker, bad, verdict)))
+                    self._add(
+                        EndRun(
+                            Ending(ExitCode.CONFIG, StopReason.BAD_ROWS, end.worker, bad, verdict)
+                        )
+                    )
                 else:
-                    self._say(QuarantineTexts(bad, verdict))
+                    self._add(QuarantineTexts(bad, verdict))
             case policy.GiveUp():
-                memory.note("given up")
-                self._backlog.leave(work.output, work.chunk)
+                memory.note(Repeated.GIVEN_UP)
+                self._queue.leave(task.output, task.chunk)
             case policy.Stop():
                 self._do_without(
-                    device, Ending(step.code, step.why, end.worker, work, verdict), local=step.local
+                    device, Ending(step.code, step.why, end.worker, task, verdict), local=step.local
                 )
-                self._backlog.put_back(again)  # for the other devices
+                self._queue.put_back(again)  # for the other devices
 
     def _wait(
-        self, delay_s: float, work: Work, verdict: Verdict, device: DeviceState | None
+        self, delay_s: float, task: Task, verdict: Verdict, device: DeviceState | None
     ) -> None:
         """Pause on the device, or (None) everywhere."""
         now_s, where = self._clock(), device.number if device is not None else None
-        waited_s = self._memory.lasts_s(verdict.outcome, where, now_s)
-        self._memory.note(verdict.outcome, where, now_s=now_s)
+        waited_s = self._failures.lasts_s(verdict.outcome, where, now_s)
+        self._failures.note(verdict.outcome, where, now_s=now_s)
         waits = device if device is not None else self
         waits.paused_until_s = max(waits.paused_until_s, now_s + delay_s)
-        self._say(TellWait(where, delay_s, waited_s, verdict))
-        self._backlog.put_back(work)
+        self._add(TellWait(where, delay_s, waited_s, verdict))
+        self._queue.put_back(task)
 
     def _history(
-        self, work: Work, end: AttemptEnded, verdict: Verdict, worker: WorkerState
+        self, task: Task, end: AttemptEnded, verdict: Verdict, worker: WorkerState
     ) -> policy.History:
         memory, now_s, device, node = (
-            self._memory,
+            self._failures,
             self._clock(),
             worker.device.number,
             worker.device.node,
         )
-        start, chunk = start_of(verdict, device, node), (work.output, work.chunk)
+        start, chunk = start_of(verdict, device, node), (task.output, task.chunk)
         starts = 0
         if end.began_s is not None:
             # What goes wrong on the device begins with its `go`, however long before that it was prepared.
-            starts = memory.count("start", start, max(end.began_s, worker.go_s))
+            starts = memory.count(Repeated.START, start, max(end.began_s, worker.go_s))
         # Every device may fail as often as a chunk is tried, without a success in between.
-        fruitless = memory.count("fruitless") - self._recovery.attempts * max(
+        fruitless = memory.count(Repeated.NO_PROGRESS) - self._recovery.attempts * max(
             0, len(self.alive) - 1
         )
         if any(each.gate is GateState.PASSED for each in self.workers.values()):
             fruitless = 0  # that one has given its device back: it is about to bring vectors
         return policy.History(
-            texts=len(work.texts),
-            tries=work.tries.count(verdict.outcome),
+            texts=len(task.texts),
+            charged_failures=task.charged_failures.count(verdict.outcome),
             canary=worker.canary,
-            chosen=_shows_its_shortest(work),
-            proven=end.proven,
-            good=bool(end.done) or self._outputs[work.output].known_good() is not None,
-            worked=start in memory.sound
+            shortest_first=_shows_its_shortest(task),
+            any_text_succeeded=end.any_text_succeeded,
+            output_has_vectors=bool(end.done)
+            or self._outputs[task.output].known_good() is not None,
+            succeeded_before=start in memory.sound
             if verdict.before_first_batch
-            else work.output in memory.worked,
-            part=work.part,
-            under_way=sum(text in end.under_way for text in work.texts),
-            one_by_one=work.one_by_one,
-            company=end.company,
+            else task.output in memory.worked,
+            bisecting=task.bisecting,
+            in_flight=sum(text in end.in_flight for text in task.texts),
+            singly=task.singly,
+            others=end.others,
             waited_s=memory.waited_s(verdict.outcome, cause_of(verdict, device, node), now_s),
-            failing_s=memory.lasts_s("start", start, now_s),
-            starts=starts,
-            canaries=memory.count("canary", device, worker.go_s),
-            given_up=memory.count("given up"),
-            fruitless=max(0, fruitless),
-            too_large=memory.count("too large", chunk),
+            failing_s=memory.lasts_s(Repeated.START, start, now_s),
+            failed_starts=starts,
+            failed_canaries=memory.count(Repeated.CANARY, device, worker.go_s),
+            given_up=memory.count(Repeated.GIVEN_UP),
+            without_progress=max(0, fruitless),
+            oom_singletons=memory.count(Repeated.OOM_SINGLETON, chunk),
         )
 
     def _retry(
         self,
         step: policy.Retry,
-        work: Work,
+        task: Task,
         end: AttemptEnded,
         verdict: Verdict,
         worker: WorkerState,
@@ -494,80 +523,86 @@ class Scheduler:
         now_s, device = self._clock(), worker.device
         due_s = now_s + step.delay_s if step.delay_s else 0.0
         if step.charge:
-            work = replace(work, tries=(*work.tries, verdict.outcome))
+            task = replace(task, charged_failures=(*task.charged_failures, verdict.outcome))
         if (
-            step.lesson is not None
-            and (lesson := self._memory.learn(device.kind, step.lesson)) is not None
+            step.limit is not None
+            and (limit := self._failures.lower(device.kind, step.limit)) is not None
         ):
             # Later runs should not know what is so only while others hold memory.
-            lasting = end.company in (Company.UNTOLD, Company.ALONE)
-            self._say(LowerLimits(device.kind, lesson, lasting))
-        if step.note == "too large":
-            self._memory.note("too large", (work.output, work.chunk))
-        elif step.note == "canary":
-            self._memory.note("canary", device.number, worker.go_s, now_s)
-        elif step.note == "start":
+            lasting = end.others in (Company.UNTOLD, Company.ALONE)
+            self._add(LowerLimits(device.kind, limit, lasting))
+        if step.counts is Repeated.OOM_SINGLETON:
+            self._failures.note(Repeated.OOM_SINGLETON, (task.output, task.chunk))
+        elif step.counts is Repeated.CANARY:
+            self._failures.note(Repeated.CANARY, device.number, worker.go_s, now_s)
+        elif step.counts is Repeated.START:
             if end.began_s is None:  # a template did not start
-                device.fresh = True
+                device.cold_start = True
             else:
                 start = start_of(verdict, device.number, device.node)
-                self._memory.note("start", start, max(end.began_s, worker.go_s), now_s)
+                self._failures.note(Repeated.START, start, max(end.began_s, worker.go_s), now_s)
             device.paused_until_s = max(device.paused_until_s, due_s)
             due_s += (
                 step.delay_s
             )  # others first: they show whether it is the device, the model, or chance
-        self._backlog.put_back(replace(work, due_s=due_s))
+        self._queue.put_back(replace(task, due_s=due_s))
 
-    def _split(self, how: How, work: Work, end: AttemptEnded, verdict: Verdict) -> None:
-        texts = list(work.texts)
+    def _split(self, how: How, task: Task, end: AttemptEnded, verdict: Verdict) -> None:
+        texts = list(task.texts)
         if how is How.BAD:
-            bad = self._keep_good(work, end, verdict)
+            bad = self._keep_good(task, end, verdict)
             assert bad is not None, verdict
-            pieces = [replace(bad, one_by_one=True)]
+            pieces = [replace(bad, singly=True)]
         elif how is How.SUSPECTS:
-            suspects = [text for text in texts if text in end.under_way]
-            others = [text for text in texts if text not in end.under_way]
+            suspects = [text for text in texts if text in end.in_flight]
+            others = [text for text in texts if text not in end.in_flight]
             alone = len(suspects) == 1
             # In a batch by itself after a proof, it was alone just now.
-            tries = (verdict.outcome,) if alone and end.proven else ()
-            pieces = [work.of(suspects, part=True, one_by_one=not alone, tries=tries)]
-            pieces += [work.of(others, part=True)] if others else []
+            charged_failures = (verdict.outcome,) if alone and end.any_text_succeeded else ()
+            pieces = [
+                task.subset(
+                    suspects, bisecting=True, singly=not alone, charged_failures=charged_failures
+                )
+            ]
+            pieces += [task.subset(others, bisecting=True)] if others else []
         else:
             middle = len(texts) // 2
             pieces = [
-                work.of(half, part=True, one_by_one=False)
+                task.subset(half, bisecting=True, singly=False)
                 for half in (texts[:middle], texts[middle:])
             ]
         for piece in pieces:
-            self._backlog.put_back(piece)
-        self._say(TellSplit(work, tuple(pieces), how))
+            self._queue.put_back(piece)
+        self._add(TellSplit(task, tuple(pieces), how))
 
-    def _keep_good(self, work: Work, end: AttemptEnded, verdict: Verdict) -> Work | None:
+    def _keep_good(self, task: Task, end: AttemptEnded, verdict: Verdict) -> Task | None:
         """Have the good vectors stored, and give the texts whose vectors are bad; None if it is not vectors."""
-        bad = {work.texts[0] + row for row in verdict.bad_rows}
-        if good := [text for text in work.texts if bad and text not in bad]:
-            self._keep(end.worker, work.of(good, part=True))
-        return work.of(sorted(bad), part=True) if bad else None
+        bad = {task.texts[0] + row for row in verdict.bad_rows}
+        if good := [text for text in task.texts if bad and text not in bad]:
+            self._keep(end.worker, task.subset(good, bisecting=True))
+        return task.subset(sorted(bad), bisecting=True) if bad else None
 
-    def stored(self, work: Work, problem: Verdict | None) -> list[Instruction]:
+    def stored(self, task: Task, problem: Verdict | None) -> list[Instruction]:
         """Hear that vectors, or that a text gets none, are on the disk, or (`problem`) that it would not take them."""
-        now_s, output = self._clock(), self._outputs[work.output]
+        now_s, output = self._clock(), self._outputs[task.output]
         if problem is not None:  # they are computed again
-            waited_s = self._memory.waited_s(problem.outcome, None, now_s)
+            waited_s = self._failures.waited_s(problem.outcome, None, now_s)
             step = policy.decide(problem, policy.History(waited_s=waited_s), self._recovery)
             if isinstance(step, policy.Wait):
-                self._wait(step.delay_s, work, problem, None)
+                self._wait(step.delay_s, task, problem, None)
             else:
-                self._say(EndRun(Ending(ExitCode.DISK, "halted", work=work, verdict=problem)))
-            return self._answer()
-        self._memory.stored(work.output, now_s)
+                self._add(
+                    EndRun(Ending(ExitCode.DISK, StopReason.HALTED, task=task, verdict=problem))
+                )
+            return self._take_instructions()
+        self._failures.stored(task.output, now_s)
         if output.bad_count >= output.texts:
-            self._say(EndRun(Ending(ExitCode.CONFIG, "all bad", work=work)))
-        return self._answer()
+            self._add(EndRun(Ending(ExitCode.CONFIG, StopReason.ALL_BAD, task=task)))
+        return self._take_instructions()
 
-    def lost(self, output: int, chunk: int) -> None:
+    def chunk_invalidated(self, output: int, chunk: int) -> None:
         """Hear that something that was stored of the chunk is damaged, and was discarded."""
-        self._backlog.lost(output, chunk)
+        self._queue.lost(output, chunk)
 
     # --- the end of a run
 
@@ -578,7 +613,7 @@ class Scheduler:
             left_s = max(0.0, until_s - self._clock())
             self.last_s = until_s - min(RESERVE * left_s, RESERVE_S)
         self._drain(self._clock())
-        return self._answer()
+        return self._take_instructions()
 
     def _drain(self, now_s: float) -> None:
         """Have those leave who compute, if the time is limited, and end who is still there when it is over."""
@@ -591,14 +626,14 @@ class Scheduler:
                 and not (worker.leaving or worker.ending)
             ):
                 worker.leaving = True
-                self._say(AskToLeave(worker.number))
+                self._add(AskToLeave(worker.number))
 
     def _end(self, worker: WorkerState) -> None:
         if not worker.ending:
             worker.ending = True
-            self._say(EndWorker(worker.number))
+            self._add(EndWorker(worker.number))
 
 
-def _shows_its_shortest(work: Work) -> bool:
+def _shows_its_shortest(task: Task) -> bool:
     """Say whether, of texts that lacked the GPU's memory, the shortest has to show if that is a matter of length."""
-    return len(work.texts) > 1 and Outcome.GPU_OOM in work.tries
+    return len(task.texts) > 1 and Outcome.GPU_OOM in task.charged_failures

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 from chunkvisor.events import event
-from chunkvisor.heart.instructions import Work
+from chunkvisor.heart.instructions import Task
 from chunkvisor.heart.output import OutputRun
 from chunkvisor.heart.run import Run
 from chunkvisor.judge import Evidence, Verdict, judge
@@ -57,19 +57,19 @@ class ResultStore:
 
     # --- what workers leave
 
-    def keep(self, work: Work, attempt: AttemptFolder, *, salvaged: bool) -> Verdict | None:
+    def keep(self, task: Task, attempt: AttemptFolder, *, salvaged: bool) -> Verdict | None:
         """Take over verified vectors of these texts, as a chunk or as a part of one; returns what the disk refused.
 
         `salvaged`: the attempt left no result, but finished batches. Raises OSError for what has nothing to do with
         the disk; Halt: 74 if the rest of the output cannot fit, 78 if the model's folder has changed.
         """
-        output = self._outputs[work.output]
+        output = self._outputs[task.output]
         # What workers have loaded since the folder changed is not known: none of it may become part of the output.
         output.model.check()
         ledger = output.ledger
         spec = attempt.spec
-        start, stop = output.bounds(work.chunk)
-        whole = not salvaged and len(work.texts) == stop - start
+        start, stop = output.bounds(task.chunk)
+        whole = not salvaged and len(task.texts) == stop - start
         result = None
         try:
             if salvaged:
@@ -83,26 +83,26 @@ class ResultStore:
             # Before the vectors: once these are committed, nothing asks again how many tokens were cut.
             attempt.take_cut(ledger.layout.cut_texts(ledger.fingerprint), ledger.plan.distinct)
             if whole and result is not None:
-                ledger.commit(work.chunk, attempt.files.vectors, result.digest, facts)
+                ledger.commit(task.chunk, attempt.files.vectors, result.digest, facts)
             else:
                 ledger.fix_facts(facts)
                 vectors = attempt.files.partial if salvaged else attempt.files.vectors
-                ledger.parts(work.chunk).add(spec.start, vectors, work.texts)
+                ledger.parts(task.chunk).add(spec.start, vectors, task.texts)
         except OSError as error:
-            return self._not_stored(work, error)
-        complete = result is not None and len(work.texts) == spec.stop - spec.start - len(spec.skip)
+            return self._not_stored(task, error)
+        complete = result is not None and len(task.texts) == spec.stop - spec.start - len(spec.skip)
         # Everything it left is in the output now. What failed stays, for a person to read.
         if complete:
             attempt.remove()
         if whole:
-            self._committed(output, work.chunk, result)
+            self._committed(output, task.chunk, result)
         elif salvaged:
             beat = attempt.beat()  # it knows the tokens of these texts, about
             tokens = beat.tokens_done if beat is not None else 0
-            self._emit(event.BatchesKept(output.name, work.chunk, len(work.texts), tokens))
+            self._emit(event.BatchesKept(output.name, task.chunk, len(task.texts), tokens))
         elif result is not None and complete:
-            counts = len(work.texts), result.tokens
-            self._emit(event.PartCommitted(output.name, work.chunk, spec.start, spec.stop, *counts))
+            counts = len(task.texts), result.tokens
+            self._emit(event.PartCommitted(output.name, task.chunk, spec.start, spec.stop, *counts))
         return None
 
     def _warn(self, output: OutputRun, facts: Facts) -> None:
@@ -119,32 +119,32 @@ class ResultStore:
                 self._said.add(text)
                 self._emit(event.Warned(text))
 
-    def quarantine(self, work: Work, verdict: Verdict) -> Verdict | None:
+    def quarantine(self, task: Task, verdict: Verdict) -> Verdict | None:
         """Note texts that fail alone, all at once; returns and raises as `keep`."""
-        output = self._outputs[work.output]
+        output = self._outputs[task.output]
         bad = [
-            BadText(text, verdict.outcome, _reason_of(output, text, verdict)) for text in work.texts
+            BadText(text, verdict.outcome, _reason_of(output, text, verdict)) for text in task.texts
         ]
         try:
-            output.ledger.parts(work.chunk).add_bad(*bad)
+            output.ledger.parts(task.chunk).add_bad(*bad)
         except OSError as error:
-            return self._not_stored(work, error)
+            return self._not_stored(task, error)
         for each in bad:
             row, place = output.place_of(each.text)
             rows = output.rows_of(each.text)
             self._emit(
                 event.Quarantined(
-                    output.name, row, place, each.outcome, each.reason, work.chunk, rows
+                    output.name, row, place, each.outcome, each.reason, task.chunk, rows
                 )
             )
         return None
 
-    def _not_stored(self, work: Work, error: OSError) -> Verdict:
+    def _not_stored(self, task: Task, error: OSError) -> Verdict:
         if error.errno not in DISK_ERRNOS:
             raise error
-        output = self._outputs[work.output]
+        output = self._outputs[task.output]
         if error.errno == errno.EIO:
-            words = f"{output.name} chunk {work.chunk}: the disk reported an error, and the chunk is stored again: "
+            words = f"{output.name} chunk {task.chunk}: the disk reported an error, and the chunk is stored again: "
             self._emit(event.Alarmed(f"{words}{error}"))
         reason = with_room(f"vectors could not be stored: {error}", output.ledger.layout.workdir)
         return Verdict(Outcome.DISK_FULL, reason)
@@ -211,24 +211,24 @@ class ResultStore:
         for number, output in enumerate(self._outputs):
             _check_space(output)
             for attempt in output.left_behind():
-                if not self._adopted(Work(number, attempt.spec.chunk, ()), output, attempt):
+                if not self._adopted(Task(number, attempt.spec.chunk, ()), output, attempt):
                     attempt.remove()
             output.saved_before = output.ledger.saved()
 
-    def _adopted(self, work: Work, output: OutputRun, attempt: AttemptFolder) -> bool:
+    def _adopted(self, task: Task, output: OutputRun, attempt: AttemptFolder) -> bool:
         """Take over what is good of the attempt; True if that was all of it."""
         spec = attempt.spec
         skipped = frozenset(spec.start + row for row in spec.skip)
         texts = [text for text in range(spec.start, spec.stop) if text not in skipped]
-        if not frozenset(output.missing(work.chunk)).issuperset(texts):
+        if not frozenset(output.missing(task.chunk)).issuperset(texts):
             return False
         verdict = judge(attempt.gather(Evidence(None, limits=spec.limits)))
         complete = verdict.outcome is Outcome.COMMITTED
         if not complete:
             texts = [spec.start + row for row in attempt.salvage().done]
         if texts:
-            self.keep(work.of(texts), attempt, salvaged=not complete)
-            self.compose(work.output, work.chunk)
+            self.keep(task.subset(texts), attempt, salvaged=not complete)
+            self.compose(task.output, task.chunk)
         return complete
 
     # --- joins

@@ -15,7 +15,7 @@ from chunkvisor.outputs.state import Found, Stage, read
 from chunkvisor.sources.child import request_of, stage_table
 from chunkvisor.sources.resolve import IngestRequest, resolve, signature
 from chunkvisor.sources.table import StagedTable
-from chunkvisor.store.identity import Fixed, Identity, differences, identity_of
+from chunkvisor.store.identity import Fixed, Identity, differences
 from chunkvisor.store.layout import OutputLayout
 from chunkvisor.store.records import DamagedError, digest_of, read_if_whole, write_record
 from chunkvisor.units import counted
@@ -34,9 +34,8 @@ class Wanted:
     """Of the final file, if it is not to be in the workdir."""
     more: dict[str, Any]
     """What manifests say besides."""
-    revision: str
-    """Of the model."""
-    arithmetic: dict[str, str]
+    identity: Callable[[str, str, int], Identity]
+    """Computes what the output of that name is to be, of a source of that digest and so many rows."""
     chunk_size: Callable[[str], int]
     """Chooses that of an output that begins."""
     load_ahead: Callable[[], None]
@@ -48,11 +47,6 @@ class Wanted:
     def note(self, text: str) -> None:
         """Say it to people."""
         self.emit(Note(text))
-
-    def identity(self, name: str, digest: str, rows: int) -> Identity:
-        """Compute what the output is to be, of a source of so many rows."""
-        config = self.loaded.config
-        return identity_of(config, name, self.revision, digest, rows, self.arithmetic)
 
 
 def stage(found: Found, wanted: Wanted) -> Found:

@@ -87,11 +87,13 @@ def identity_of(
     table_digest: str,
     rows: int,
     arithmetic: Mapping[str, str],
+    outside: Mapping[str, str] | None = None,
 ) -> Identity:
     """Make the identity of one output.
 
     `arithmetic` are the variables of the workers that choose other arithmetic. `revision` is the resolved one: a commit
-    hash of the hub or a digest of a local folder; empty for a plug-in. `table_digest` and `rows` tell the staged source
+    hash of the hub or a digest of a local folder; empty for a plug-in. `outside` has the same of what the model's files
+    name outside its folder. `table_digest` and `rows` tell the staged source
     from another (see UNREAD).
     """
     model, encode, output = (
@@ -102,6 +104,7 @@ def identity_of(
     values: dict[str, Any] = {
         "model.name": model.name,
         "model.revision": revision,
+        "model.outside": dict(outside) if outside else None,
         "model.dtype": model.dtype.value,
         "model.max_length": model.max_length,
         "model.kwargs": digested(model.kwargs),

@@ -208,6 +208,7 @@ class Layout:
     lessons = PathIn("hidden", "lessons.json")
     model = PathIn("hidden", "model.json")
     fetch = PathIn("hidden", "fetch")
+    hub = PathIn("hidden", "hub")
     template = PathIn("hidden", "template")
     ray = PathIn("hidden", "ray")
     runs = PathIn("hidden", "runs")

@@ -155,7 +155,7 @@ class ModelRecord:
 
     pins: tuple[Pin, ...] = ()
     stamps: dict[str, Stamp] = field(default_factory=dict)
-    """Of the local folder that was used last, by full path."""
+    """Of the local folders that were used last, by full path."""
 
 
 def read_models(path: Path) -> ModelRecord:

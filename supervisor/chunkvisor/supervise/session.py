@@ -14,12 +14,18 @@ from typing import Any
 
 from chunkvisor.config.choices import EngineKind, FinalFormat, Start
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.config.model import Config, model_spec
+from chunkvisor.config.model import Config
 from chunkvisor.devices.gpu import Device, find_devices
 from chunkvisor.engine.engine import Engine
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
-from chunkvisor.engine.modelfolder import check_model_files
-from chunkvisor.engine.modelsource import ModelSource, resolve_hub, resolve_local, source_at_hand
+from chunkvisor.engine.modelfolder import Repository, check_model_files, repository_of
+from chunkvisor.engine.modelsource import (
+    ModelSource,
+    resolve_hub,
+    resolve_local,
+    source_at_hand,
+    take_outside,
+)
 from chunkvisor.engine.process import end_orphans
 from chunkvisor.engine.ray.engine import RayEngine
 from chunkvisor.errors import KEPT, ExitCode, Halt, config_error
@@ -120,24 +126,9 @@ class Means:
         is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
         if model.is_plugin:
             found = ModelSource(None, model.revision)
-        elif model.is_folder:
-            try:
-                check_model_files(self._config, model.name)
-                if is_new:  # they are loaded while their digest is taken, which takes seconds for each gigabyte
-                    self.load_ahead(ModelSource(model.name, None))
-                self._run.emit(Doing("reading the files of the model"))
-                found = resolve_local(model, layout.model, self.on_wait)
-                if self._ahead is not None and not found.settled_since(self._ahead.began_ns):
-                    self._ahead.close()  # it may have loaded what the digest is not of
-                    self._ahead = None
-            except OSError as error:
-                raise config_error(
-                    f"the model folder {model.name} cannot be read: {error}",
-                    remedy="Give yourself the right to read it.",
-                ) from None
         else:
-            # It refuses the path of a folder that is not there.
-            if source_at_hand(model, layout.model) is None:
+            here = source_at_hand(model, layout.model)
+            if here is None:
                 from chunkvisor.sources.child import request_of, try_first_row
 
                 # The hub may be waited for, and a download takes minutes: what is wrong with a source is said before.
@@ -145,26 +136,53 @@ class Means:
                     try_first_row(
                         request_of(self._config, name, self._request.max_rows), self.on_wait
                     )
-            self._run.emit(Resolving(model.name))
-            timeout_s = self._config.recovery.wait_timeout
-            teller = WaitTeller(self._run.emit, timeout_s)
-
-            def wait(seconds: float, waited_s: float, why: str) -> None:
-                teller.tell(seconds, waited_s, why, Outcome.HUB)
-                deadline_s = time.monotonic() + seconds
-                while (left_s := deadline_s - time.monotonic()) > 0:
-                    self._run.signals.sleep(min(left_s, _PAUSE_S), [])
-                    self.on_wait()
-
-            # From scratch the hub is asked for its newest commit; otherwise the first run's commit counts.
-            anew = self._request.from_scratch
-            found = resolve_hub(
-                model, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
-            )
+            wanted, what = repository_of(model), f"the model {model.name}"
+            found = here if here and model.is_folder else self._fetch(wanted, what)
             check_model_files(self._config, found.path)
+            take_outside(found, model, self._fetch, layout.hub, self._read)
+            if (
+                is_new
+            ):  # it is loaded while its digest is taken, which takes seconds for each gigabyte
+                self.load_ahead(found)
+            if model.is_folder:
+                read = self._read(Path(model.name))
+                found.revision, found.stamps = read.revision, read.stamps
+            if self._ahead is not None and not found.settled_since(self._ahead.began_ns):
+                self._ahead.close()  # it may have loaded what the digest is not of
+                self._ahead = None
         if is_new:
             self.load_ahead(found)
         return found
+
+    def _read(self, folder: Path) -> ModelSource:
+        """Take the digest of a folder. Raises Halt (78)."""
+        self._run.emit(Doing("reading the files of the model"))
+        try:
+            return resolve_local(folder, self._run.layout.model, self.on_wait)
+        except OSError as error:
+            raise config_error(
+                f"the model folder {folder} cannot be read: {error}",
+                remedy="Give yourself the right to read it.",
+            ) from None
+
+    def _fetch(self, wanted: Repository, what: str) -> ModelSource:
+        """Have files of the hub downloaded, unless they are here. Raises Halt, OSError."""
+        self._run.emit(Resolving(wanted.name))
+        layout, timeout_s = self._run.layout, self._config.recovery.wait_timeout
+        teller = WaitTeller(self._run.emit, timeout_s)
+
+        def wait(seconds: float, waited_s: float, why: str) -> None:
+            teller.tell(seconds, waited_s, why, Outcome.HUB)
+            deadline_s = time.monotonic() + seconds
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                self._run.signals.sleep(min(left_s, _PAUSE_S), [])
+                self.on_wait()
+
+        # From scratch the hub is asked for its newest commit; otherwise the first run's commit counts.
+        anew = self._request.from_scratch
+        return resolve_hub(
+            wanted, what, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
+        )
 
     # --- the engine
 
@@ -203,7 +221,7 @@ class Means:
         return LocalEngine(self.devices, settings, self._run.emit)
 
     def _template(self, source: ModelSource) -> TemplateSpec:
-        model = model_spec(self._config.model, source.path, source.revision)
+        model = source.spec(self._config.model)
         return TemplateSpec(model, self.devices[0].kind, (str(self._request.loaded.folder),))
 
 

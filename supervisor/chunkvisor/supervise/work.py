@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from chunkvisor.config.model import Config, OutputConfig, encode_spec, model_spec, resolve_limits
+from chunkvisor.config.model import Config, OutputConfig, encode_spec, resolve_limits
 from chunkvisor.devices.gpu import unfit_dtype, weakest
 from chunkvisor.engine.modelfolder import check_model_files, read_model_folder
 from chunkvisor.engine.modelsource import ModelSource
@@ -28,7 +28,7 @@ from chunkvisor.outputs.plan import plan
 from chunkvisor.outputs.stage import Wanted
 from chunkvisor.outputs.state import Found, read, standing_of
 from chunkvisor.sources.table import StagedTable, rows_of
-from chunkvisor.store.identity import arithmetic_variables
+from chunkvisor.store.identity import Identity, arithmetic_variables, identity_of
 from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError, LessonFile
@@ -127,7 +127,7 @@ def _expect(
 ) -> None:
     """Have the first worker of the run encode the texts of `model.expect`. Raises Halt, OSError."""
     config = request.loaded.config
-    model = model_spec(config.model, source.path, source.revision)
+    model = source.spec(config.model)
     with tempfile.TemporaryDirectory(prefix="chunkvisor-expect-") as folder:
         encode, device = encode_spec(config.encode), means.devices[0]
         trial = try_texts(
@@ -150,6 +150,10 @@ class Opening:
     def __init__(self, request: Request, run: Run, means: Means, source: ModelSource) -> None:
         self._request, self._run, self._means, self._source = request, run, means, source
         self._config: Config = request.loaded.config
+        # The environment of this machine does not travel to the nodes of a cluster.
+        self._arithmetic = arithmetic_variables(
+            {} if means.on_ray else os.environ, self._config.env
+        )
         self._wanted = Wanted(
             request.loaded,
             request.max_rows,
@@ -157,9 +161,7 @@ class Opening:
             request.update,
             request.place,
             request.more,
-            source.revision or "",
-            # The environment of this machine does not travel to the nodes of a cluster.
-            arithmetic_variables({} if means.on_ray else os.environ, self._config.env),
+            self._identity,
             self._chunk_size,
             partial(means.load_ahead, source),
             run.emit,
@@ -169,6 +171,13 @@ class Opening:
     @cached_property
     def _pace(self) -> tuple[float | None, float]:
         return pace_before(self._config)  # a journal is read once for all outputs
+
+    def _identity(self, name: str, digest: str, rows: int) -> Identity:
+        source = self._source
+        return identity_of(
+            *(self._config, name, source.revision or "", digest, rows, self._arithmetic),
+            source.revisions,
+        )
 
     def _chunk_size(self, name: str) -> int:
         size = self._config.effective_chunk_size(name)
@@ -244,7 +253,7 @@ class Opening:
         # Chunk, attempt, start, stop and digest of the texts are those of each attempt.
         job = Spec(
             *(self._run.run_id, ledger.fingerprint, name, 0, 0, 0, 0, "", device_kind),
-            model_spec(config.model, source.path, source.revision),
+            source.spec(config.model),
             encode_spec(encode),
             import_path=(str(self._request.loaded.folder),),
             threads=thread_count(threads, device_kind, cores),

@@ -1,4 +1,4 @@
-"""Which tokenizers are refused for which embedding tables, and what a plug-in may return."""
+"""What a plug-in may return."""
 
 import sys
 from pathlib import Path
@@ -10,57 +10,8 @@ import pytest
 
 from chunkvisor_worker.contract.messages import EncodeSpec, Limits, ModelSpec
 from chunkvisor_worker.liveness import BeatWriter
-from chunkvisor_worker.model import WrongModelError, check_tokenizer
 from chunkvisor_worker.plugin import PluginEncoder, PluginError
 from late import needs
-
-
-class FakeTokenizer:
-    """Says how many tokens it knows, and splits at spaces."""
-
-    unk_token = "[UNK]"
-
-    def __init__(self, size: int, words: tuple[str, ...]) -> None:
-        self._size = size
-        self._words = words
-
-    def __len__(self) -> int:
-        return self._size
-
-    def tokenize(self, text: str) -> list[str]:
-        """Known words, and [UNK] for the others."""
-        return [word if word in self._words else self.unk_token for word in text.split()]
-
-
-WORDS = ("quick", "brown", "fox", "dog.", "lazy")
-
-
-@pytest.mark.parametrize(
-    ("size", "table_rows", "words", "message"),
-    [
-        (30522, 30522, WORDS, ""),
-        (151_646, 151_936, WORDS, ""),  # Qwen2: a padded table
-        (262_145, 262_144, WORDS, ""),  # EmbeddingGemma: an image token without a row
-        (30522, None, WORDS, ""),
-        (
-            5,
-            30522,
-            ("quick",),
-            "knows 5 tokens, .* 30522 rows: most words would be unknown.*Download the model again",
-        ),
-        (119_547, 30522, ("quick", "fox"), "30522 rows: its files belong to another model"),
-        (30522, 30522, (), "knows the words of no language"),
-        (5, None, (), "knows the words of no language"),
-    ],
-)
-def test_tokenizer(size: int, table_rows: int | None, words: tuple[str, ...], message: str) -> None:
-    """Padded tables, a few surplus tokens and unknown tables pass; a foreign or empty tokenizer is refused."""
-    tokenizer = FakeTokenizer(size, words)
-    if message:
-        with pytest.raises(WrongModelError, match=message):
-            check_tokenizer(tokenizer, table_rows)
-    else:
-        check_tokenizer(tokenizer, table_rows)
 
 
 def vectors(monkeypatch: pytest.MonkeyPatch, folder: Path, returned: Any) -> np.ndarray:

@@ -24,8 +24,8 @@ from chunkvisor_worker.contract.rules import RULES
 from chunkvisor_worker.contract.taxonomy import LINE_CHARS, diagnose, diagnose_log, read_oom
 from chunkvisor_worker.faults import fault_of
 from chunkvisor_worker.job import TextsDamagedError
-from chunkvisor_worker.model import WrongModelError
 from chunkvisor_worker.plugin import BadOutputError, PluginError
+from chunkvisor_worker.tokenizer import WrongModelError
 from harness import ROOT
 from late import Late
 
@@ -201,7 +201,6 @@ TABLE: list[tuple[Phase, str, BaseException]] = [
     (LOAD, "model-files-damaged", RUNTIME("PytorchStreamReader failed reading zip archive: no central directory")),
     (LOAD, "wrong-model", WrongModelError("it does not run under transformers 5: no argument attn_implementation")),
     (LOAD, "setting-impossible", ImportError("FlashAttention2 has been toggled on, but it cannot be used due to")),
-    (LOAD, "setting-impossible", ValueError("prompt_name 'z' is not a prompt of this model; it has: 'query'")),
     (LOAD, "setting-impossible", ValueError("model.max_length is 9000, but the model has positions for 512 tokens")),
     (Phase.IMPORT, "import-failed", SyntaxError("invalid syntax")),
     # Input

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _COPY_BYTES = 1 << 20
+# What is read of a model besides its weights.
+SMALL_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
 # No record on the wire is larger; a larger file is damage or a lie. The largest is the batch log of
 # a chunk of as many texts as the config allows, each in a batch by itself: 10 MB.
 READ_LIMIT_BYTES = 32 << 20

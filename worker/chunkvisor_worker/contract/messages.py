@@ -20,7 +20,8 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-ONLY_ASK = "ask"  # in the place of a backend: the hub is asked for the commit alone, and nothing is downloaded
+# In the place of a backend: the hub is asked for the commit alone; no weights are downloaded, but all else.
+ONLY_ASK, NO_WEIGHTS = "ask", "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class ModelSpec:
     trust_remote_code: bool | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     encoder: str = "sentence-transformers"
+    # What its files name outside its folder, by hub id or path: commit or digest.
+    outside: dict[str, str] = field(default_factory=dict)
+    hub: str | None = None  # if it is there, a cache of the hub that has those commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +326,7 @@ class LengthsReport:
     tokens: int  # of the texts looked at, as cut by `max_length`
     padded_tokens: int  # tokens of their batches, padding included
     batches: int
+    blank_ends: int  # texts looked at that end with a blank
 
 
 @dataclass(frozen=True, slots=True)

@@ -428,7 +428,7 @@ RULES: tuple[Rule, ...] = (
     misconfigured(
         "model-not-cached",
         "The model is not, or not completely, in the local cache, and the hub may not be asked (offline mode).",
-        "Run once with the network allowed, or copy the model here and give model.name its folder.",
+        "Run `HF_HUB_OFFLINE=0 hf download OWNER/NAME` where that is allowed, or give model.name a local folder.",
         of_class(f"{_HUBS}.OfflineModeIsEnabled", f"{_HUBS}.IncompleteSnapshotError"),
         error(r"outgoing traffic has been disabled", f"{_HUBS}.LocalEntryNotFoundError"),
     ),
@@ -454,8 +454,8 @@ RULES: tuple[Rule, ...] = (
     ),
     misconfigured(
         "model-not-found",
-        "model.name is not a folder here, and the hub has no such model or revision, or hides it since it is private.",
-        "Check model.name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for a private model.",
+        "There is no such folder here, and the hub has no such model or revision, or hides it since it is private.",
+        "Check the name (owner/name, or the path of a folder) and model.revision; set HF_TOKEN for a private model.",
         of_class(
             *(f"{_HUBS}.{name}NotFoundError" for name in ("Repository", "Revision", "RemoteEntry"))
         ),
@@ -477,7 +477,7 @@ RULES: tuple[Rule, ...] = (
         "wrong-model",
         "The model that is loaded is not the one that its files describe; the vectors would look right and be wrong.",
         "Set, install or download what the message says.",
-        of_class("chunkvisor_worker.model.WrongModelError"),
+        of_class("chunkvisor_worker.tokenizer.WrongModelError"),
     ),
     misconfigured(
         # The worker's own checks, and those of sentence-transformers.
@@ -487,7 +487,7 @@ RULES: tuple[Rule, ...] = (
         "sdpa or eager, or install the package that the message names.",
         of_class("chunkvisor_worker.plugin.PluginError"),
         error(
-            r"^(?:model|encode)\.\w+ is |^Prompt name .{1,300} not found in the|is not a prompt of this model",
+            r"^(?:model|encode)\.\w+ is |^Prompt name .{1,300} not found in the",
             "builtins.ValueError",
         ),
         error(r"^FlashAttention\d? has been toggled on", "builtins.ImportError"),

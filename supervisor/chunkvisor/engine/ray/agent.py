@@ -11,17 +11,17 @@ import signal
 import socket
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chunkvisor.config.choices import Start
-from chunkvisor.config.model import ModelConfig
 from chunkvisor.devices.gpu import find_devices
 from chunkvisor.devices.stations import Site, Station
 from chunkvisor.engine.engine import Worker
 from chunkvisor.engine.local import LocalEngine, WorkerSettings
-from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local
+from chunkvisor.engine.modelfolder import Repository, repository_of
+from chunkvisor.engine.modelsource import ModelSource, fetch_model, resolve_local, take_outside
 from chunkvisor.engine.process import end_orphans, thread_count
 from chunkvisor.engine.ray.wire import VERSION, NodeOrder, NodeReport, Terms
 from chunkvisor.errors import ExitCode, Halt
@@ -45,25 +45,31 @@ _TURN_S = 0.02
 _BEAT_S = 1.0
 
 
-def model_path(model: ModelSpec, scratch: Path) -> str | None:
+def find_model(model: ModelSpec, scratch: Path) -> ModelSource:
     """Find the model's files on this node, downloaded if need be. Raises Halt if there are none, OSError."""
     if model.path is None:
-        return None
-    if not (model.revision or "").startswith("sha256:"):
-        backend = str(model.kwargs.get("backend", "torch"))
-        found = fetch_model(model.name, model.revision, backend, scratch / "fetch", lambda: None)
+        return ModelSource(None, model.revision)
+
+    def fetch(wanted: Repository, what: str) -> ModelSource:
+        commit = model.outside.get(wanted.name, model.revision)
+        found = fetch_model(replace(wanted, asked=commit), scratch / "fetch", lambda: None)
         if isinstance(found, ModelSource):
-            return found.path
-        raise _unfit(f"it cannot get the model {model.name}: {found.reason}", found.remedy)
-    there = Path(model.name).is_dir()
-    if (
-        not there
-        or resolve_local(ModelConfig(name=model.name), scratch / "model.json").revision
-        != model.revision
-    ):
+            return found
+        raise _unfit(f"it cannot get {what.rstrip(',')}: {found.reason}", found.remedy)
+
+    def read(folder: Path) -> ModelSource:
+        return resolve_local(folder, scratch / "model.json")
+
+    source = ModelSource(model.name, None)
+    if Path(model.name).is_dir():
+        source = read(Path(model.name))
+    elif not (model.revision or "").startswith("sha256:"):
+        source = fetch(repository_of(model), f"the model {model.name}")
+    take_outside(source, model, fetch, scratch / "hub", read)
+    if (source.revision, source.revisions) != (model.revision, model.outside):
         why = f"it has no model folder {model.name} with the same files as the parent's"
         raise _unfit(why, "Copy the parent's model folder there, or name the model by its hub id.")
-    return model.name
+    return source
 
 
 def _unfit(why: str, remedy: str) -> Halt:
@@ -125,7 +131,7 @@ class Agent:
                 "Install the same versions on all nodes.",
             )
         devices = find_devices(terms.device)
-        path = model_path(terms.template.model, self._scratch)
+        found = find_model(terms.template.model, self._scratch)
         # Ray sets OMP_NUM_THREADS to the processors that an actor has reserved.
         ours = {
             name: value
@@ -133,8 +139,10 @@ class Agent:
             if name != "OMP_NUM_THREADS" and name[:4] != "RAY_"
         }
         folder = self._scratch / "template"
+        model = replace(terms.template.model, path=found.path, hub=found.hub)
+        template = replace(terms.template, model=model)
         settings = WorkerSettings(
-            Start(terms.start), self._mark, ours, terms.env, terms.template, folder, terms.startup_s
+            Start(terms.start), self._mark, ours, terms.env, template, folder, terms.startup_s
         )
         self._engine = LocalEngine(devices, settings, self._tell)
         self._stations = [
@@ -142,9 +150,8 @@ class Agent:
         ]
         cores = min(len(os.sched_getaffinity(0)), int(self._cores) or 1 << 20) // terms.per_device
         threads = thread_count(terms.env.get("OMP_NUM_THREADS"), devices[0].kind, cores)
-        return NodeReport(
-            self._node, up=Site(self._node, self._name, threads, path), devices=devices
-        )
+        site = Site(self._node, self._name, threads, found.path, found.hub)
+        return NodeReport(self._node, up=site, devices=devices)
 
     async def order(self, order: bytes, files: dict[str, bytes]) -> None:
         """Obey a NodeOrder; `files` are what a worker that is to be started finds in its folder."""

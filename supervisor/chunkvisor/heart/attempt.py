@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from chunkvisor.config.model import RecoveryConfig
 from chunkvisor.devices.stations import Station
 from chunkvisor.engine.engine import Worker
-from chunkvisor.heart.instructions import Work
+from chunkvisor.heart.instructions import Task
 from chunkvisor.judge import EndedBy, Pulse
 from chunkvisor_worker.contract.messages import Limits, Phase
 
@@ -19,11 +19,11 @@ _LOOK_S = 0.25  # between two looks at the beat of a worker that does not call f
 
 
 @dataclass(slots=True)
-class Slot:
+class RunningAttempt:
     """A running worker, and until all that follows from its end is done, one that has ended."""
 
     number: int  # its name with the scheduler
-    work: Work
+    task: Task
     station: Station
     attempt: "AttemptFolder"
     worker: Worker

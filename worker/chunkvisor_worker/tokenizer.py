@@ -1,0 +1,176 @@
+"""Has a model's tokenizer give the token ids that its folder describes, and refuses one that cannot.
+
+transformers 5 builds a tokenizer by the class that tokenizer_config.json names. Of tokenizer.json it takes the
+vocabulary alone: another normalizer, pre-tokenizer or post-processor is lost, and the vectors are finite and wrong.
+"""
+
+import importlib.metadata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chunkvisor_worker.contract.files import read_json
+
+# Texts of several languages; then digits, cases, accents, letters and spaces that a normalizer may change.
+_SAMPLES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Москва является столицей России.",
+    "床前明月光",
+    "吾輩は猫である。",
+    "모든 인간은 태어날 때부터 자유롭다.",
+    "يولد جميع الناس أحرارا متساوين.",
+    "It's 1234567890 and 3.14, or 20%: a1b2",
+    "MiXeD Case, ÀÉÎÕÜ naïve Straße İstanbul",
+    "e\u0301 Å ﬁ ½ x² \uff46\uff55\uff4c\uff4c ① … \u200bzero\xadsoft",
+    "  two  spaces\tand\n\nlines \r\n of  code_like->text(); ",
+    "MTLLNPQWYV ACGTTGCA CC(=O)Oc1ccccc1",
+)
+# What tokenizer_config.json, or else the class, says over tokenizer.json, as BertNormalizer and ByteLevel call it.
+_FLAGS = ("lowercase", "strip_accents", "handle_chinese_chars", "add_prefix_space")
+# Settings that ask for other tokens than those of tokenizer.json.
+_ON_PURPOSE = ("add_prefix_space", "fix_mistral_regex", "legacy", "src_lang", "tokenizer_file")
+_ENDS = {"add_bos_token": ("bos", 0, "first"), "add_eos_token": ("eos", -1, "last")}
+
+
+class WrongModelError(ValueError):
+    """The model that was loaded is not the one that its files describe; the vectors would be finite and wrong."""
+
+
+def asked_of(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge what each mapping, the strongest last, has for a tokenizer, under any of the names of the library."""
+    names = ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs")  # oldest first
+    return {
+        key: value
+        for each in settings
+        for name in names
+        for key, value in (each.get(name) or {}).items()
+        if key != "trust_remote_code"  # not for a model's files to say
+    }
+
+
+def transformer_settings(folder: Path) -> dict[str, Any]:
+    """What sentence-transformers has saved about a Transformer module in its folder, under a name of its kind."""
+    found = [read_json(path) for path in sorted(folder.glob("sentence_*_config.json"))]
+    return dict(found[0]) if found else {}
+
+
+def probe_ids(tokenizer: Any) -> list[int]:
+    """Return the token ids of one text, for the manifest, without an alarm about a short limit."""
+    return list(tokenizer("A short text.", verbose=False)["input_ids"])
+
+
+def library() -> str:
+    """Return such as `transformers 5.23.0`."""
+    return f"transformers {importlib.metadata.version('transformers')}"
+
+
+def own_tokenizer(tokenizer: Any, folder: Path, kwargs: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of `folder`/tokenizer.json, if `tokenizer` gives other ids; else `tokenizer`.
+
+    `kwargs` are those of the model.
+    """
+    settings, file = transformer_settings(folder), folder / "tokenizer.json"
+    asked = asked_of(settings, kwargs)
+    kind = type(tokenizer)
+    # A class in Python never reads the file, version 4 always did, and code of the model may do as it likes.
+    known = hasattr(tokenizer, "backend_tokenizer") and library() > "transformers 5"
+    if not known or not file.is_file() or kind.__module__.startswith("transformers_modules"):
+        return tokenizer
+    if any(asked.get(key) is not None for key in _ON_PURPOSE):
+        return tokenizer
+    from tokenizers import Tokenizer, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    ends = _ENDS.keys() & asked.keys()
+    if kind is PreTrainedTokenizerFast and not ends:  # this one reads the file
+        return tokenizer
+    own = PreTrainedTokenizerFast.from_pretrained(
+        folder, **{**tokenizer.special_tokens_map, **asked}
+    )
+    for name in ("padding_side", "truncation_side", "model_max_length", "model_input_names"):
+        setattr(own, name, getattr(tokenizer, name))
+    backend = own.backend_tokenizer
+    for name in ("normalizer", "pre_tokenizer"):
+        ours, theirs = getattr(backend, name), getattr(tokenizer.backend_tokenizer, name)
+        for flag in _FLAGS:
+            if hasattr(ours, flag) and hasattr(theirs, flag):
+                setattr(ours, flag, getattr(theirs, flag))
+    if settings.get("do_lower_case"):  # sentence-transformers has put it there
+        after = [backend.normalizer] if backend.normalizer is not None else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *after])
+    if ends:
+        _keep_ends((tokenizer, own), Tokenizer.from_file(str(file)).encode("a").ids, asked)
+    texts = [*_SAMPLES, *list(own.added_tokens_encoder)[:100]]
+    found, wanted = (
+        [each(text, return_token_type_ids=True, verbose=False).data for text in texts]
+        for each in (tokenizer, own)
+    )
+    return tokenizer if found == wanted else own
+
+
+def _keep_ends(tokenizers: Iterable[Any], ids: Sequence[int], asked: Mapping[str, Any]) -> None:
+    """Keep the first token of the file, which the library drops if only a last one is asked for; and so the other."""
+    for tokenizer in tokenizers:
+        for key, (kind, place, _) in _ENDS.items():
+            if key not in asked and ids[place] == getattr(tokenizer, f"{kind}_token_id"):
+                setattr(tokenizer, key, True)
+
+
+def check_tokenizer(
+    tokenizer: Any, folder: Path, kwargs: Mapping[str, Any], table_rows: int | None
+) -> Iterator[str]:
+    """Yield a note if it knows no language. Raises WrongModelError for a tokenizer that is not the model's.
+
+    If a folder lacks its files, transformers makes a tokenizer of the special tokens, and says nothing. Embedding
+    tables (None = not known) are padded, and may lack a few tokens.
+    """
+    known, name, wrong = len(tokenizer), type(tokenizer).__name__, ""
+    if table_rows and known > 1.01 * table_rows:
+        wrong = f"does not fit the model's embedding table of {table_rows} rows: its files belong to another model"
+    elif known < 5000:  # a vocabulary takes long to copy
+        words = tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}
+        # Without the file, added tokens come from tokenizer_config.json.
+        if not (folder / "tokenizer.json").is_file():
+            words -= tokenizer.get_added_vocab().keys()
+        if len(words) < 2:  # T5 makes one up
+            wrong = "has special tokens and no words: its files (tokenizer.json, vocab.txt, ...) are missing or empty"
+    if wrong:
+        raise WrongModelError(
+            f"the tokenizer ({name}, {known} tokens) {wrong}. Download the model again, with all its tokenizer files."
+        )
+    texts = _SAMPLES[:6]
+    found = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
+    if all(2 * ids.count(tokenizer.unk_token_id) >= len(ids) - 2 for ids in found):
+        yield (
+            f"the tokenizer ({name}, {known} tokens) knows the words of no language, such as {texts[0]!r}: right for "
+            "proteins, DNA or molecules, and not for texts"
+        )
+    _check_pad_token(tokenizer, table_rows)
+    asked = asked_of(transformer_settings(folder), kwargs)
+    _check_added_tokens(tokenizer, read_json(folder / "tokenizer_config.json") | asked)
+
+
+def _check_pad_token(tokenizer: Any, table_rows: int | None) -> None:
+    pad, number = tokenizer.pad_token, tokenizer.pad_token_id
+    wrong = "the tokenizer has no pad token"
+    if pad is not None:
+        wrong = f"the tokenizer's pad token {pad} has the id {number}, but the embedding table has {table_rows} rows"
+    if pad is None or (table_rows and number >= table_rows):
+        raise WrongModelError(
+            f"{wrong}: two texts of different lengths could not be encoded in one batch. Name the one that the model's "
+            "author used, often the end token: model.kwargs: {processor_kwargs: {pad_token: TOKEN}}."
+        )
+
+
+def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any]) -> None:
+    for key, (kind, place, at) in _ENDS.items():
+        token = getattr(tokenizer, f"{kind}_token")
+        number = getattr(tokenizer, f"{kind}_token_id")
+        if asked.get(key) is not True or token is None or probe_ids(tokenizer)[place] == number:
+            continue
+        raise WrongModelError(
+            f'tokenizer_config.json says "{key}": true, but the tokenizer of {library()} does not put {token} {at}: '
+            "the model would read another text than it was trained with. Add to the config: model: {kwargs: "
+            f"{{processor_kwargs: {{{key}: true}}}}}} (or false, if the vectors that you compare with were made "
+            f"without it). If it is there already, add {token} to the post_processor in tokenizer.json."
+        )
