@@ -80,7 +80,7 @@ def _store_nothing(_self: Any, _output: int, _now_s: float) -> None:
 
 
 def _without_salvage(self: Any, task: Any, end: Any, *rest: Any) -> Any:
-    good = self._outputs[task.output].known_good() is not None
+    good = self._outputs[task.output].known_good is not None
     return replace(_history(self, task, end, *rest), output_has_vectors=good)
 
 

@@ -100,6 +100,7 @@ class Play:
             self.outputs[0].ledger.commit(
                 chunk, cast("Any", {text: text for text in range(chunks * size)}), "", FACTS
             )
+        self.outputs[0].find_known_good()
         self.signals = Signals(lambda: None)
         self.engine = Engine(lambda: None, lambda: None, self._started)
         nothing = cast("Any", None)

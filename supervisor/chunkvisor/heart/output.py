@@ -88,31 +88,30 @@ class OutputRun:
         """Find the first chunk from `start` on of which a text has neither a vector nor a verdict."""
         # A chunk all of whose texts are known is only waiting to be put together, which the joins do.
         chunk = self.ledger.next_pending(start)
-        while chunk is not None and self.ledger.parts(chunk).begun and not self.missing(chunk):
+        while chunk is not None and not self.missing(chunk):
             chunk = self.ledger.next_pending(chunk + 1)
         return chunk
 
     def missing(self, chunk: int) -> Sequence[int]:
         """List those texts of the chunk, in order."""
-        if self.ledger.committed(chunk):
-            return ()
-        parts = self.ledger.parts(chunk)
-        if not parts.begun:
-            return range(*self.bounds(chunk))
-        return parts.missing()
+        return self.ledger.missing(chunk)
 
+    @property
     def known_good(self) -> int | None:
-        """Name a text that has its vector, short and not blank if there is one; None while no text has.
-
-        Raises Halt if the texts are damaged.
-        """
-        if self._canary is None and (good := self.ledger.known_good()):
-            words = zip(good, self.texts_of(good), strict=True)
-            # A blank text counts as long: some models give all blank texts a vector of zeros.
-            self._canary = min((not text.strip(), len(text), number) for number, text in words)[2]
-        if self._canary is None and self._taken_over():
-            return self.ledger.plan.distinct
+        """A text that has its vector, as `find_known_good` found it; None while no text has."""
         return self._canary
+
+    def find_known_good(self) -> None:
+        """Choose a text that has its vector, short and not blank if there is one. Raises Halt if texts are damaged."""
+        if self._canary is not None:
+            return
+        good = self.ledger.known_good()[:_LOOKED_AT]
+        if good:
+            # A blank text counts as long: some models give all blank texts a vector of zeros.
+            sizes = [(not text.strip(), len(text)) for text in self.texts_of(good)]
+            self._canary = good[sizes.index(min(sizes))]
+        elif self._taken_over():
+            self._canary = self.ledger.plan.distinct
 
     def _taken_over(self) -> list[str]:
         """Read a text whose vector is taken over from elsewhere, if there is one: it is good while no other is known.

@@ -96,7 +96,7 @@ class TaskQueue:
         any_new = self._any_new()
         for position in range(bisect_right(self._again, now_s, key=lambda task: task.due_s)):
             task = self._again[position]
-            if any_new and task.needs_canary and self._outputs[task.output].known_good() is None:
+            if any_new and task.needs_canary and self._outputs[task.output].known_good is None:
                 continue
             if alone or task.avoid_device != device:
                 return self._again.pop(position)
@@ -246,7 +246,7 @@ class Scheduler:
         if _shows_its_shortest(task):
             chunk = task.output, task.chunk
             return OwnText(self._failures.count(Repeated.OOM_SINGLETON, chunk))
-        good = self._outputs[task.output].known_good()
+        good = self._outputs[task.output].known_good
         if good is not None:
             return KnownText(good)
         return OwnText(self._failures.count(Repeated.CANARY, device.number))
@@ -494,8 +494,7 @@ class Scheduler:
             canary=worker.canary,
             shortest_first=_shows_its_shortest(task),
             any_text_succeeded=end.any_text_succeeded,
-            output_has_vectors=bool(end.done)
-            or self._outputs[task.output].known_good() is not None,
+            output_has_vectors=bool(end.done) or self._outputs[task.output].known_good is not None,
             succeeded_before=start in memory.sound
             if verdict.before_first_batch
             else task.output in memory.worked,

@@ -88,6 +88,7 @@ class ResultStore:
                 ledger.fix_facts(facts)
                 vectors = attempt.files.partial if salvaged else attempt.files.vectors
                 ledger.parts(task.chunk).add(spec.start, vectors, task.texts)
+            output.find_known_good()
         except OSError as error:
             return self._not_stored(task, error)
         complete = result is not None and len(task.texts) == spec.stop - spec.start - len(spec.skip)
@@ -214,6 +215,7 @@ class ResultStore:
                 if not self._adopted(Task(number, attempt.spec.chunk, ()), output, attempt):
                     attempt.remove()
             output.saved_before = output.ledger.saved()
+            output.find_known_good()
 
     def _adopted(self, task: Task, output: OutputRun, attempt: AttemptFolder) -> bool:
         """Take over what is good of the attempt; True if that was all of it."""

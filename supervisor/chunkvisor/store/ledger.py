@@ -1,6 +1,6 @@
 """What is done and known of one output, as its folder says: a new process reads the same."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +175,14 @@ class Ledger:
         """Number of chunks that are still to do."""
         return self.plan.count - self.chunks_done
 
+    def missing(self, chunk: int) -> Sequence[int]:
+        """Return the texts of the chunk that have neither a vector nor a verdict, in order."""
+        if self.committed(chunk):
+            return ()
+        if chunk not in self._parts:
+            return range(*self.plan.bounds(chunk))
+        return self._parts[chunk].missing()
+
     def parts(self, chunk: int) -> Parts:
         """Return what is known of a chunk that is being taken apart."""
         if chunk not in self._parts:
@@ -268,6 +276,7 @@ class Ledger:
         start, stop = self.plan.bounds(chunk)
         self.bad = {text: bad for text, bad in self.bad.items() if not start <= text < stop}
         self._committed[chunk] = 0
+        self._parts[chunk] = Parts(self._files, chunk)
 
     def is_whole(self, chunk: int, path: Path) -> bool:
         """Say whether the file has the content that its name speaks of."""
