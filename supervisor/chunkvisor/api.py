@@ -34,7 +34,7 @@ from chunkvisor.events.state import RunState
 from chunkvisor.results import Report, loss_in_words
 from chunkvisor.show.lines import Console, Logger, Observer, Observers, can_draw, is_watched
 from chunkvisor.store.disk import refusal
-from chunkvisor.supervise.session import Request
+from chunkvisor.supervise.resources import Request
 from chunkvisor.supervise.session import run as run_session
 from chunkvisor_worker.contract.files import make_folders
 

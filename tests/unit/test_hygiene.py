@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import click
@@ -100,6 +101,21 @@ def test_room_imports_only_what_stands_below_it() -> None:
             assert package != "chunkvisor" or inside.partition(".")[0] in below, (
                 f"{path} imports {name}: not below it"
             )
+
+
+def test_no_circle_of_imports() -> None:
+    """No module imports itself through others, not even late or for its types alone."""
+    paths = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts): path
+        for root in (SUPERVISOR, WORKER)
+        for path in files_of(root)
+    }
+    ours = {name.removesuffix(".__init__") for name in paths}
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found = {each if each in ours else each.rpartition(".")[0] for each in imported(path)}
+        graph[name.removesuffix(".__init__")] = (found & ours) - {name.removesuffix(".__init__")}
+    TopologicalSorter(graph).prepare()
 
 
 def test_a_model_waits_for_no_import_that_it_can_do_without() -> None:

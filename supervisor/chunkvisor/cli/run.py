@@ -22,6 +22,8 @@ from chunkvisor.errors import ExitCode, Halt
 from chunkvisor.printing import confirmed, is_terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from chunkvisor.show.lines import Observer
 
 
@@ -133,8 +135,8 @@ def encode(
     """
     from chunkvisor.commands import onefile
     from chunkvisor.config.load import in_sections
-    from chunkvisor.show.lines import Observer, Observers, shown
-    from chunkvisor.supervise.session import Request
+    from chunkvisor.show.lines import Observer, Observers
+    from chunkvisor.supervise.resources import Request
 
     if out.suffix != ".npy":
         raise click.UsageError(f"-o {out}: the name must end in .npy")
@@ -150,7 +152,7 @@ def encode(
     out = out.absolute()
     keep = given["keep"]
     place = workdir.absolute() if workdir else out.with_name(f"{out.name}.chunkvisor")
-    with shown(given["quiet"], given["log_format"]) as observer:
+    with _shown(given["quiet"], given["log_format"]) as observer:
         loaded = onefile.loaded_of(values, place, overrides, keep=keep)
         again = given["from_scratch"]
         afterwards = Observer()
@@ -197,8 +199,8 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
     75 if running it again will help.
     """
     from chunkvisor.config.load import load
-    from chunkvisor.show.lines import Observer, Observers, next_steps, shown
-    from chunkvisor.supervise.session import Request
+    from chunkvisor.show.lines import Observer, Observers, next_steps
+    from chunkvisor.supervise.resources import Request
     from chunkvisor.supervise.session import run as run_session
 
     update = given["update"]
@@ -207,7 +209,7 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
         raise click.UsageError(
             "--update cannot be combined with --from-scratch, which discards what --update keeps."
         )
-    with shown(given["quiet"], given["log_format"]) as observer:
+    with _shown(given["quiet"], given["log_format"]) as observer:
         loaded = load(config, overrides)
         if max_rows is not None:
             loaded = loaded.trial(max_rows)
@@ -248,3 +250,26 @@ def run(config: Path, overrides: tuple[str, ...], max_rows: int | None, **given:
                 if afterwards.state.attempts and code not in (ExitCode.COMPLETE, ExitCode.BUG):
                     _tell_how_to_go_on(observer, workdir)
     sys.exit(int(code))
+
+
+@contextlib.contextmanager
+def _shown(quiet: bool, log_format: str) -> "Iterator[Observer]":
+    """Yield what shows a run: the live view, lines, or JSON. With JSON, a Halt becomes an object and an exit here."""
+    from chunkvisor.events.event import Halted, Weight
+    from chunkvisor.show.lines import Console, JsonLines, Observers, can_draw
+
+    least = Weight.LOSS if quiet else Weight.NEWS
+    if log_format == "json":
+        lines = JsonLines(least)
+        try:
+            yield lines
+        except Halt as halt:
+            if lines.state.ending is None:  # a run that has begun reports its end itself
+                lines.event(Halted(**halt.details()), lines.state)
+            sys.exit(int(halt.code))
+    elif least is Weight.NEWS and can_draw(sys.stderr):
+        from chunkvisor.show.terminal import Live  # rich with it, which lines do not need
+
+        yield Observers(guarded=[Live(sys.stderr)])
+    else:
+        yield Console(least=least)

@@ -28,7 +28,8 @@ from chunkvisor.store.identity import (
 )
 from chunkvisor.store.layout import Layout, hold
 from chunkvisor.store.records import DamagedError, digest_file, digest_of, read_sealed
-from chunkvisor.supervise.session import Request, run
+from chunkvisor.supervise.resources import Request
+from chunkvisor.supervise.session import run
 from chunkvisor.units import counted
 from chunkvisor_worker.contract.files import make_folders, remove_at_once, remove_folder
 from chunkvisor_worker.contract.wire import from_json

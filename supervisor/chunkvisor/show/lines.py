@@ -16,7 +16,6 @@ from typing import TextIO
 
 from chunkvisor.config.choices import FinalFormat
 from chunkvisor.config.load import LoadedConfig
-from chunkvisor.errors import Halt
 from chunkvisor.events.event import Event, Halted, Note, RunEnded, Weight, plain
 from chunkvisor.events.state import RunState
 from chunkvisor.printing import is_terminal, say, write
@@ -170,26 +169,6 @@ class Logger(Observer):
     def event(self, event: Event, state: RunState) -> None:  # noqa: ARG002 - an event says it all
         if (line := event.line) and (LOGGER.hasHandlers() or not self._told):
             LOGGER.log(_LEVELS[event.weight], "%s", self._in_words(line))
-
-
-@contextlib.contextmanager
-def shown(quiet: bool, log_format: str) -> Iterator[Observer]:
-    """Yield what shows a run: the live view, lines, or JSON. With JSON, a Halt becomes an object and an exit here."""
-    least = Weight.LOSS if quiet else Weight.NEWS
-    if log_format == "json":
-        lines = JsonLines(least)
-        try:
-            yield lines
-        except Halt as halt:
-            if lines.state.ending is None:  # a run that has begun reports its end itself
-                lines.event(Halted(**halt.details()), lines.state)
-            sys.exit(int(halt.code))
-    elif least is Weight.NEWS and can_draw(sys.stderr):
-        from chunkvisor.show.terminal import Live  # rich with it, which lines do not need
-
-        yield Observers(guarded=[Live(sys.stderr)])
-    else:
-        yield Console(least=least)
 
 
 def can_draw(stream: TextIO) -> bool:

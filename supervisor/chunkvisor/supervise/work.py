@@ -33,7 +33,7 @@ from chunkvisor.store.layout import Layout, OutputLayout
 from chunkvisor.store.ledger import Ledger
 from chunkvisor.store.records import DamagedError, LessonFile
 from chunkvisor.store.reuse import read_reuse, work_with
-from chunkvisor.supervise.session import Means, Request
+from chunkvisor.supervise.resources import Means, Request
 from chunkvisor.units import counted, listed
 from chunkvisor.words import gave_up, with_bad_rows
 from chunkvisor_worker.contract.messages import Phase, Spec

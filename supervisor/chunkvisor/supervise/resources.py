@@ -1,0 +1,208 @@
+"""What one run is asked for, and what it has: devices, the model's files and an engine.
+
+It is imported before a model begins to load: neither numpy nor what works on outputs comes with it.
+"""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chunkvisor.config.choices import EngineKind, Start
+from chunkvisor.config.load import LoadedConfig
+from chunkvisor.devices.gpu import Device, find_devices
+from chunkvisor.engine.engine import Engine
+from chunkvisor.engine.local import LocalEngine, WorkerSettings
+from chunkvisor.engine.modelfolder import Repository, check_model_files, repository_of
+from chunkvisor.engine.modelsource import (
+    ModelSource,
+    resolve_hub,
+    resolve_local,
+    source_at_hand,
+    take_outside,
+)
+from chunkvisor.engine.ray.engine import RayEngine
+from chunkvisor.errors import config_error
+from chunkvisor.events.event import (
+    Doing,
+    Resolving,
+    RunStarted,
+    Warned,
+)
+from chunkvisor.heart.run import Run, WaitTeller, stopped
+from chunkvisor.units import counted
+from chunkvisor_worker.contract.exits import Outcome
+from chunkvisor_worker.contract.messages import TemplateSpec
+
+_PAUSE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line adds to the config."""
+
+    loaded: LoadedConfig
+    max_rows: int | None = None
+    from_scratch: bool = False
+    update: bool = False  # take a source that has changed as it is now
+    stop_after_s: float | None = None  # how long it may take, at most; None = as long as it takes
+    keeps: bool = True  # False = what is done is thrown away unless all is done: the first signal ends the run at once
+    typed: str = ""  # the command, to be typed again; empty for a call from Python
+    place: Path | None = None  # of the one final file, if it is not to be in the workdir
+    more: dict[str, Any] = field(default_factory=dict)  # what manifests say besides
+
+
+class Means:
+    """To be closed by whoever makes it."""
+
+    def __init__(self, request: Request, run: Run) -> None:
+        """Find the devices, and report that the run begins. Raises Halt if there are none."""
+        self._request, self._run = request, run
+        self._config = config = request.loaded.config
+        self.on_ray = config.engine.kind is EngineKind.RAY
+        self._ahead: LocalEngine | None = None
+        """An engine that was begun before it was wanted, so that the model loads meanwhile."""
+        if self.on_ray:
+            # It stands for those of the cluster until its nodes have told theirs.
+            self.devices: tuple[Device, ...] = (
+                Device("cpu" if "cpu" in config.device else "cuda", name="the Ray cluster"),
+            )
+        else:
+            if "cpu" not in config.device:
+                run.emit(Doing("asking nvidia-smi for the GPUs"))
+            self.devices = find_devices(config.device)
+        if guessed := sum(device.uuid.isdecimal() for device in self.devices):
+            words = f"nvidia-smi does not list the GPUs: the run continues with {counted(guessed, 'GPU')}, whose memory"
+            run.emit(Warned(f"{words} and health it cannot look at. `chunkvisor doctor` says more"))
+        run.emit(
+            RunStarted(
+                workdir=str(run.layout.workdir),
+                device=", ".join(map(str, self.devices)),
+                gpus=tuple(device.uuid for device in self.devices),
+                engine=str(config.engine.kind),
+                model=config.model.name,
+                outputs=tuple(config.outputs),
+            )
+        )
+
+    def close(self) -> None:
+        """Close an engine that was not taken."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def on_wait(self) -> None:
+        """To be called while something is waited for. Raises Halt if the run is asked to stop."""
+        self._run.tick()
+        if self._run.signals.draining:
+            raise stopped(self._run.signals)
+
+    # --- the model
+
+    def source(self) -> ModelSource:
+        """Find or download the model's files; if an output is new, begin to load them as soon as they are known.
+
+        Raises Halt, also if the files show that it is not the model that the config describes; OSError.
+        """
+        model, layout = self._config.model, self._run.layout
+        # A resume may need no worker at all: then loading a model would only cost memory.
+        is_new = not all(layout.output(name).state.exists() for name in self._config.outputs)
+        if model.is_plugin:
+            found = ModelSource(None, model.revision)
+        else:
+            here = source_at_hand(model, layout.model)
+            if here is None:
+                from chunkvisor.sources.child import request_of, try_first_row
+
+                # The hub may be waited for, and a download takes minutes: what is wrong with a source is said before.
+                for name in self._config.outputs:
+                    try_first_row(
+                        request_of(self._config, name, self._request.max_rows), self.on_wait
+                    )
+            wanted, what = repository_of(model), f"the model {model.name}"
+            found = here if here and model.is_folder else self._fetch(wanted, what)
+            check_model_files(self._config, found.path)
+            take_outside(found, model, self._fetch, layout.hub, self._read)
+            if (
+                is_new
+            ):  # it is loaded while its digest is taken, which takes seconds for each gigabyte
+                self.load_ahead(found)
+            if model.is_folder:
+                read = self._read(Path(model.name))
+                found.revision, found.stamps = read.revision, read.stamps
+            if self._ahead is not None and not found.settled_since(self._ahead.began_ns):
+                self._ahead.close()  # it may have loaded what the digest is not of
+                self._ahead = None
+        if is_new:
+            self.load_ahead(found)
+        return found
+
+    def _read(self, folder: Path) -> ModelSource:
+        """Take the digest of a folder. Raises Halt (78)."""
+        self._run.emit(Doing("reading the files of the model"))
+        try:
+            return resolve_local(folder, self._run.layout.model, self.on_wait)
+        except OSError as error:
+            raise config_error(
+                f"the model folder {folder} cannot be read: {error}",
+                remedy="Give yourself the right to read it.",
+            ) from None
+
+    def _fetch(self, wanted: Repository, what: str) -> ModelSource:
+        """Have files of the hub downloaded, unless they are here. Raises Halt, OSError."""
+        self._run.emit(Resolving(wanted.name))
+        layout, timeout_s = self._run.layout, self._config.recovery.wait_timeout
+        teller = WaitTeller(self._run.emit, timeout_s)
+
+        def wait(seconds: float, waited_s: float, why: str) -> None:
+            teller.tell(seconds, waited_s, why, Outcome.HUB)
+            deadline_s = time.monotonic() + seconds
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                self._run.signals.sleep(min(left_s, _PAUSE_S), [])
+                self.on_wait()
+
+        # From scratch the hub is asked for its newest commit; otherwise the first run's commit counts.
+        anew = self._request.from_scratch
+        return resolve_hub(
+            wanted, what, layout.model, layout.fetch, timeout_s, wait, self.on_wait, anew=anew
+        )
+
+    # --- the engine
+
+    def load_ahead(self, source: ModelSource) -> None:
+        """Have a template load while a source is read, if there is to be one or it takes seconds."""
+        model = self._config.model
+        wanted = not model.is_plugin or self._config.workers.start is Start.WARM
+        if wanted and self._ahead is None and not self.on_ray:
+            self._ahead = self._local(source)
+            self._ahead.expect(1)
+
+    def take_engine(self, source: ModelSource) -> Engine:
+        """Give the engine, which the caller closes: the one that was begun ahead, if there is one."""
+        if self.on_ray:
+            return RayEngine(
+                self._config,
+                self._run.layout,
+                self._template(source),
+                self._run.run_id,
+                self._run.emit,
+            )
+        ahead, self._ahead = self._ahead, None
+        return ahead or self._local(source)
+
+    def _local(self, source: ModelSource) -> LocalEngine:
+        config = self._config
+        settings = WorkerSettings(
+            config.workers.start,
+            self._run.run_id,
+            os.environ,
+            config.env,
+            self._template(source),
+            self._run.layout.template,
+            config.recovery.startup_timeout,
+        )
+        return LocalEngine(self.devices, settings, self._run.emit)
+
+    def _template(self, source: ModelSource) -> TemplateSpec:
+        model = source.spec(self._config.model)
+        return TemplateSpec(model, self.devices[0].kind, (str(self._request.loaded.folder),))
