@@ -112,7 +112,8 @@ def _keep_ends(tokenizers: Iterable[Any], ids: Sequence[int], asked: Mapping[str
     """Keep the first token of the file, which the library drops if only a last one is asked for; and so the other."""
     for tokenizer in tokenizers:
         for key, (kind, place, _) in _ENDS.items():
-            if key not in asked and ids[place] == getattr(tokenizer, f"{kind}_token_id"):
+            number = getattr(tokenizer, f"{kind}_token_id")
+            if key not in asked and ids[place:][:1] == [number]:
                 setattr(tokenizer, key, True)
 
 
@@ -166,7 +167,11 @@ def _check_added_tokens(tokenizer: Any, asked: Mapping[str, Any]) -> None:
     for key, (kind, place, at) in _ENDS.items():
         token = getattr(tokenizer, f"{kind}_token")
         number = getattr(tokenizer, f"{kind}_token_id")
-        if asked.get(key) is not True or token is None or probe_ids(tokenizer)[place] == number:
+        if (
+            asked.get(key) is not True
+            or token is None
+            or probe_ids(tokenizer)[place:][:1] == [number]
+        ):
             continue
         raise WrongModelError(
             f'tokenizer_config.json says "{key}": true, but the tokenizer of {library()} does not put {token} {at}: '
