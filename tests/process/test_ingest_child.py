@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -155,3 +156,21 @@ def test_small_memory(tmp_path: Path, large: Path) -> None:
     large = large.rename(large.with_name("\udcff.txt"))
     request = IngestRequest(sources=(str(large),), column="text", memory_limit_bytes=64 << 20)
     assert stage_table(request, tmp_path / "table", nothing).distinct == 400_000
+
+
+def test_small_memory_for_sql(tmp_path: Path) -> None:
+    """It is enough for sql, where and columns of many JSON lines as well, which are not held at once."""
+    path = tmp_path / "a.jsonl"
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(60_000):
+            label = number % 3 if number % 5 else f'"{number % 3}"'
+            file.write(f'{{"id": {number}, "text": "t{number}", "label": {label}}}\n')
+    request = replace(
+        request_for(path),
+        column=None,
+        sql="text || label",
+        where="label = '1'",
+        columns=("id", "label"),
+        memory_limit_bytes=64 << 20,
+    )
+    assert stage_table(request, tmp_path / "table", nothing).distinct == 20_000

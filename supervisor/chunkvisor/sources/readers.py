@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from chunkvisor.errors import Halt
-from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat
+from chunkvisor.sources.resolve import IngestRequest, SourceFile, SourceFormat, yaml_line
 from chunkvisor.units import listed
 
 if sys.version_info >= (3, 14):
@@ -29,6 +29,7 @@ MAX_TEXT_BYTES = 16 << 20  # of UTF-8, of one text
 _MAX_RECORD_BYTES = (
     64 << 20
 )  # of a line or a CSV record: more than a text, for its other columns and JSON's escapes
+_DELIMITERS = {SourceFormat.CSV: ",", SourceFormat.TSV: "\t"}
 
 # Line on which the row starts, counted from 1, and the cells of the wanted columns: str; of JSON also `Number`, bool,
 # None, list or dict.
@@ -42,6 +43,36 @@ class Number(str):
     __slots__ = ()
 
 
+class Integer(Number):
+    """A number without a fraction and an exponent."""
+
+    __slots__ = ()
+
+
+KINDS = {
+    str: "text",
+    Number: "a number",
+    Integer: "a number",
+    bool: "a boolean",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def written(value: Any) -> str | None:
+    """Return a cell as text: what its source writes, without the quotes of a string; arrays and objects are JSON."""
+    return value if value is None or isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_json, value))}]"
+    if isinstance(value, dict):
+        pairs = [f"{_json(name)}:{_json(each)}" for name, each in value.items()]
+        return f"{{{','.join(pairs)}}}"
+    return value if isinstance(value, Number) else json.dumps(value, ensure_ascii=False)
+
+
 def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
     """Return a Halt for a column that the file does not have; it names the nearest and lists all."""
     folded = {column.casefold(): column for column in columns if column}
@@ -49,9 +80,26 @@ def missing_column(file: SourceFile, name: str, columns: Iterable[str]) -> Halt:
         f"The nearest is {folded[each]!r}. "
         for each in difflib.get_close_matches(name.casefold(), folded, n=1)
     ]
-    return file.error(
-        f"there is no column {name!r}.", remedy="".join([*near, in_words(list(folded.values()))])
-    )
+    remedy = other_delimiter(file, name) or "".join([*near, in_words(list(folded.values()))])
+    return file.error(f"there is no column {name!r}.", remedy=remedy)
+
+
+def other_delimiter(file: SourceFile, column: str = "") -> str:
+    """Return what to do if the header has another delimiter, and with it the column. Raises as `read_rows`."""
+    own = _DELIMITERS.get(file.format)
+    if own is None:
+        return ""
+    header = next(_lines(file))[1].strip().casefold()
+    for mark in ";\t|,":
+        columns = [each.strip('" ') for each in header.split(mark)]
+        if own not in header and mark in header and column.casefold() in ("", *columns):
+            copy = (
+                "import csv; csv.writer(open(1, 'w', newline=''), delimiter={!r}).writerows("
+                "csv.reader(open(0, newline=''), delimiter={!r}))"
+            )
+            command = file.converted(f'python3 -c "{copy.format(own, mark)}"')
+            return f"The columns are separated by {mark!r}, and not by {own!r}. {command}"
+    return ""
 
 
 def in_words(columns: Sequence[str]) -> str:
@@ -83,13 +131,14 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
                         f"the line is longer than {max_bytes:,} bytes, the most that is read.",
                         number,
                     )
-                yield number, line.decode()
+                text = line.decode()
+                if "\0" in text:
+                    what = f"a NUL byte at byte {line.index(0) + 1} of the line: this is not text in UTF-8."
+                    raise file.error(what, number, _recoded(file, stream, line))
+                yield number, text
         except UnicodeDecodeError as error:
             what = f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line."
-            remedy = (
-                "Convert the file, e.g. iconv -f LATIN1 -t UTF-8 (or -f UTF-16), or decompress it."
-            )
-            raise file.error(what, number, remedy) from error
+            raise file.error(what, number, _recoded(file, stream, line)) from error
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
             what = (
                 f"the {file.compression} data is damaged or cut short after line {number}: {error}"
@@ -97,6 +146,23 @@ def _lines(file: SourceFile, max_bytes: int = _MAX_RECORD_BYTES) -> Iterator[tup
             raise file.error(what, remedy="Copy or compress the file again.") from error
     if not number:
         raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
+
+
+def _recoded(file: SourceFile, stream: io.BufferedReader, line: bytes) -> str:
+    """Return how to convert the file, by its first bytes and the place of the first NUL byte in the bad line."""
+    nul = stream.tell() - len(line) + line.find(0)
+    stream.seek(0)
+    start = stream.read(4)
+    if start.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        return "It is compressed: give its name the ending .gz or .zst."
+    encoding = "WINDOWS-1252"
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "UTF-16"
+    elif b"\0\0" in (start[:2], start[2:]):
+        encoding = "UTF-32LE" if start[0] else "UTF-32BE"
+    elif 0 in line:
+        encoding = "UTF-16LE" if nul % 2 else "UTF-16BE"
+    return f"If it is {encoding}: {file.converted(f'iconv -f {encoding} -t UTF-8')}"
 
 
 def read_rows(
@@ -154,7 +220,7 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(_MAX_RECORD_BYTES)
     lines = (line for _, line in _lines(file))
     reader, start = (
-        csv.reader(lines, delimiter="\t" if file.format is SourceFormat.TSV else ",", strict=True),
+        csv.reader(lines, delimiter=_DELIMITERS[file.format], strict=True),
         1,
     )
     try:
@@ -163,7 +229,10 @@ def _records(file: SourceFile) -> Iterator[tuple[int, list[str]]]:
             start = reader.line_num + 1
     except csv.Error as error:
         what = f"the row that starts here cannot be read: {error}."
-        remedy = "Close each quote, double a quote inside quotes, and quote fields that hold line breaks."
+        remedy = (
+            other_delimiter(file)
+            or "Close each quote, double a quote inside quotes, and quote fields that hold line breaks."
+        )
         raise file.error(what, line=start, remedy=remedy) from error
 
 
@@ -186,7 +255,7 @@ def _read_jsonl(
     file: SourceFile, columns: Sequence[str], skip_blank: bool, limit: int | None
 ) -> Iterator[Row]:
     missing, item, rows = set(columns), dict[str, Any](), 0
-    for line, _, item in read_objects(file, skip_blank):
+    for line, item in read_objects(file, skip_blank):
         missing -= item.keys()
         rows += 1
         if limit is None or rows <= limit:
@@ -199,16 +268,15 @@ def _read_jsonl(
 
 
 def read_objects(
-    file: SourceFile, skip_blank: bool = False, limit: int | None = None
-) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield line number, JSON and object of the first `limit` rows of any text format. Raises as `read_rows`."""
+    file: SourceFile, skip_blank: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line number and cells of each row of any text format; of a repeated key the last. Raises as `read_rows`."""
     if file.format is not SourceFormat.JSONL:
         columns = [name for name in columns_of(file) if name]
-        for number, cells in read_rows(file, columns, skip_blank=skip_blank, limit=limit):
-            item = dict(zip(columns, cells, strict=True))
-            yield number, json.dumps(item), item
+        for number, cells in read_rows(file, columns, skip_blank=skip_blank):
+            yield number, dict(zip(columns, cells, strict=True))
         return
-    decoder = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=Number)
+    decoder = json.JSONDecoder(parse_float=Number, parse_int=Integer, parse_constant=Number)
     lines = ((number, line.strip(" \t\r\n")) for number, line in _lines(file))
     for number, text in _without_blanks(file, lines, skip_blank):
         try:
@@ -230,7 +298,12 @@ def read_objects(
                 "If the file is an array, or indented, convert it (jq -c '.[]' or jq -c .); else correct the line."
             )
             raise file.error(f"malformed JSON: {problem}.", number, remedy) from error
-        yield number, text, item
+        yield number, item
+
+
+def quoted(name: str) -> str:
+    """Return the name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def composer(
@@ -250,19 +323,17 @@ def composer(
         for literal, index in pieces:
             cell = cells[index]
             if type(cell) is not str:
-                if cell is None:
-                    cell = ""
-                elif is_template and isinstance(cell, bool):
-                    cell = "true" if cell else "false"
-                elif not (is_template and isinstance(cell, Number)):
-                    kind = {
-                        Number: "a number",
-                        bool: "a boolean",
-                        list: "an array",
-                        dict: "an object",
-                    }[type(cell)]
-                    remedy = "Name a column of text, or use sql to convert it."
-                    raise file.error(f"the column holds {kind}, not text.", line, remedy)
+                is_nested = isinstance(cell, list | dict)
+                if is_nested or (cell is not None and not is_template):
+                    name = columns[index]
+                    remedy = (
+                        yaml_line("sql", f"{quoted(name)}::VARCHAR")
+                        if is_nested
+                        else yaml_line("template", f"{{{name}}}")
+                    )
+                    what = f"the column holds {KINDS[type(cell)]}, not text."
+                    raise file.error(what, line, f"If it is meant, write {remedy}")
+                cell = written(cell) or ""
             text += literal + cell
         return text + rest
 

@@ -2,6 +2,7 @@
 
 import glob
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterable
@@ -86,6 +87,22 @@ class SourceFile:
         return config_error(
             f"{self.place}{'' if line is None else f', {unit} {line}'}: {what}", remedy=remedy
         )
+
+    def converted(self, command: str) -> str:
+        """Return what a person types to have the command make a plain copy, and what the config then says."""
+        path = Path(self.place if not self.is_elsewhere else Path(self.place).name)
+        bare = path.with_suffix("") if self.compression else path
+        copy = str(bare.with_suffix(f".converted{bare.suffix}"))
+        read = {"": "cat", "gzip": "gzip -dc", "zstd": "zstd -dc"}[self.compression]
+        line = f"{read} {shlex.quote(str(path))} | {command} > {shlex.quote(copy)}"
+        return f"Run `{line}`, and set {yaml_line('source', copy)}"
+
+
+def yaml_line(key: str, value: str) -> str:
+    """Return the key and its value as a config has them."""
+    import yaml  # late: only messages need it
+
+    return yaml.safe_dump({key: value}, allow_unicode=True, width=float("inf")).strip()
 
 
 def resolve(sources: Iterable[str]) -> list[SourceFile]:

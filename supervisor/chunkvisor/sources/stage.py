@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import glob
+import itertools
 import json
 import os
 import re
@@ -17,16 +18,17 @@ import signal
 import sys
 import traceback
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import duckdb
 import numpy as np
 
 from chunkvisor.errors import ExitCode, Halt, config_error
 from chunkvisor.sources import readers
+from chunkvisor.sources.readers import quoted
 from chunkvisor.sources.resolve import (
     IngestRequest,
     SourceFile,
@@ -34,6 +36,7 @@ from chunkvisor.sources.resolve import (
     fetch,
     resolve,
     signature,
+    yaml_line,
 )
 from chunkvisor.sources.table import Spool, TableFiles, TableRecord, TableSource, seal_table
 from chunkvisor.store.disk import disk_halt, refusal
@@ -44,15 +47,28 @@ _SHARE_BYTES = (
     256 << 20
 )  # for Python and one batch of rows; and for a thread, which holds row groups of parquet
 _BATCH_ROWS, _BATCH_CHARS = 8192, 8 << 20
+_OF_MORE = {"window", "subquery", "unnest", "star", "positional_reference"}
 # SQL calls these functions without brackets; to the parser they are columns.
 _CLOCK = frozenset(
     {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 )
-# Of the keys of JSON lines, as DuckDB finds them; every other is JSON.
-_TYPES = {each: each for each in ("BIGINT", "DOUBLE", "BOOLEAN", "VARCHAR")} | {
-    "UBIGINT": "BIGINT",
-    "NULL": "VARCHAR",
+_TYPES = {
+    type(None): '"NULL"',
+    str: "VARCHAR",
+    bool: "BOOLEAN",
+    readers.Integer: "BIGINT",
+    readers.Number: "DOUBLE",
+    list: "JSON",
+    dict: "JSON",
 }
+_WHOLE = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
+_NESTED = re.compile(r"\]$|^(STRUCT|MAP|UNION|BLOB)")
+# The types of what a row has in the columns that are used.
+Kinds: TypeAlias = tuple[str, ...]
+# Of a text format: its line, its text and the cells that are used, and their types.
+Row: TypeAlias = tuple[int, list[str | None], Kinds]
+# What sees numbers as their source writes them.
+_AS_TEXT = {"||", "concat", "concat_ws", "VARCHAR", "TEXT", "STRING"}
 
 
 def stage(request: IngestRequest, folder: Path) -> None:
@@ -118,14 +134,7 @@ def _texts(
         if text is None:
             yield None
             continue
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            what = f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}."
-            remedy = (
-                "It is half of a character, such as an emoji cut in two. Correct it in the source."
-            )
-            raise file.error(what, place, remedy) from error
+        data = _utf8(file, place, text)
         if len(data) > readers.MAX_TEXT_BYTES:
             most = f"{readers.MAX_TEXT_BYTES:,}"
             what = f"the text has {len(data):,} bytes of UTF-8, more than the {most} that one may have."
@@ -134,23 +143,76 @@ def _texts(
         yield data
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _utf8(file: SourceFile, place: int, text: str) -> bytes:
+    """Encode a text. Raises Halt (78) for half a character."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        what = f"the text has a lone surrogate, {error.object[error.start]!r}, at character {error.start + 1}."
+        remedy = "It is half of a character, such as an emoji cut in two. Correct it in the source."
+        raise file.error(what, place, remedy) from error
 
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def _as_text(kind: str, sql: str) -> str:
+    """Return what makes text of an expression of that type."""
+    if kind == "BLOB":
+        return f"decode({sql})"
+    if kind == "JSON":
+        return f"({sql}->>'$')"
+    if kind == "VARCHAR[]":
+        return f"array_to_string({sql}, chr(10))"
+    if _NESTED.search(kind):
+        return f"to_json({sql})::VARCHAR"
+    return f"{sql}::VARCHAR"
+
+
+def _sees_text(node: dict[str, Any]) -> bool:
+    """Return whether this part of an expression takes text: it joins it, casts to it, or compares it with a string."""
+    # DuckDB before 2.0 has other names in its trees.
+    target = node.get("cast_type", {}).get("id") or node.get("type_expr", {}).get("type_name", "")
+    if {node.get("function_name"), target.upper()} & _AS_TEXT:
+        return True
+    sides = [node.get("left"), node.get("right"), *node.get("children", [])]
+    constants = json.dumps([each for each in sides if each and each["class"] == "CONSTANT"])
+    is_equality = re.match("COMPARE_(EQUAL|NOT|IN)", node.get("type", ""))
+    return is_equality is not None and re.search('": "(STRING|VARCHAR)"', constants) is not None
+
+
+def _named(node: Any, as_text: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield each column that a parsed expression names, and whether it is taken as text there."""
+    if isinstance(node, dict):
+        if node.get("class") == "COLUMN_REF":
+            yield node["column_names"][0], as_text
+        if "class" in node:
+            as_text = _sees_text(node)
+        node = list(node.values())
+    for each in node if isinstance(node, list) else ():
+        yield from _named(each, as_text)
+
+
 class SqlReader:
-    """Reads the files of one request in their order, and collects the columns that are carried along."""
+    """Reads the files of one request in their order, and collects the columns that are carried along.
+
+    A row of a text format is computed with the types of its own values, so that no other row has a say in its text.
+    """
 
     def __init__(self, request: IngestRequest, scratch: Path) -> None:
         """Connect to a database that spills to `scratch`. Raises Halt (78) for SQL that is not of one row."""
         self._request, self._rows_before = request, 0
-        self._names: tuple[str, ...] = ()
-        if request.sql is None:
-            self._names, self._compose = readers.composer(request)
+        # Columns that are used, by their folded names, and those of which `sql` or `where` takes more than the text.
+        self._used, self._typed = dict[str, str](), set[str]()
+        # Columns of the present file; of the rows that were last tried, the first line, and SQL.
+        self._columns, self._line, self._rows = dict[str, str](), 0, ""
+        self._queries = dict[Kinds, str]()
+        self._number = "DOUBLE"  # what a column is to be where a number is needed
+        # Columns that are carried along: the types of their values, and the one in which they are kept.
+        self._found = {name: set[str]() for name in request.columns}
+        self._kept = dict[str, str]()
+        self._names, self._compose = readers.composer(request)
         limit_bytes = max(
             request.memory_limit_bytes - _SHARE_BYTES, request.memory_limit_bytes // 2
         )
@@ -173,6 +235,8 @@ class SqlReader:
         for key, sql in (("sql", request.sql), ("where", request.where)):
             if sql is not None:
                 self._check(key, sql)
+        for name in request.columns:
+            self._used[name.casefold()] = name
 
     def _all(self, sql: str, *values: str) -> list[Any]:
         return self._connection.execute(sql, values or None).fetchall()
@@ -198,14 +262,16 @@ class SqlReader:
             "SELECT lower(function_name) FROM duckdb_functions() "
             "WHERE stability <> 'CONSISTENT' AND function_name NOT IN ('error', 'assert_true')"
         )
-        # Inside a string of the tree, quotes are escaped: these patterns match its own names alone.
+        # Inside a string of the tree, quotes are escaped: this pattern matches its own names alone.
         called = {
             each.casefold() for each in re.findall(r'"(?:class|function_name)":"([^"]+)"', tree)
         }
-        others = called & {"window", "subquery", "unnest", *(name for (name,) in unstable)}
-        others |= _CLOCK & {
-            each.casefold() for each in re.findall(r'"column_names":\["([^"]+)"\]', tree)
-        }
+        others = called & {*_OF_MORE, *(name for (name,) in unstable)}
+        for name, as_text in _named(node):
+            self._used[name.casefold()] = name
+            if not as_text:
+                self._typed.add(name.casefold())
+            others |= _CLOCK & {name.casefold()}
         if others:
             what = f"`{key}` uses {min(others)}, whose value depends on more than the row: {sql}"
             why = "The same row could give another text when it is read again."
@@ -214,52 +280,230 @@ class SqlReader:
                 why=why,
                 remedy="Write the value itself, or compute it beforehand, in parquet.",
             )
+        if "%" in called:
+            self._number = "BIGINT"
 
     def texts(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
         """Yield line (or row of parquet) and text of the first rows; the text is None if `where` is not true.
 
         Raises Halt (78) for bad input, duckdb.Error for a lack of memory or disk.
         """
-        request, types = self._request, dict[str, str]()
+        self._columns, self._line, self._rows = {}, 0, ""
         try:
-            relation, rows = (self._parquet if file.format is SourceFormat.PARQUET else self._text)(
-                file, limit, types
+            yield from (self._parquet if file.format is SourceFormat.PARQUET else self._text)(
+                file, limit
             )
-            for name in (*self._names, *request.columns):
-                if name not in types:
-                    raise readers.missing_column(file, name, types)
-            cursor, expected = self._connection.execute(self._query(file, types, relation)), 0
-            while fetched := cursor.fetchmany(4096):
-                for row, line, kept, text in fetched:
-                    assert row == expected, f"{file.path}: row {row} in the place of row {expected}"
-                    yield line, (text or "") if kept else None
-                    expected += 1
-            assert expected == rows, f"{file.path}: {expected} texts of {rows} rows"
-            if request.where is not None or request.columns:
-                wanted = "".join(f", {_quoted(name)}" for name in request.columns)
-                select = f"SELECT CAST(__row + {self._rows_before} AS BIGINT) AS source_row{wanted} FROM {relation}"  # noqa: S608 - quoted
-                self._all(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
-                self._all(
-                    f"INSERT INTO scratch.rows {select} WHERE ((\n{request.where or 'true'}\n)::BOOLEAN)"
-                )
-            self._rows_before += rows
-        except (
-            duckdb.Error,
-            RuntimeError,
-        ) as error:  # a RuntimeError for half a character in a name
+        except RecursionError as error:
+            raise file.error("a value is nested too deeply.") from error
+        except duckdb.Error as error:
             if isinstance(error, duckdb.OutOfMemoryException) or _is_disk_fault(error):
                 raise
+            request = self._request
             asked = [f"`{key}`" for key in ("sql", "where", "columns") if getattr(request, key)]
             what = " or ".join(asked) + " fails" if asked else "the parquet data cannot be read"
-            reason = (
-                str(error).split("\n\n", 1)[0].replace("\n", " ")
-            )  # the rest is advice about DuckDB's settings
-            remedy = readers.in_words(list(types)) if types else "Write or copy the file again."
-            raise file.error(f"{what}: {reason}", remedy=remedy) from error
+            # The other lines have DuckDB's functions, and advice about its settings.
+            reason = str(error).split("\n", 1)[0]
+            if self._line:
+                reason += f" The first such row is in line {self._line}."
+            remedies = [readers.other_delimiter(file, name) for name in self._used]
+            if isinstance(error, duckdb.BinderException):
+                remedies += [self._mended(key) for key in ("where", "sql") if getattr(request, key)]
+            columns = (
+                readers.in_words(list(self._columns)) if asked else "Write or copy the file again."
+            )
+            raise file.error(
+                f"{what}: {reason}", remedy=next(filter(None, remedies), columns)
+            ) from error
+
+    def _parquet(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
+        if not file.path.stat().st_size:
+            raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
+        # DuckDB takes every name for a pattern, and parts of a path for columns.
+        name = _literal(glob.escape(str(file.path)))
+        data = f"read_parquet({name}, hive_partitioning = false, union_by_name = false)"
+        self._columns = {name: kind for name, kind, *_ in self._all(f"DESCRIBE FROM {data}")}
+        self._check_columns(file)
+        ((rows,),) = self._all(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
+        rows = rows if limit is None else min(rows, limit)
+        self._rows = f"(SELECT file_row_number AS __row, * FROM {data} LIMIT {rows})"  # noqa: S608 - quoted
+        cursor, expected = self._connection.execute(self._query(file, self._text_of(file))), 0
+        while fetched := cursor.fetchmany(4096):
+            for row, kept, text in fetched:
+                assert row == expected, f"{file.path}: row {row} in the place of row {expected}"
+                yield row, (text or "") if kept else None
+                expected += 1
+        assert expected == rows, f"{file.path}: {expected} texts of {rows} rows"
+        for name, found in self._found.items():
+            found.add(self._columns[name])
+        where = f"(\n{self._request.where or 'true'}\n)::BOOLEAN"
+        self._keep(self._columns, f"{self._rows} WHERE {where}", rows)
+
+    def _check_columns(self, file: SourceFile) -> None:
+        for name in (*self._names, *self._request.columns):
+            if name not in self._columns:
+                raise readers.missing_column(file, name, self._columns)
+
+    def _text_of(self, file: SourceFile) -> str:
+        """Return SQL for a column or a template of parquet. Raises Halt (78) for another type."""
+        pieces, request = list[str](), self._request
+        for literal, column in request.parts:
+            pieces.append(_literal(literal))
+            if column is not None:
+                kind = self._columns[column]
+                text = _as_text(kind, quoted(column))
+                is_other = request.column is not None and kind not in ("VARCHAR", '"NULL"')
+                if is_other or _NESTED.search(kind):
+                    what = f"column {column!r} holds {kind}, not text."
+                    raise file.error(what, remedy=f"If it is meant, write {yaml_line('sql', text)}")
+                pieces.append(f"coalesce({text}, '')")
+        return " || ".join(pieces)
+
+    def _text(self, file: SourceFile, limit: int | None) -> Iterator[tuple[int, str | None]]:
+        keys, batch, rows, chars = dict[str, str](), list[Row](), 0, 0
+        for line, item in readers.read_objects(file, self._request.skip_blank):
+            if not item.keys() <= self._columns.keys():
+                self._columns |= dict.fromkeys(item, "VARCHAR")
+                keys |= {name.casefold(): name for name in item}
+            if rows == limit:
+                # The rest is only searched for keys that the first rows happen to lack.
+                if self._used.keys() <= keys.keys():
+                    break
+                continue
+            values = [item.get(keys.get(name, name)) for name in self._used]
+            kinds = tuple(map(_kind_of, values))
+            text = self._compose(file, line, [item.get(name) for name in self._names])
+            cells = [text, *map(readers.written, values)]
+            batch.append((line, cells, kinds))
+            rows += 1
+            chars += len(_utf8(file, line, "".join(filter(None, cells))))
+            if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
+                yield from self._computed(file, batch)
+                batch, chars = [], 0
+        yield from self._computed(file, batch)
+        if len(keys) < len(self._columns):
+            what = "there are two columns whose names differ only in case, which SQL cannot tell apart."
+            raise file.error(what, remedy="Rename one of them.")
+        if rows:
+            self._check_columns(file)
+            found = [
+                kind if name in keys else "" for name, kind in zip(self._used, kinds, strict=True)
+            ]
+            self._prepared(file, tuple(found))
+
+    def _computed(self, file: SourceFile, batch: list[Row]) -> Iterator[tuple[int, str | None]]:
+        """Yield line and text of these rows, and keep their columns."""
+        groups, texts = dict[Kinds, list[int]](), dict[int, str | None]()
+        for number, (_, _, kinds) in enumerate(batch):
+            groups.setdefault(kinds, []).append(number)
+        for kinds, numbers in groups.items():
+            self._line = batch[numbers[0]][0]
+            self._register("__batch", [f"__{slot}" for slot in range(len(kinds))], batch, numbers)
+            for number, kept, text in self._all(self._prepared(file, kinds)):
+                texts[number] = (text or "") if kept else None
+            for name, kind in zip(self._used.values(), kinds, strict=True):
+                self._found.get(name, set()).add(kind)
+        kept = [number for number in range(len(batch)) if texts[number] is not None]
+        self._register("__kept", self._used.values(), batch, kept)
+        self._keep(dict.fromkeys(self._found, "VARCHAR"), "__kept", len(batch))
+        yield from ((line, texts[number]) for number, (line, *_) in enumerate(batch))
+
+    def _register(
+        self, name: str, columns: Iterable[str], batch: list[Row], numbers: list[int]
+    ) -> None:
+        """Give SQL these rows of the batch under that name."""
+        arrays = {"__row": np.array(numbers)}
+        for slot, column in enumerate(["__text", *columns]):
+            arrays[column] = np.array([batch[number][1][slot] for number in numbers], dtype=object)
+        self._connection.register(name, arrays)
+
+    def _prepared(self, file: SourceFile, kinds: Kinds) -> str:
+        """Return the query for rows whose values have these types; a column without one is not there.
+
+        What is no text is text as well, as it is written, where the request takes nothing else of it.
+        """
+        if kinds in self._queries:
+            return self._queries[kinds]
+        types = {name: kind for name, kind in zip(self._used, kinds, strict=True) if kind}
+        plain = [name for name, kind in types.items() if kind != "VARCHAR"]
+        written = {name: "VARCHAR" for name in plain if name not in self._typed}
+        refused: Exception | None = None
+        for changes in (written, {}, *(written | {name: "VARCHAR"} for name in plain)):
+            cells = ["*"]
+            for slot, name in enumerate(self._used):
+                if name in types:
+                    kind = changes.get(name, types[name])
+                    cells.append(f"CAST(__{slot} AS {kind}) AS {quoted(self._used[name])}")
+            self._rows = f"(SELECT {', '.join(cells)} FROM __batch)"  # noqa: S608 - quoted
+            try:
+                self._queries[kinds] = self._query(file, "__text")
+                return self._queries[kinds]
+            except (duckdb.BinderException, Halt) as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _query(self, file: SourceFile, text: str) -> str:
+        """Return SQL for row, whether it is kept, and text. Raises Halt (78) if that is none, duckdb.Error."""
+        request = self._request
+        kept = (
+            "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
+        )
+        select = text if request.sql is None else f"(\n{request.sql}\n)"
+        query = (
+            f"SELECT __row, {kept} AS __kept, CASE WHEN __kept THEN {select} END FROM {self._rows}"  # noqa: S608 - their SQL
+        )
+        kind = self._all(f"DESCRIBE {query}")[2][1]
+        if kind not in ("VARCHAR", '"NULL"'):
+            remedy = f"Write {yaml_line('sql', _as_text(kind, f'({request.sql})'))}"
+            raise file.error(f"`sql` gives {kind}, not text.", remedy=remedy)
+        return query
+
+    def _mended(self, key: str) -> str:
+        """Return the line of the config that is valid, if casts of its columns make it so."""
+        sql, names = getattr(self._request, key), list(map(re.escape, self._used))
+        casts = ("", f"::{self._number}", "::VARCHAR")
+        for cast, name in itertools.product(casts, [*names, "|".join(names)]):
+            column = rf"""(?<![':])"?\b({name})\b"?(?!')"""
+            mended = re.sub(column, rf"\g<0>{cast}", sql, flags=re.IGNORECASE)
+            with contextlib.suppress(duckdb.Error):
+                query = f"DESCRIBE SELECT (\n{mended}\n) FROM {self._rows}"  # noqa: S608 - their SQL
+                given = self._all(query)[0][1]
+                if key == "sql" and given != "VARCHAR":
+                    mended = _as_text(given, f"({mended})")
+                return f"Write {yaml_line(key, mended)}" if cast else ""
+        return ""
+
+    def _keep(self, kinds: dict[str, str], rows: str, count: int) -> None:
+        """Keep the columns that are carried along of these rows; in one type, whatever those of the sources are."""
+        cells = [f"CAST(__row + {self._rows_before} AS BIGINT) AS source_row"]
+        self._rows_before += count
+        for name in self._found:
+            column, kind = quoted(name), kinds[name]
+            value, kept = column, self._kept.setdefault(name, kind)
+            if kept != kind:
+                is_whole = {kept, kind} <= _WHOLE
+                goal = "BIGINT" if is_whole else "VARCHAR"
+                if kept != goal:
+                    old = column if is_whole else _as_text(kept, column)
+                    self._all(f"ALTER TABLE scratch.rows ALTER {column} TYPE {goal} USING {old}")
+                    self._kept[name] = goal
+                value = column if is_whole else _as_text(kind, column)
+            cells.append(f"CAST({value} AS {self._kept[name]}) AS {column}")
+        if self._found or self._request.where is not None:
+            select = f"SELECT {', '.join(cells)} FROM {rows}"  # noqa: S608 - quoted
+            self._all(f"CREATE TABLE IF NOT EXISTS scratch.rows AS {select} LIMIT 0")
+            self._all(f"INSERT INTO scratch.rows {select}")
 
     def write_rows(self, path: Path) -> None:
         """Write what is known of each row: row, source_row if `where` leaves rows out, and the carried columns."""
-        names = ["CAST(rowid AS BIGINT) AS row", *map(_quoted, self._request.columns)]
+        names = ["CAST(rowid AS BIGINT) AS row"]
+        for name, found in self._found.items():
+            kind, column = self._kept[name], quoted(name)
+            found.discard('"NULL"')
+            # Parquet has no integers of 128 bits.
+            if kind == "VARCHAR" and len(found) == 1 and "HUGEINT" not in found:
+                (kind,) = found
+            names.append(f"CAST({column} AS {kind}) AS {column}")
         if self._request.where is not None:
             names.insert(1, "source_row")
         rows = f"SELECT {', '.join(names)} FROM scratch.rows"  # noqa: S608 - quoted names
@@ -267,106 +511,12 @@ class SqlReader:
             f"COPY ({rows}) TO {_literal(str(path))} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480)"
         )
 
-    def _parquet(
-        self, file: SourceFile, limit: int | None, types: dict[str, str]
-    ) -> tuple[str, int]:
-        """Return SQL that can stand after FROM, and the number of rows; note the types of the columns."""
-        if not file.path.stat().st_size:
-            raise file.error("the file is empty.", remedy="Remove it from the sources, or fill it.")
-        # DuckDB takes every name for a pattern, and parts of a path for columns.
-        name = _literal(glob.escape(str(file.path)))
-        data = f"read_parquet({name}, hive_partitioning = false, union_by_name = false)"
-        types |= {name: kind for name, kind, *_ in self._all(f"DESCRIBE FROM {data}")}
-        ((rows,),) = self._all(f"SELECT num_rows FROM parquet_file_metadata({name})")  # noqa: S608 - quoted
-        rows = rows if limit is None else min(rows, limit)
-        columns = "file_row_number AS __row, file_row_number AS __line, *"
-        return f"(SELECT {columns} FROM {data} LIMIT {rows})", rows  # noqa: S608 - quoted
 
-    def _text(self, file: SourceFile, limit: int | None, types: dict[str, str]) -> tuple[str, int]:
-        """Copy a text format into the database, each row as an object of JSON, and return the same.
-
-        JSON lines are read to the end under any limit: the types, and with them a row's text, must be the same then.
-        """
-        is_json, rows, chars = file.format is SourceFormat.JSONL, 0, 0
-        self._all(
-            "CREATE OR REPLACE TABLE scratch.source (line BIGINT, object VARCHAR, text VARCHAR)"
-        )
-        batch = list[tuple[int, str, str | None]]()
-        for line, json_text, item in readers.read_objects(
-            file, self._request.skip_blank, None if is_json else limit
-        ):
-            text = None
-            if self._request.sql is None and (limit is None or rows < limit):
-                # Made of the cells, which keeps a JSON number as its source writes it.
-                text = self._compose(file, line, [item.get(name) for name in self._names])
-            batch.append((line, json_text, text))
-            rows, chars = rows + 1, chars + len(json_text)
-            if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
-                self._insert(batch)
-                batch, chars = [], 0
-        self._insert(batch)
-        if is_json:
-            ((structure,),) = self._all(
-                "SELECT json_group_structure(object::JSON) FROM scratch.source"
-            )
-            found = json.loads(structure or "{}").items()
-            types |= {name: _TYPES.get(str(kind), "JSON") for name, kind in found if name}
-        else:
-            types |= {name: "VARCHAR" for name in readers.columns_of(file) if name}
-        if len({name.casefold() for name in types}) < len(types):
-            what = "there are two columns whose names differ only in case, which SQL cannot tell apart."
-            raise file.error(what, remedy="Rename one of them.")
-        rows = rows if limit is None else min(rows, limit)
-        columns = ["rowid AS __row", "line AS __line", "text AS __text"]
-        for name, kind in types.items():
-            path = _literal(
-                "/" + name.replace("~", "~0").replace("/", "~1")
-            )  # a JSON pointer (RFC 6901)
-            value = f"CAST(json_extract_string(object, {path}) AS {kind})"
-            value = f"nullif(json_extract(object, {path}), 'null')" if kind == "JSON" else value
-            columns.append(f"{value} AS {_quoted(name)}")
-        return f"(SELECT {', '.join(columns)} FROM scratch.source WHERE rowid < {rows})", rows  # noqa: S608 - quoted
-
-    def _insert(self, batch: list[tuple[int, str, str | None]]) -> None:
-        if batch:
-            lines, *others = zip(*batch, strict=True)
-            objects, texts = (np.array(each, dtype=object) for each in others)
-            self._connection.register(
-                "__batch", {"line": np.array(lines), "object": objects, "text": texts}
-            )
-            self._all("INSERT INTO scratch.source BY NAME FROM __batch")
-
-    def _query(self, file: SourceFile, types: dict[str, str], relation: str) -> str:
-        """Return SQL for row, line, whether it is kept, and text. Raises Halt (78) for another type, duckdb.Error."""
-        request = self._request
-        if request.sql is not None:
-            select = f"(\n{request.sql}\n)"
-        elif file.format is not SourceFormat.PARQUET:
-            select = "__text"
-        else:
-            pieces = list[str]()
-            for literal, column in request.parts:
-                pieces.append(_literal(literal))
-                if column is None:
-                    continue
-                nested = re.search(r"\]$|^(STRUCT|MAP|UNION|BLOB)", types[column])
-                if nested or (
-                    request.column is not None and types[column] not in ("VARCHAR", '"NULL"')
-                ):
-                    remedy = f"If it is meant, use sql: {_quoted(column)}::VARCHAR, or decode({_quoted(column)})"
-                    raise file.error(
-                        f"column {column!r} holds {types[column]}, not text.", remedy=remedy
-                    )
-                pieces.append(f"coalesce(CAST({_quoted(column)} AS VARCHAR), '')")
-            select = " || ".join(pieces)
-        kept = (
-            "true" if request.where is None else f"coalesce((\n{request.where}\n)::BOOLEAN, false)"
-        )
-        query = f"SELECT __row, __line, {kept} AS __kept, CASE WHEN __kept THEN {select} END FROM {relation}"  # noqa: S608 - their SQL
-        kind = self._all(f"DESCRIBE {query}")[3][1]
-        if kind not in ("VARCHAR", '"NULL"'):
-            raise file.error(f"`sql` gives {kind}, not text.", remedy="Convert it: (...)::VARCHAR")
-        return query
+def _kind_of(value: Any) -> str:
+    """Return the type in SQL of a value of a text format."""
+    kind = _TYPES[type(value)]
+    is_long = kind == "BIGINT" and len(value) > 18 and abs(int(value[:40])) >> 63
+    return "HUGEINT" if is_long else kind
 
 
 def _is_disk_fault(error: BaseException) -> bool:

@@ -88,7 +88,7 @@ def test_null_is_empty_text(tmp_path: Path, stage_here: Stage, rows_of: RowsOf) 
         ("a.csv", b"text,b\n2020-01-01,1\ntrue,2\n1e5,3\n", ["2020-01-01", "true", "1e5"]),
         ("a.txt", b"a\r\nb", ["a", "b"]),
         ("a.txt", b"a\rb\nc\r", ["a\rb", "c\r"]),
-        ("a.txt", b'"a,b\t\x00\n\n \n', ['"a,b\t\x00', "", " "]),
+        ("a.txt", b'"a,b\t\n\n \n', ['"a,b\t', "", " "]),
         ("a.txt.gz", wrap(".gz", b"a") + wrap(".gz", b"b\nc"), ["ab", "c"]),
     ],
 )
@@ -139,6 +139,11 @@ CASES = [
         "a.csv",
         "id,text\n".encode("utf-16"),
         "a.csv, line 1: invalid UTF-8: byte 0xff at byte 1 of the line.",
+    ),
+    (
+        "a.txt",
+        b"a\nb\0\n",
+        "a.txt, line 2: a NUL byte at byte 2 of the line: this is not text in UTF-8.",
     ),
     ("a.csv", b"id;text\n1;a\n", "a.csv: there is no column 'text'."),
     ("a.csv", b"", "a.csv: the file is empty."),
