@@ -66,6 +66,23 @@ class Scale(Scratch):
         yield from _memory("the same", found)
         yield self.checked(rows, 8)
 
+    def sql(self, rows: int) -> Iterator[Row]:
+        """Plan of JSON lines with an expression, a condition, and columns that are carried along."""
+        source = self.folder / "rows.jsonl"
+        with open(source, "w", encoding="utf-8") as file:
+            for row in range(rows):
+                label = row % 3 if row % 5 else f'"{row % 3}"'
+                file.write(f'{{"id": {row}, "text": "text {row} of {rows}", "label": {label}}}\n')
+        self.config(source, chunk=1000)
+        wanted = {"column": "null", "sql": "text || label", "where": "label = '1'"}
+        wanted["columns"] = "[id, label]"
+        changes = [f"--set=outputs.out.{key}={value}" for key, value in wanted.items()]
+        found = succeed(["plan", "config.yaml", "--json", *changes], self.folder)
+        what = f"{rows:,} JSON lines, {source.stat().st_size / 1e9:.2f} GB, sql, where, columns"
+        yield Row(f"{what}: plan", f"{found.seconds:.0f} s")
+        peak = found.children[_INGEST]
+        yield Row("the same: peak of the ingest child", _megabytes(peak), "≤ 1,074 MB")
+
     def update(self, rows: int) -> Iterator[Row]:
         """`run --update` of a text file in which one line in a thousand is new."""
         source = self.folder / "lines.txt"
@@ -276,6 +293,7 @@ def main() -> None:
         "assembly": (20, Scale.assembly),
         "vectors": (300, Scale.vectors),
         "short": (50_000_000, Scale.short),
+        "sql": (3_000_000, Scale.sql),
         "update": (14_700_000, Scale.update),
         "parquet": (5_000, Scale.parquet),
         "whole": (50_000, Scale.whole),
