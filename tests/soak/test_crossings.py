@@ -173,10 +173,9 @@ class Crossing:
             right[bad] = np.nan
             np.testing.assert_array_equal(np.load(self._place.workdir / f"{name}.npy"), right)
             manifest = json.loads((self._place.workdir / f"{name}.json").read_text())
-            assert [each["row"] for each in manifest["quarantined"]] == bad
-            listed = self._place.workdir / f"{name}.quarantined.jsonl"
-            if listed.exists():
-                assert [each["row"] for each in events_in(listed)] == bad
+            listed = events_in(self._place.workdir / f"{name}.quarantined.jsonl")
+            for named in (manifest["quarantined"], listed):
+                assert [each["row"] for each in named] == bad
         ended = self._place.here("verify", str(self._place.workdir))
         assert ended.returncode == 0, ended.stdout
 
